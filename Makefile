@@ -1,0 +1,53 @@
+# Everything runs from .venv, which `make setup` creates; nothing needs to be activated.
+# PYTHON=/path/to/python3.12 chooses the interpreter that .venv is made with; ARGS="-k name" goes to pytest.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## create .venv with pinned versions and this project, editable
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ ! -x $(BIN)/python ]; then \
+	  for python in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
+	    if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	      echo "setup: creating $(VENV) with $$("$$python" --version)"; \
+	      "$$python" -m venv $(VENV) && break || exit 1; \
+	    fi; \
+	  done; \
+	  if [ ! -x $(BIN)/python ]; then \
+	    echo "setup: needs Python 3.11 or newer with its venv module; install it or name it: make setup PYTHON=/path/to/python3.11" >&2; \
+	    exit 1; \
+	  fi; \
+	fi
+	@echo "setup: installing the build tools"
+	@$(PIP) install --constraint constraints.txt hatchling editables
+	@echo "setup: installing orderedmq and what it needs (the first time: Spark, some 500 MB)"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $@
+	@echo "setup: done"
+
+demo: $(STAMP) ## play a year of flights through ordered queues, kill the job half-way, resume, audit
+	@$(BIN)/orderedmq demo
+
+test: $(STAMP) ## run the tests; prints the share of time of each folder
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP) ## ruff and strict mypy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+bench: $(STAMP) ## measure source, sink and broker against their ceilings
+	@$(BIN)/python -m tests.bench.run
+
+clean: ## remove .venv and all that tools leave behind
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse metastore_db derby.log artifacts
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,343 @@
+"""What a broker does for the source, the sink and the command: four protocols.
+
+Rules: both sides see only this page; they never branch on the kind of broker (``Capabilities`` says what differs by nature).
+Every mutation of a group carries the lock token under which it is made. The contract suite (tests/contract) holds each broker
+to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import pyarrow as pa
+
+from orderedmq.lock import Client, LockToken, Refusal
+from orderedmq.model import MessageQueue, OffsetRange
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a kind of broker can promise.
+
+    fenced: a mutation under a stale lock epoch is refused by the broker itself.
+    atomic_publish: a batch becomes visible, and its source's group offsets move, in one transaction.
+    names_owner: a refused lock says who holds it.
+    """
+
+    fenced: bool
+    atomic_publish: bool
+    names_owner: bool
+
+
+@dataclass(frozen=True)
+class QueueBounds:
+    """Offsets of the first message that is still there and of the next one to come."""
+
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True)
+class TopicInfo:
+    """A topic and its settings. ``retention_*`` None: kept for ever."""
+
+    name: str
+    queues: int
+    incarnation: str
+    retention_seconds: float | None = None
+    retention_bytes: int | None = None
+    compression: str = "none"
+
+
+@dataclass(frozen=True)
+class QueueInfo:
+    """One queue as ``topic describe`` shows it. Sizes in bytes as stored, times in µs since the epoch (None: empty)."""
+
+    queue: MessageQueue
+    bounds: QueueBounds
+    chunks: int
+    stored_bytes: int
+    first_timestamp: int | None
+    last_timestamp: int | None
+
+
+@dataclass(frozen=True)
+class LockInfo:
+    """A queue lock as ``lock list`` shows it; durations in seconds. ``held`` is false for a lock that was given back."""
+
+    group: str
+    queue: MessageQueue
+    owner: str
+    client_id: str
+    epoch: int
+    tenure: int
+    held: bool
+    alive: bool | None
+    age: float
+    remaining: float
+
+
+@dataclass(frozen=True)
+class SourceRun:
+    """One run of one micro-batch: the same query and batch under another ``run_id`` is a replay."""
+
+    query_id: str
+    batch_id: int
+    run_id: str
+
+
+@dataclass(frozen=True)
+class SinkBatch:
+    """A batch as a sink knows it: (sink_id, batch_id) is published once; without a sink_id it has no identity.
+
+    ``run`` is the Spark run that writes it, if any: what its tasks registered as their sources binds the publish.
+    """
+
+    sink_id: str | None
+    batch_id: int = 0
+    run: SourceRun | None = None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one writing task hands to the commit: its staged rows by token, counted per queue."""
+
+    token: str
+    partition: int
+    rows: Mapping[MessageQueue, int]
+
+
+@dataclass(frozen=True)
+class Published:
+    """Outcome of a publish: ``replayed`` when the batch was there already and nothing was done."""
+
+    replayed: bool
+    ranges: Mapping[MessageQueue, OffsetRange]
+
+
+class Log(Protocol):
+    """Messages: where they are, and how to get and add them."""
+
+    def topics(self) -> list[TopicInfo]:
+        """Every topic, sorted by name."""
+        ...
+
+    def topic(self, name: str) -> TopicInfo:
+        """Raises TopicError MISSING."""
+        ...
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic in order. Raises TopicError MISSING."""
+        ...
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        """Current bounds; a queue that does not exist is left out."""
+        ...
+
+    def change(self) -> int | None:
+        """A number that differs from an earlier one if anything changed since; None where the broker cannot tell."""
+        ...
+
+    def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
+        """Offset of the first message stored at or after ``timestamp`` (µs since the epoch), else the queue's end."""
+        ...
+
+    def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
+        """The largest offset in [begin, end] such that the bodies of [begin, offset) take at most ``max_bytes`` bytes."""
+        ...
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        incarnation: str | None = None,
+    ) -> pa.RecordBatch:
+        """Rows from ``offset`` on, without a gap, in ``columns`` order; at least one if there is one, else none.
+
+        Fewer than ``max_messages`` is no sign of the end. Raises TopicError MISSING; DataLossError AGED_OUT when ``offset``
+        lies before the first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is
+        given and is not the topic's; StoreError CORRUPT when a checksum fails.
+        """
+        ...
+
+    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
+        """Add rows (any of the PRODUCER_COLUMNS, ``body`` required) durably; returns where they stand.
+
+        Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, StoreFullError; nothing is added then.
+        """
+        ...
+
+
+class Groups(Protocol):
+    """Queue locks and group offsets."""
+
+    def join(self, owner: str) -> Client:
+        """Make this process known as a client of ``owner``; whoever asks later whether it is alive gets the truth."""
+        ...
+
+    def leave(self, client: Client) -> None:
+        """The client is gone; its locks should have been given back before."""
+        ...
+
+    def lock(self, group: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+        """Ask for each queue on its own; a queue that this client holds is renewed under the same epoch."""
+        ...
+
+    def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        """Prolong; never grants a free queue. Returns the tokens that are *lost*."""
+        ...
+
+    def check(self, token: LockToken) -> bool:
+        """Whether the token is still the queue's, without prolonging it."""
+        ...
+
+    def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
+        """Give queues back, after ``linger`` seconds at most (a task may still be at work). A stale token changes nothing."""
+        ...
+
+    def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """Next offset to process per queue; a queue that was never committed is left out."""
+        ...
+
+    def commit(self, offsets: Mapping[LockToken, int]) -> None:
+        """Move group offsets forward, all or none; a lower value changes nothing. Raises LockError LOST if any is stale."""
+        ...
+
+    def reset(self, offsets: Mapping[LockToken, int]) -> int:
+        """Set group offsets in any direction under their locks; raises the group's reset number and returns it."""
+        ...
+
+    def reset_number(self, group: str) -> int:
+        """How often the group was reset; a checkpoint that knows a lower number follows the group's offsets."""
+        ...
+
+
+class Staging(Protocol):
+    """The rows of one attempt of one writing task, invisible until published."""
+
+    def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
+        """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before."""
+        ...
+
+    def receipt(self) -> Receipt:
+        """Everything added is durable; no more rows."""
+        ...
+
+    def abandon(self) -> None:
+        """Forget what was staged."""
+        ...
+
+
+class Outbox(Protocol):
+    """Writing in batches that become visible once."""
+
+    def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
+        """A task of ``run`` reads ``offsets``: the publish of that run's batch is bound to the token."""
+        ...
+
+    def open(self, batch: SinkBatch, partition: int) -> Staging:
+        """A staging area for one attempt of one task."""
+        ...
+
+    def publish(
+        self,
+        batch: SinkBatch,
+        receipts: Sequence[Receipt],
+        *,
+        move_offsets: bool = True,
+        skip_differing_replay: bool = False,
+    ) -> Published:
+        """Make the receipts' rows visible, in (partition, row) order, once per (sink_id, batch_id).
+
+        Raises LockError LOST when a source epoch registered by this run is stale, SinkError REPLAY_DIFFERS,
+        BATCH_TOO_OLD, TOKEN_GONE; nothing is visible then.
+        """
+        ...
+
+    def discard(self, receipts: Sequence[Receipt]) -> None:
+        """Delete staged rows that will not be published; published ones stay."""
+        ...
+
+
+class Admin(Protocol):
+    """Topics and groups for the command and for tests."""
+
+    def create_topic(
+        self,
+        name: str,
+        queues: int,
+        *,
+        retention_seconds: float | None = None,
+        retention_bytes: int | None = None,
+        compression: str = "none",
+    ) -> TopicInfo:
+        """Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT."""
+        ...
+
+    def add_queues(self, name: str, queues: int) -> TopicInfo:
+        """Grow a topic to ``queues`` queues (never shrinks). Keys map to other queues from then on."""
+        ...
+
+    def delete_topic(self, name: str) -> None:
+        """Delete messages and every group's offsets of the topic."""
+        ...
+
+    def describe_topic(self, name: str) -> list[QueueInfo]: ...
+
+    def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
+        """Delete whole chunks that lie before the given offsets, or by the topic's retention; messages deleted per queue."""
+        ...
+
+    def groups(self) -> list[str]: ...
+
+    def group_offsets(self, group: str) -> dict[MessageQueue, int]:
+        """All committed offsets of a group. Raises GroupError MISSING."""
+        ...
+
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
+        """Set group offsets from outside, clear the queues' lineage, raise the reset number. GroupError IN_USE unless forced."""
+        ...
+
+    def locks(self, group: str | None = None) -> list[LockInfo]: ...
+
+
+class Broker(Protocol):
+    """A connection to one broker."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def identity(self) -> str:
+        """What tells this broker from another of its kind (embedded: the store id)."""
+        ...
+
+    @property
+    def log(self) -> Log: ...
+    @property
+    def groups(self) -> Groups: ...
+    @property
+    def outbox(self) -> Outbox: ...
+    @property
+    def admin(self) -> Admin: ...
+
+    def close(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+def connect(path: str | Path, *, identity: str | None = None, map_size: int | None = None) -> Broker:
+    """Open the embedded broker in directory ``path``.
+
+    Nothing is created before the first topic. ``identity``: the store id that the caller expects, refused otherwise
+    (StoreError OTHER_MACHINE). ``map_size``: the store's greatest size in bytes (default: 1 TiB of address space).
+    """
+    from orderedmq.embedded.broker import EmbeddedBroker
+
+    return EmbeddedBroker(Path(path), identity=identity, map_size=map_size)

@@ -1,0 +1,183 @@
+"""Admin over the store: topics, groups, locks, trimming."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from orderedmq import lock as rules
+from orderedmq.broker import LockInfo, QueueBounds, QueueInfo, TopicInfo
+from orderedmq.embedded import groups, index, layout
+from orderedmq.embedded.chunk import CODECS
+from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.groups import EmbeddedGroups
+from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
+from orderedmq.embedded.store import Store, Transaction
+from orderedmq.errors import GroupError, OffsetError, OptionError, TopicError
+from orderedmq.model import MAX_QUEUES, MessageQueue, check_group, check_topic
+
+
+class EmbeddedAdmin:
+    """The Admin protocol. ``store(create)`` opens the store, making it if asked to."""
+
+    def __init__(self, store: Callable[[bool], Store], clock: Clock, members: Callable[[], EmbeddedGroups]) -> None:
+        self._open = store
+        self._clock = clock
+        self._members = members
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[Transaction]:
+        with self._open(False).read() as txn:
+            yield txn
+
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[Transaction]:
+        with self._open(False).write() as txn:
+            yield txn
+
+    # -- topics ------------------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        queues: int,
+        *,
+        retention_seconds: float | None = None,
+        retention_bytes: int | None = None,
+        compression: str = "none",
+    ) -> TopicInfo:
+        check_topic(name, writing=True)
+        _check_queues(name, queues)
+        if compression not in CODECS:
+            raise OptionError("INVALID", f"compression {compression!r} of topic {name!r} is not one of {', '.join(CODECS)}")
+        for value, what in ((retention_seconds, "retention_seconds"), (retention_bytes, "retention_bytes")):
+            if value is not None and value <= 0:
+                raise OptionError("INVALID", f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever")
+        topic = TopicInfo(name, queues, new_incarnation(), retention_seconds, retention_bytes, compression)
+        with self._open(True).write() as txn:
+            if txn.get("topics", name.encode()) is not None:
+                raise TopicError("EXISTS", f"topic {name!r} exists with {topic_of(txn, name).queues} queues")
+            put_topic(txn, topic)
+            self._put_queues(txn, topic, 0)
+        return topic
+
+    def add_queues(self, name: str, queues: int) -> TopicInfo:
+        _check_queues(name, queues)
+        with self._write() as txn:
+            topic = topic_of(txn, name)
+            if queues < topic.queues:
+                raise TopicError("QUEUE_COUNT", f"topic {name!r} has {topic.queues} queues and cannot shrink to {queues}")
+            grown = replace(topic, queues=queues)
+            put_topic(txn, grown)
+            self._put_queues(txn, grown, topic.queues)
+        return grown
+
+    def _put_queues(self, txn: Transaction, topic: TopicInfo, begin: int) -> None:
+        for queue in index.queues_of(topic)[begin:]:
+            txn.put("queues", layout.queue_key(queue), layout.QueueState(0, 0, 0, 0).pack())
+
+    def delete_topic(self, name: str) -> None:
+        with self._write() as txn:
+            topic = topic_of(txn, name)
+            for queue in index.queues_of(topic):
+                index.retire(txn, queue, before=index.state(txn, queue).max_offset)
+                txn.delete("queues", layout.queue_key(queue))
+            txn.delete("topics", name.encode())
+            for database in ("groups", "locks"):
+                for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic == name]:
+                    txn.delete(database, key)
+
+    def describe_topic(self, name: str) -> list[QueueInfo]:
+        out = []
+        with self._read() as txn:
+            for queue in index.queues_of(topic_of(txn, name)):
+                at = index.state(txn, queue)
+                found = [chunk for _, chunk in index.chunks(txn, layout.queue_key(queue), at.min_offset)]
+                out.append(
+                    QueueInfo(
+                        queue,
+                        QueueBounds(at.min_offset, at.max_offset),
+                        len(found),
+                        at.stored_bytes,
+                        found[0].first_stored if found else None,
+                        found[-1].last_stored if found else None,
+                    )
+                )
+        return out
+
+    def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
+        with self._write() as txn:
+            topic = topic_of(txn, name)
+            if before is None:
+                return index.retain(txn, topic, self._clock.wall(), most=None)
+            out: dict[MessageQueue, int] = {}
+            for queue in sorted(before):
+                gone = index.retire(txn, queue, before=before[queue])
+                if gone:
+                    out[queue] = gone
+            return out
+
+    # -- groups ------------------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[str]:
+        with self._read() as txn:
+            return sorted({layout.group_of(key)[0] for database in ("groups", "locks") for key, _ in txn.scan(database)})
+
+    def group_offsets(self, group: str) -> dict[MessageQueue, int]:
+        check_group(group)
+        with self._read() as txn:
+            prefix = group.encode() + b"\0"
+            found = {layout.group_of(key)[1]: layout.to_number(value) for key, value in txn.scan("groups", prefix)}
+            if not found and not any(True for _ in txn.scan("locks", prefix)):
+                raise GroupError("MISSING", f"no consumer group {group!r} in this store (orderedmq group list shows all)")
+        return dict(sorted(found.items()))
+
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
+        check_group(group)
+        members = self._members()
+        with self._write() as txn:
+            now = self._clock.instant()
+            for queue, offset in offsets.items():
+                at = index.state(txn, queue)
+                if not 0 <= offset <= at.max_offset:
+                    raise OffsetError("BEYOND_END", f"offset {offset} of queue {queue} is not between 0 and its end {at.max_offset}")
+                lock = groups.lock_at(txn, group, queue)
+                if not force and lock is not None and lock.remaining(now) > 0 and members.alive(lock.client_id):
+                    raise GroupError(
+                        "IN_USE", f"group {group!r} is in use: {lock.client_id} owns queue {queue}; stop that query first, or force it"
+                    )
+            for queue, offset in offsets.items():
+                groups.put_offset(txn, group, queue, offset)
+                lock = groups.lock_at(txn, group, queue)
+                if lock is not None:
+                    groups.put_lock(txn, group, queue, rules.sought(lock, txn.take_number("epoch"), now))
+            return groups.raise_reset_number(txn, group)
+
+    def locks(self, group: str | None = None) -> list[LockInfo]:
+        members = self._members()
+        with self._read() as txn:
+            prefix = b"" if group is None else group.encode() + b"\0"
+            found = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
+        now = self._clock.instant()
+        alive = {lock.client_id: members.alive(lock.client_id) for _, _, lock in found if lock.held}
+        return [
+            LockInfo(
+                name,
+                queue,
+                lock.owner,
+                lock.client_id,
+                lock.epoch,
+                lock.tenure,
+                lock.held,
+                alive.get(lock.client_id),
+                lock.age(now),
+                lock.remaining(now),
+            )
+            for name, queue, lock in found
+        ]
+
+
+def _check_queues(name: str, queues: int) -> None:
+    if not 1 <= queues <= MAX_QUEUES:
+        raise TopicError("QUEUE_COUNT", f"topic {name!r} cannot have {queues} queues; give 1 to {MAX_QUEUES}")

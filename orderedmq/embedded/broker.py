@@ -1,0 +1,96 @@
+"""The embedded broker as a Broker: the four protocols over one store, opened when first used."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from orderedmq.broker import Capabilities
+from orderedmq.embedded.admin import EmbeddedAdmin
+from orderedmq.embedded.clock import Clock, SystemClock
+from orderedmq.embedded.groups import EmbeddedGroups
+from orderedmq.embedded.log import EmbeddedLog
+from orderedmq.embedded.outbox import EmbeddedOutbox
+from orderedmq.embedded.store import Store
+from orderedmq.errors import StoreError
+
+CAPABILITIES: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
+
+
+class EmbeddedBroker:
+    """A connection to the store in one directory. Several may share it, in one process and in many."""
+
+    def __init__(
+        self, path: Path, *, identity: str | None = None, map_size: int | None = None, clock: Clock | None = None
+    ) -> None:
+        self.path = Path(os.path.abspath(path))
+        self._expected = identity
+        self._map_size = map_size
+        self._clock: Clock = clock or SystemClock()
+        self._opened: Store | None = None
+
+    def __repr__(self) -> str:
+        return f"<EmbeddedBroker {str(self.path)!r} {'open' if self._opened else 'not open'}>"
+
+    def _open(self, create: bool) -> Store:
+        if self._opened is None:
+            try:
+                store = Store.open(self.path, map_size=self._map_size, create=create)
+            except StoreError as error:
+                if self._expected is None or error.sub != "MISSING":
+                    raise
+                raise self._elsewhere("there is no store") from error
+            if self._expected is not None and store.identity != self._expected:
+                store.close()
+                raise self._elsewhere("there is another store")
+            self._opened = store
+        return self._opened
+
+    def _elsewhere(self, what: str) -> StoreError:
+        return StoreError(
+            "OTHER_MACHINE",
+            f"{what} at {self.path} on this machine: the embedded broker serves one machine; use namesrvAddr for a cluster, or a local "
+            "master",
+        )
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return CAPABILITIES
+
+    @property
+    def identity(self) -> str:
+        return self._open(False).identity
+
+    @cached_property
+    def log(self) -> EmbeddedLog:
+        return EmbeddedLog(self._open(False), self._clock)
+
+    @cached_property
+    def groups(self) -> EmbeddedGroups:
+        return EmbeddedGroups(self._open(False), self._clock)
+
+    @cached_property
+    def outbox(self) -> EmbeddedOutbox:
+        return EmbeddedOutbox(self._open(False), self._clock)
+
+    @cached_property
+    def admin(self) -> EmbeddedAdmin:
+        return EmbeddedAdmin(self._open, self._clock, lambda: self.groups)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            if "groups" in self.__dict__:
+                self.groups.close()
+            self._opened.close()
+            self._opened = None
+        for name in ("log", "groups", "outbox", "admin"):
+            self.__dict__.pop(name, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

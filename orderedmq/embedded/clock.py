@@ -1,0 +1,42 @@
+"""The machine's clocks: the monotonic one that all its processes share, with the boot it belongs to, and the wall clock for stamps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from orderedmq.lock import Instant
+
+
+class Clock(Protocol):
+    """What a store asks for the time; tests pass their own."""
+
+    def instant(self) -> Instant: ...
+
+    def wall(self) -> int:
+        """µs since the epoch: for message timestamps and retention by age, never for locks."""
+        ...
+
+
+@cache
+def boot_id() -> str:
+    """What tells this boot of the machine from every other."""
+    if sys.platform == "darwin":
+        return subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class SystemClock:
+    """The real clocks."""
+
+    def instant(self) -> Instant:
+        return Instant(boot_id(), time.monotonic())
+
+    def wall(self) -> int:
+        return time.time_ns() // 1000

@@ -1,0 +1,183 @@
+"""Groups over the store: queue locks by the rules of orderedmq.lock, group offsets fenced by their epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from orderedmq import lock as rules
+from orderedmq.embedded import layout
+from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.liveness import Presence, is_alive
+from orderedmq.embedded.store import Store, Transaction
+from orderedmq.errors import LockError
+from orderedmq.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
+from orderedmq.model import MessageQueue, check_group
+
+_RESETS = b"reset\0"
+
+
+def lock_at(txn: Transaction, group: str, queue: MessageQueue) -> QueueLock | None:
+    value = txn.get("locks", layout.group_key(group, queue))
+    return layout.lock_from_json(value) if value else None
+
+
+def put_lock(txn: Transaction, group: str, queue: MessageQueue, lock: QueueLock) -> None:
+    txn.put("locks", layout.group_key(group, queue), layout.lock_to_json(lock))
+
+
+def require_current(txn: Transaction, proof: LockToken, doing: str) -> None:
+    """The fence. Raises LockError LOST when the queue was granted again since ``proof``."""
+    lock = lock_at(txn, proof.group, proof.queue)
+    if not rules.is_current(lock, proof):
+        raise lost(proof, lock, doing)
+
+
+def lost(proof: LockToken, lock: QueueLock | None, doing: str) -> LockError:
+    now = "it was given to nobody since" if lock is None or not lock.owner else f"it went to {lock.client_id or lock.owner}"
+    return LockError(
+        "LOST",
+        f"group {proof.group!r} lost queue {proof.queue} (epoch {proof.epoch}) before {doing}; {now}: this query was paused or cut off "
+        f"for longer than its lock lives ({LOCK_LIFE:.0f} s), or the group was reset; restart it, it goes on without a gap",
+    )
+
+
+def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
+    value = txn.get("groups", layout.group_key(group, queue))
+    return None if value is None else layout.to_number(value)
+
+
+def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
+    txn.put("groups", layout.group_key(group, queue), layout.number(offset))
+
+
+def forward(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
+    """Move a group's offset, never back."""
+    known = offset_at(txn, group, queue)
+    if known is None or known < offset:
+        put_offset(txn, group, queue, offset)
+
+
+def reset_number(txn: Transaction, group: str) -> int:
+    value = txn.get("meta", _RESETS + group.encode())
+    return layout.to_number(value) if value else 0
+
+
+def raise_reset_number(txn: Transaction, group: str) -> int:
+    number = reset_number(txn, group) + 1
+    txn.put("meta", _RESETS + group.encode(), layout.number(number))
+    return number
+
+
+class EmbeddedGroups:
+    """The Groups protocol. Thread-safe."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._present: dict[str, Presence] = {}
+
+    def join(self, owner: str) -> Client:
+        with self._store.mapped("join a group"):
+            presence = Presence(self._store.path, owner)
+        self._present[presence.client.client_id] = presence
+        return presence.client
+
+    def leave(self, client: Client) -> None:
+        presence = self._present.pop(client.client_id, None)
+        if presence is not None:
+            presence.close()
+
+    def close(self) -> None:
+        for presence in self._present.values():
+            presence.close()
+        self._present.clear()
+
+    def alive(self, client_id: str) -> bool:
+        return is_alive(self._store.path, client_id)
+
+    def lock(self, group: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+        check_group(group)
+        out: dict[MessageQueue, LockToken | Refusal] = {}
+        known: dict[str, bool] = {}
+
+        def alive(client_id: str) -> bool:
+            if client_id not in known:
+                known[client_id] = self.alive(client_id)
+            return known[client_id]
+
+        with self._store.write() as txn:
+            now = self._clock.instant()
+            for queue in queues:
+                before = lock_at(txn, group, queue)
+                # A number that is not used leaves a gap in the epochs, which only have to grow.
+                after = rules.grant(before, client, now, next_epoch=txn.take_number("epoch"), alive=alive)
+                if after is None:
+                    assert before is not None
+                    out[queue] = rules.refusal(before, queue, now, alive(before.client_id))
+                else:
+                    put_lock(txn, group, queue, after)
+                    out[queue] = rules.token(after, group, queue)
+        return out
+
+    def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        gone: list[LockToken] = []
+        with self._store.write() as txn:
+            now = self._clock.instant()
+            for proof in tokens:
+                lock = rules.renew(lock_at(txn, proof.group, proof.queue), proof, now)
+                if lock is None:
+                    gone.append(proof)
+                else:
+                    put_lock(txn, proof.group, proof.queue, lock)
+        return gone
+
+    def check(self, token: LockToken) -> bool:
+        with self._store.read() as txn:
+            return rules.is_held(lock_at(txn, token.group, token.queue), token)
+
+    def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
+        with self._store.write() as txn:
+            now = self._clock.instant()
+            for proof in tokens:
+                lock = rules.unlock(lock_at(txn, proof.group, proof.queue), proof, now, linger)
+                if lock is not None:
+                    put_lock(txn, proof.group, proof.queue, lock)
+
+    def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        out: dict[MessageQueue, int] = {}
+        with self._store.read() as txn:
+            for queue in queues:
+                offset = offset_at(txn, group, queue)
+                if offset is not None:
+                    out[queue] = offset
+        return out
+
+    def commit(self, offsets: Mapping[LockToken, int]) -> None:
+        # A reader asks after every batch, and the sink's publish has moved most offsets already: no write for nothing.
+        with self._store.read() as txn:
+            news: dict[LockToken, int] = {}
+            for proof, offset in offsets.items():
+                require_current(txn, proof, f"its offset {offset} was committed")
+                known = offset_at(txn, proof.group, proof.queue)
+                if known is None or known < offset:
+                    news[proof] = offset
+        if not news:
+            return
+        with self._store.write() as txn:
+            for proof, offset in news.items():
+                require_current(txn, proof, f"its offset {offset} was committed")
+                forward(txn, proof.group, proof.queue, offset)
+
+    def reset(self, offsets: Mapping[LockToken, int]) -> int:
+        with self._store.write() as txn:
+            number = 0
+            for group in sorted({proof.group for proof in offsets}):
+                number = raise_reset_number(txn, group)
+            for proof, offset in offsets.items():
+                require_current(txn, proof, f"its offset was reset to {offset}")
+                put_offset(txn, proof.group, proof.queue, offset)
+            return number
+
+    def reset_number(self, group: str) -> int:
+        with self._store.read() as txn:
+            return reset_number(txn, group)

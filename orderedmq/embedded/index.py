@@ -1,0 +1,172 @@
+"""What makes messages visible: index entries of a queue, in a transaction that the caller holds.
+
+Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added behind a small one is merged with
+it, as a binary counter carries: so small batches leave few chunks, and a row is rewritten some ten times at most until it is in a
+chunk of 4k rows. Retention deletes whole chunks from the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from orderedmq.broker import TopicInfo
+from orderedmq.embedded import chunk as codec
+from orderedmq.embedded import layout
+from orderedmq.embedded.layout import Chunk, QueueState
+from orderedmq.embedded.store import Transaction
+from orderedmq.errors import TopicError
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+
+#: A tail chunk of this many rows is left alone.
+MERGE_BELOW: Final = 4096
+#: Chunks that one append or publish retires at most per queue, so that its transaction stays short.
+RETIRE_AT_ONCE: Final = 64
+
+
+def state(txn: Transaction, queue: MessageQueue) -> QueueState:
+    """Raises TopicError MISSING or NO_SUCH_QUEUE."""
+    value = txn.get("queues", layout.queue_key(queue))
+    if value is None:
+        topic = txn.get("topics", queue.topic.encode())
+        if topic is None:
+            raise missing(queue.topic)
+        raise TopicError("NO_SUCH_QUEUE", f"topic {queue.topic!r} has no queue {queue.queue_id}")
+    return QueueState.unpack(value)
+
+
+def missing(topic: str) -> TopicError:
+    return TopicError(
+        "MISSING",
+        f"no topic {topic!r}; create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
+    )
+
+
+def floor(txn: Transaction, key: bytes, offset: int) -> tuple[int, Chunk] | None:
+    """The chunk that holds ``offset`` or the last one before it."""
+    cursor = txn.cursor("index")
+    sought = layout.index_key(key, offset)
+    if not (cursor.set_range(sought) and cursor.key() == sought) and not cursor.prev():
+        # prev() after a failed set_range stands on the last entry; before the first there is none.
+        return None
+    found: bytes = cursor.key()
+    if not found.startswith(key) or len(found) != len(sought):
+        return None
+    return layout.index_offset(found), Chunk.unpack(cursor.value())
+
+
+def chunks(txn: Transaction, key: bytes, offset: int) -> Iterator[tuple[int, Chunk]]:
+    """(first offset, chunk) from the chunk that holds ``offset`` on."""
+    cursor = txn.cursor("index")
+    begin = floor(txn, key, offset)
+    if not cursor.set_range(layout.index_key(key, begin[0] if begin else offset)):
+        return
+    for found, value in cursor:
+        if not found.startswith(key) or len(found) != len(key) + 8:
+            return
+        yield layout.index_offset(found), Chunk.unpack(value)
+
+
+def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> OffsetRange:
+    """Make a stored payload visible at the queue's end; ``now`` in µs since the epoch."""
+    key = layout.queue_key(queue)
+    at = state(txn, queue)
+    stamp = max(now, at.last_stored)
+    first, after = at.max_offset, at.max_offset + chunk.count
+    chunk = chunk._replace(first_stored=stamp, last_stored=stamp)
+    parts = [(first, chunk)]
+    while parts[0][0] > at.min_offset:
+        tail = floor(txn, key, parts[0][0] - 1)
+        size = sum(part.count for _, part in parts)
+        if tail is None or tail[1].count >= MERGE_BELOW or tail[1].count > 2 * size or tail[1].count + size > codec.CHUNK_ROWS:
+            break
+        if tail[1].stored_bytes + sum(part.stored_bytes for _, part in parts) > codec.CHUNK_BYTES:
+            break
+        parts.insert(0, tail)
+    held = at.stored_bytes - sum(part.stored_bytes for _, part in parts[:-1])
+    if len(parts) > 1:
+        chunk = _merge(txn, queue, parts)
+    txn.put("index", layout.index_key(key, parts[0][0]), chunk.pack())
+    txn.put("queues", key, QueueState(at.min_offset, after, held + chunk.stored_bytes, stamp).pack())
+    return OffsetRange(first, after)
+
+
+def _merge(txn: Transaction, queue: MessageQueue, parts: list[tuple[int, Chunk]]) -> Chunk:
+    read: list[tuple[bytes, Chunk]] = []
+    for first, part in parts:
+        payload = load(txn, queue, first, part)
+        read.append((payload, part))
+    payload, chunk = codec.merged(read, parts[-1][1].codec)
+    key = layout.queue_key(queue)
+    for first, part in parts:
+        txn.delete("payloads", layout.number(part.payload))
+        txn.delete("index", layout.index_key(key, first))
+    return store(txn, payload, chunk)
+
+
+def store(txn: Transaction, payload: object, chunk: Chunk) -> Chunk:
+    """Keep a payload, not visible yet; the chunk with its payload id."""
+    number = txn.take_number("payload")
+    txn.put("payloads", layout.number(number), payload, append=True)
+    return chunk._replace(payload=number)
+
+
+def load(txn: Transaction, queue: MessageQueue, first: int, chunk: Chunk) -> bytes:
+    """A verified copy of a payload. Raises StoreError CORRUPT."""
+    payload = txn.get("payloads", layout.number(chunk.payload)) or b""
+    codec.verify(payload, chunk, queue, first)
+    return payload
+
+
+def retire(
+    txn: Transaction, queue: MessageQueue, *, before: int | None = None, older: int | None = None, excess: int = 0, most: int | None = None
+) -> int:
+    """Delete whole chunks from the front; returns how many messages.
+
+    A chunk goes when it ends at or before offset ``before``, or its last message was stored before ``older`` (µs), or as long as
+    ``excess`` bytes are to go. ``most``: chunks at most.
+    """
+    key = layout.queue_key(queue)
+    at = state(txn, queue)
+    gone: list[tuple[int, Chunk]] = []
+    for first, chunk in chunks(txn, key, at.min_offset):
+        if most is not None and len(gone) >= most:
+            break
+        by_offset = before is not None and first + chunk.count <= before
+        by_age = older is not None and chunk.last_stored < older
+        if not (by_offset or by_age or excess > 0):
+            break
+        excess -= chunk.stored_bytes
+        gone.append((first, chunk))
+    for first, chunk in gone:
+        txn.delete("payloads", layout.number(chunk.payload))
+        txn.delete("index", layout.index_key(key, first))
+    if not gone:
+        return 0
+    begin = gone[-1][0] + gone[-1][1].count
+    left = at.stored_bytes - sum(chunk.stored_bytes for _, chunk in gone)
+    txn.put("queues", key, QueueState(begin, at.max_offset, left, at.last_stored).pack())
+    return begin - at.min_offset
+
+
+def queues_of(topic: TopicInfo) -> list[MessageQueue]:
+    """The queues of a topic in order."""
+    return [MessageQueue(topic.name, EMBEDDED_BROKER, number) for number in range(topic.queues)]
+
+
+def retain(txn: Transaction, topic: TopicInfo, now: int, *, most: int | None = RETIRE_AT_ONCE) -> dict[MessageQueue, int]:
+    """Apply a topic's retention; messages deleted per queue. Size counts all queues; the excess is taken in proportion."""
+    if topic.retention_seconds is None and topic.retention_bytes is None:
+        return {}
+    older = None if topic.retention_seconds is None else now - int(topic.retention_seconds * 1e6)
+    out: dict[MessageQueue, int] = {}
+    sizes = {queue: state(txn, queue).stored_bytes for queue in queues_of(topic)}
+    total = sum(sizes.values())
+    for queue, size in sizes.items():
+        excess = 0
+        if topic.retention_bytes is not None and total > topic.retention_bytes:
+            excess = (total - topic.retention_bytes) * size // total
+        gone = retire(txn, queue, older=older, excess=excess, most=most)
+        if gone:
+            out[queue] = gone
+    return out

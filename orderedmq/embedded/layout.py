@@ -1,0 +1,135 @@
+"""How the store's keys and values are laid out in LMDB. Pure.
+
+Databases (key → value; integers in keys are big-endian, so that keys sort as numbers do):
+
+    meta      name                       → format, store id, next payload id, next epoch; reset numbers of groups
+    topics    topic                      → TopicInfo as JSON
+    queues    queue key                  → QueueState
+    index     queue key, first offset    → Chunk: makes a payload visible at these offsets
+    payloads  payload id                 → one Arrow IPC record batch (chunk.py)
+    groups    group, queue key           → next offset to process
+    locks     group, queue key           → QueueLock as JSON
+    tokens    attempt token              → who stages, since when, as JSON
+    staged    attempt token, number      → queue key, Chunk
+    batches   sink id, batch id          → replay record as JSON
+
+A queue key is the topic, a NUL, the queue's number. The longest key has 127 + 1 + 127 + 1 + 4 + 8 bytes, under LMDB's 511.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import asdict
+from typing import Final, NamedTuple
+
+from orderedmq.lock import Instant, QueueLock
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+
+FORMAT: Final = 1
+DATABASES: Final = ("meta", "topics", "queues", "index", "payloads", "groups", "locks", "tokens", "staged", "batches")
+
+_U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+_CHUNK = struct.Struct("<QIHBQQQqqq")
+_QUEUE = struct.Struct("<QQQq")
+
+
+class Chunk(NamedTuple):
+    """An index entry: where a payload is, and what is known of it without reading it. Times in µs since the epoch."""
+
+    payload: int
+    count: int
+    #: Bit per stored column that the payload has (chunk.STORED).
+    columns: int
+    #: 0 none, 1 lz4.
+    codec: int
+    checksum: int
+    stored_bytes: int
+    body_bytes: int
+    born: int
+    first_stored: int
+    last_stored: int
+
+    def pack(self) -> bytes:
+        return _CHUNK.pack(*self)
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Chunk:
+        return cls(*_CHUNK.unpack(value))
+
+
+class QueueState(NamedTuple):
+    """Offsets of the first message and of the next one, bytes stored, and the last store timestamp, which never goes back."""
+
+    min_offset: int
+    max_offset: int
+    stored_bytes: int
+    last_stored: int
+
+    def pack(self) -> bytes:
+        return _QUEUE.pack(*self)
+
+    @classmethod
+    def unpack(cls, value: bytes) -> QueueState:
+        return cls(*_QUEUE.unpack(value))
+
+
+def queue_key(queue: MessageQueue) -> bytes:
+    return queue.topic.encode() + b"\0" + _U32.pack(queue.queue_id)
+
+
+def topic_prefix(topic: str) -> bytes:
+    return topic.encode() + b"\0"
+
+
+def queue_of(key: bytes) -> MessageQueue:
+    """The queue of a queue key (trailing bytes are ignored)."""
+    topic, _, rest = key.partition(b"\0")
+    return MessageQueue(topic.decode(), EMBEDDED_BROKER, _U32.unpack(rest[:4])[0])
+
+
+def index_key(queue: bytes, offset: int) -> bytes:
+    return queue + _U64.pack(offset)
+
+
+def index_offset(key: bytes) -> int:
+    return int(_U64.unpack(key[-8:])[0])
+
+
+def number(value: int) -> bytes:
+    return _U64.pack(value)
+
+
+def to_number(value: bytes) -> int:
+    return int(_U64.unpack(value)[0])
+
+
+def group_key(group: str, queue: MessageQueue) -> bytes:
+    return group.encode() + b"\0" + queue_key(queue)
+
+
+def group_of(key: bytes) -> tuple[str, MessageQueue]:
+    group, _, rest = key.partition(b"\0")
+    return group.decode(), queue_of(rest)
+
+
+def staged_key(token: str, sequence: int) -> bytes:
+    return token.encode() + b"\0" + _U32.pack(sequence)
+
+
+def staged_value(queue: MessageQueue, chunk: Chunk) -> bytes:
+    return chunk.pack() + queue_key(queue)
+
+
+def from_staged(value: bytes) -> tuple[MessageQueue, Chunk]:
+    return queue_of(value[_CHUNK.size :]), Chunk.unpack(value[: _CHUNK.size])
+
+
+def lock_to_json(lock: QueueLock) -> bytes:
+    return json.dumps(asdict(lock)).encode()
+
+
+def lock_from_json(value: bytes) -> QueueLock:
+    fields = json.loads(value)
+    return QueueLock(**{**fields, "renewed": Instant(**fields["renewed"])})

@@ -1,0 +1,82 @@
+"""Who is alive: an owner holds ``flock`` on a small file of its own; whoever can take the shared lock on it knows that it is dead.
+
+Rules: the file is locked before its name is published. ``flock``, not ``lockf``: with record locks, opening and closing the file
+anywhere in the owner's process would drop the lock. A child made by fork closes the descriptor it inherited: otherwise it would keep
+its parent alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import uuid
+import weakref
+from pathlib import Path
+
+from orderedmq.lock import Client
+
+FOLDER = "owners"
+
+
+class Presence:
+    """This process's proof of life as ``client``; gone when closed or when the process dies."""
+
+    def __init__(self, store: Path, owner: str) -> None:
+        self.client = Client(owner, f"{owner}@{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        folder = store / FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._path = _file(store, self.client.client_id)
+        unpublished = folder / f".{uuid.uuid4().hex}"
+        self._descriptor: int | None = os.open(unpublished, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        os.rename(unpublished, self._path)
+        _here.add(self)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _forget(self) -> None:
+        """In a child after fork: let go without unlocking, the lock is the parent's."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+_here: weakref.WeakSet[Presence] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for presence in list(_here):
+        presence._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _file(store: Path, client_id: str) -> Path:
+    return store / FOLDER / f"{client_id}.alive"
+
+
+def is_alive(store: Path, client_id: str) -> bool:
+    """Whether the process behind ``client_id`` is there (a stopped one is). A dead one's file is removed."""
+    path = _file(store, client_id)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,228 @@
+"""Log and Admin's topics over the store: where messages are, pulling and appending them."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.embedded import chunk as codec
+from orderedmq.embedded import index, layout
+from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.layout import Chunk
+from orderedmq.embedded.store import Store, Transaction
+from orderedmq.errors import DataLossError
+from orderedmq.model import MessageQueue, OffsetRange, select_schema
+from orderedmq.rows import normalise
+
+_BODY = ("body",)
+
+
+def topic_of(txn: Transaction, name: str) -> TopicInfo:
+    """Raises TopicError MISSING."""
+    value = txn.get("topics", name.encode())
+    if value is None:
+        raise index.missing(name)
+    return TopicInfo(**json.loads(value))
+
+
+def put_topic(txn: Transaction, topic: TopicInfo) -> None:
+    txn.put("topics", topic.name.encode(), json.dumps(asdict(topic)).encode())
+
+
+def new_incarnation() -> str:
+    """Tells a topic from an earlier one of its name: 16 hex digits."""
+    return uuid.uuid4().hex[:16].upper()
+
+
+class EmbeddedLog:
+    """The Log protocol. Thread-safe."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        #: The chunk that was read last: a reader with small pulls takes several from one.
+        self._last: tuple[int, tuple[str, ...], pa.RecordBatch] | None = None
+
+    def topics(self) -> list[TopicInfo]:
+        with self._store.read() as txn:
+            return [TopicInfo(**json.loads(value)) for _, value in txn.scan("topics")]
+
+    def topic(self, name: str) -> TopicInfo:
+        with self._store.read() as txn:
+            return topic_of(txn, name)
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        return index.queues_of(self.topic(topic))
+
+    def change(self) -> int:
+        """A number that differs when anything in the store has changed."""
+        return self._store.last_change()
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        out: dict[MessageQueue, QueueBounds] = {}
+        with self._store.read() as txn:
+            for queue in queues:
+                value = txn.get("queues", layout.queue_key(queue))
+                if value is not None:
+                    at = layout.QueueState.unpack(value)
+                    out[queue] = QueueBounds(at.min_offset, at.max_offset)
+        return out
+
+    def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
+        with self._store.read() as txn:
+            key = layout.queue_key(queue)
+            at = index.state(txn, queue)
+            low, high = at.min_offset, at.max_offset
+            # Binary search over chunks: store timestamps never go back within a queue.
+            while low < high:
+                found = index.floor(txn, key, (low + high) // 2)
+                if found is None:
+                    break
+                first, chunk = found
+                if chunk.last_stored < timestamp:
+                    low = first + chunk.count
+                elif chunk.first_stored >= timestamp:
+                    high = first
+                else:
+                    payload = index.load(txn, queue, first, chunk)
+                    stamps = codec.decode(payload, chunk, ("store_timestamp",))["store_timestamp"]
+                    later = pc.greater_equal(stamps, pa.scalar(timestamp, stamps.type))
+                    return first + int(pc.index(later, True).as_py())
+            return max(low, at.min_offset)
+
+    def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
+        left = max_bytes
+        with self._store.read() as txn:
+            for first, chunk in index.chunks(txn, layout.queue_key(queue), begin):
+                if first >= end:
+                    break
+                whole = begin <= first and first + chunk.count <= end
+                if whole and chunk.body_bytes <= left:
+                    left -= chunk.body_bytes
+                    continue
+                low = max(begin, first)
+                body = codec.decode(index.load(txn, queue, first, chunk), chunk, _BODY)["body"]
+                sizes = pc.binary_length(body.slice(low - first, min(end, first + chunk.count) - low))
+                sums = pc.cumulative_sum(sizes.cast(pa.int64()))
+                fitting = int(pc.sum(pc.less_equal(sums, left)).as_py() or 0)
+                if fitting < len(sums):
+                    return low + fitting
+                left -= sums[-1].as_py()
+        return end
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        incarnation: str | None = None,
+    ) -> pa.RecordBatch:
+        with self._store.read() as txn:
+            topic = topic_of(txn, queue.topic)
+            if incarnation is not None and incarnation != topic.incarnation:
+                raise DataLossError(
+                    "TOPIC_RECREATED",
+                    f"topic {queue.topic!r} was deleted and created again; messages from offset {offset} of queue {queue} are gone: "
+                    "start with a new checkpointLocation, or set failOnDataLoss=false to go on at the new topic's beginning",
+                )
+            at = index.state(txn, queue)
+            if offset < at.min_offset:
+                raise aged_out(queue, offset, at.min_offset)
+            if offset > at.max_offset:
+                raise DataLossError(
+                    "BEYOND_END",
+                    f"offset {offset} of queue {queue} lies behind its end {at.max_offset}: the store was replaced by an older copy, or "
+                    "the checkpoint belongs to another store",
+                )
+            parts = self._gather(txn, queue, offset, max_messages, max_bytes, columns)
+        return self._join(parts, queue, offset, max_messages, max_bytes, columns, topic.incarnation)
+
+    def _gather(
+        self, txn: Transaction, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
+    ) -> list[tuple[int, Chunk, bytes | pa.RecordBatch]]:
+        """Chunks from ``offset`` on, copied out: as many as are needed, and no further than a chunk's end beyond a quarter of it."""
+        parts: list[tuple[int, Chunk, bytes | pa.RecordBatch]] = []
+        rows = size = 0
+        for first, chunk in index.chunks(txn, layout.queue_key(queue), offset):
+            if parts and (rows >= max_messages // 4 or size + chunk.body_bytes > max_bytes):
+                break
+            last = self._last
+            if last is not None and last[0] == chunk.payload and last[1] == columns:
+                parts.append((first, chunk, last[2]))
+            else:
+                parts.append((first, chunk, txn.get("payloads", layout.number(chunk.payload)) or b""))
+            rows += first + chunk.count - max(first, offset)
+            size += chunk.body_bytes
+        return parts
+
+    def _join(
+        self,
+        parts: list[tuple[int, Chunk, bytes | pa.RecordBatch]],
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        incarnation: str,
+    ) -> pa.RecordBatch:
+        if not parts:
+            return _empty(columns)
+        batches = []
+        for first, chunk, payload in parts:
+            if isinstance(payload, bytes):
+                codec.verify(payload, chunk, queue, first)
+                batch = codec.rows_of(payload, chunk, columns, queue, first, incarnation)
+                self._last = (chunk.payload, columns, batch)
+            else:
+                batch = payload
+            batches.append(batch.slice(max(0, offset - first)))
+        joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return _bounded(joined.slice(0, max_messages), max_bytes)
+
+    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
+        checked = normalise(rows, f"queue {queue}")
+        with self._store.write() as txn:
+            topic = topic_of(txn, queue.topic)
+            at = index.state(txn, queue)
+            now = self._clock.wall()
+            number = codec.CODECS.index(topic.compression)
+            end = at.max_offset
+            for piece in codec.pieces(checked):
+                payload, chunk = codec.encode(piece, number, now)
+                end = index.add(txn, queue, index.store(txn, payload, chunk), now).end
+            index.retain(txn, topic, now)
+            return OffsetRange(at.max_offset, end)
+
+
+def aged_out(queue: MessageQueue, begin: int, least: int) -> DataLossError:
+    """The error for messages [begin, least) of a queue."""
+    return DataLossError(
+        "AGED_OUT",
+        f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read: keep "
+        "messages longer or read sooner; failOnDataLoss=false goes on behind them with a warning",
+    )
+
+
+def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:
+    schema = select_schema(columns)
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def _bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
+    """The first rows whose bodies fit into ``max_bytes``, at least one. Only a batch with bodies can be judged."""
+    place = batch.schema.get_field_index("body")
+    if place < 0 or batch.num_rows < 2:
+        return batch
+    body = batch.column(place)
+    if codec.body_bytes(body) <= max_bytes:
+        return batch
+    sums = pc.cumulative_sum(pc.binary_length(body).cast(pa.int64()))
+    return batch.slice(0, max(1, int(pc.sum(pc.less_equal(sums, max_bytes)).as_py() or 0)))

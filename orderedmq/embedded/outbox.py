@@ -1,0 +1,206 @@
+"""Outbox over the store: rows are staged under an attempt's token, then published in one transaction that touches only the index.
+
+Publish, in this order: a batch that is recorded is a no-op if it is the same one; a source epoch that this run registered and that is
+stale refuses; a token that is gone refuses; then rows become visible in (partition, row) order, the batch is recorded, and the group
+offsets of the run's sources move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
+from orderedmq.embedded import groups, index, layout, runs
+from orderedmq.embedded.clock import Clock
+from orderedmq.embedded.log import topic_of
+from orderedmq.embedded.runs import Registration
+from orderedmq.embedded.staging import EmbeddedStaging, discard
+from orderedmq.embedded.store import Store, Transaction
+from orderedmq.errors import SinkError
+from orderedmq.lock import LockToken
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+
+#: Batches of a sink whose records are kept.
+KEPT: Final = 100
+#: µs after which staged rows of an unknown batch are swept.
+FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000
+
+
+def _sink_key(sink_id: str) -> bytes:
+    plain = sink_id.encode()
+    if len(plain) > 200 or b"\0" in plain:
+        plain = b"#" + hashlib.blake2b(plain, digest_size=32).hexdigest().encode()
+    return plain + b"\0"
+
+
+class EmbeddedOutbox:
+    """The Outbox protocol. Thread-safe."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
+        with self._store.mapped("register a source"):
+            runs.register(self._store.path, run, Registration(queue, offsets, token))
+
+    def open(self, batch: SinkBatch, partition: int) -> EmbeddedStaging:
+        return EmbeddedStaging(self._store, self._clock, batch, partition)
+
+    def publish(
+        self,
+        batch: SinkBatch,
+        receipts: Sequence[Receipt],
+        *,
+        move_offsets: bool = True,
+        skip_differing_replay: bool = False,
+    ) -> Published:
+        chosen: dict[int, Receipt] = {}
+        for receipt in receipts:
+            # Two attempts of one partition are the same rows: the first one named counts.
+            chosen.setdefault(receipt.partition, receipt)
+        ordered = [chosen[partition] for partition in sorted(chosen)]
+        with self._store.mapped("publish"):
+            sources = runs.registered(self._store.path, batch.run) if batch.run else []
+        with self._store.write() as txn:
+            now = self._clock.wall()
+            record = _record(sources, ordered)
+            if batch.sink_id is not None and self._known(txn, batch, record, skip_differing_replay):
+                for receipt in receipts:
+                    discard(txn, receipt.token)
+                return Published(True, {})
+            for source in sources:
+                if source.token is not None:
+                    groups.require_current(txn, source.token, f"batch {batch.batch_id} was published")
+            ranges = self._show(txn, ordered, now)
+            if batch.sink_id is not None:
+                self._remember(txn, batch, record)
+            if move_offsets:
+                for source in sources:
+                    if source.token is not None:
+                        groups.forward(txn, source.token.group, source.queue, source.offsets.end)
+            for topic in sorted({queue.topic for queue in ranges}):
+                index.retain(txn, topic_of(txn, topic), now)
+            self._sweep(txn, batch, {receipt.token for receipt in ordered}, now)
+        return Published(False, ranges)
+
+    def discard(self, receipts: Sequence[Receipt]) -> None:
+        if receipts:
+            with self._store.write() as txn:
+                for receipt in receipts:
+                    discard(txn, receipt.token)
+
+    # -- the steps of a publish ----------------------------------------------------------------------------------------------
+
+    def _known(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any], skip: bool) -> bool:
+        """Whether the batch was published before. Raises SinkError REPLAY_DIFFERS or BATCH_TOO_OLD unless ``skip``."""
+        assert batch.sink_id is not None
+        key = _sink_key(batch.sink_id)
+        value = txn.get("batches", key + layout.number(batch.batch_id))
+        if value is not None:
+            why = _differs(json.loads(value), record)
+            if why and not skip:
+                raise SinkError(
+                    "REPLAY_DIFFERS",
+                    f"batch {batch.batch_id} of this query was published already, with other content ({why}): an old copy of the "
+                    "checkpoint, or a query that is not deterministic; restore the newest checkpoint, start with a new one, or set "
+                    "onReplayDiffers=skip to keep what was published",
+                )
+            return True
+        latest = _latest(txn, key)
+        if latest is not None and batch.batch_id < latest:
+            if skip:
+                return True
+            raise SinkError(
+                "BATCH_TOO_OLD",
+                f"batch {batch.batch_id} of this query is older than the {KEPT} batches up to {latest} that this store remembers, so "
+                "whether it was published cannot be told: restore the newest checkpoint, start with a new one, or set "
+                "onReplayDiffers=skip to take it as published",
+            )
+        return False
+
+    def _show(self, txn: Transaction, receipts: Iterable[Receipt], now: int) -> dict[MessageQueue, OffsetRange]:
+        ranges: dict[MessageQueue, OffsetRange] = {}
+        for receipt in receipts:
+            if not receipt.rows:
+                continue
+            staged = [(key, *layout.from_staged(value)) for key, value in txn.scan("staged", receipt.token.encode() + b"\0")]
+            if sum(chunk.count for _, _, chunk in staged) != sum(receipt.rows.values()):
+                raise SinkError(
+                    "TOKEN_GONE",
+                    f"the rows that partition {receipt.partition} staged are not in the store any more (token {receipt.token}): the "
+                    "write took longer than a week, or another run of the batch was published; restart the query",
+                )
+            for key, queue, chunk in staged:
+                added = index.add(txn, queue, chunk, now)
+                before = ranges.get(queue)
+                ranges[queue] = OffsetRange(before.begin if before else added.begin, added.end)
+                txn.delete("staged", key)
+            txn.delete("tokens", receipt.token.encode())
+        return ranges
+
+    def _remember(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any]) -> None:
+        assert batch.sink_id is not None
+        key = _sink_key(batch.sink_id)
+        txn.put("batches", key + layout.number(batch.batch_id), json.dumps(record).encode())
+        old = [known for known, _ in txn.scan("batches", key) if layout.to_number(known[-8:]) <= batch.batch_id - KEPT]
+        for known in old:
+            txn.delete("batches", known)
+
+    def _sweep(self, txn: Transaction, batch: SinkBatch, named: set[str], now: int) -> None:
+        """Delete staged rows that can never be published: of this sink's batches up to this one, and those forgotten for a week."""
+        orphans = []
+        for key, value in txn.scan("tokens"):
+            about = json.loads(value)
+            same = batch.sink_id is not None and about["sink"] == batch.sink_id and about["batch"] <= batch.batch_id
+            if key.decode() not in named and (same or now - about["since"] > FORGOTTEN):
+                orphans.append(key.decode())
+        for token in orphans:
+            discard(txn, token)
+        runs.sweep(self._store.path)
+
+
+def _latest(txn: Transaction, key: bytes) -> int | None:
+    latest = None
+    for known, _ in txn.scan("batches", key):
+        latest = layout.to_number(known[-8:])
+    return latest
+
+
+def _record(sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dict[str, Any]:
+    rows: dict[MessageQueue, int] = {}
+    for receipt in receipts:
+        for queue, count in receipt.rows.items():
+            rows[queue] = rows.get(queue, 0) + count
+    return {
+        "sources": [
+            [source.token.group if source.token else None, source.queue.topic, source.queue.queue_id, *source.offsets]
+            for source in sources
+        ],
+        "rows": [[queue.topic, queue.queue_id, rows[queue]] for queue in sorted(rows)],
+    }
+
+
+def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+    """Why a batch that comes again is not the recorded one, or None.
+
+    By its source ranges, which may have shrunk (a replay drops what another owner took over), else by its rows per queue.
+    """
+    known = {tuple(source[:3]): (source[3], source[4]) for source in old["sources"]}
+    if not known and not new["sources"]:
+        if old["rows"] == new["rows"]:
+            return None
+        return f"{sum(row[2] for row in old['rows'])} rows then, {sum(row[2] for row in new['rows'])} now, or in other queues"
+    if not new["sources"] and new["rows"]:
+        return "its source ranges then, none now"
+    for group, topic, queue_id, begin, end in new["sources"]:
+        queue = MessageQueue(topic, EMBEDDED_BROKER, queue_id)
+        inside = known.get((group, topic, queue_id))
+        if inside is None:
+            return f"queue {queue} was not part of it"
+        if not (inside[0] <= begin and end <= inside[1]):
+            return f"queue {queue} was read from {inside[0]} to {inside[1]} then, from {begin} to {end} now"
+    return None

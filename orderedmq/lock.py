@@ -1,0 +1,167 @@
+"""Queue locks: who may have a queue, for how long, and who had it before.
+
+Rules (RocketMQ's RebalanceLockManager, org.apache.rocketmq.broker.client.rebalance): free → granted; held by me → renewed; held by
+another and not expired → refused; expired → taken over. Constants are RocketMQ's: a lock lives 60 s at the broker, is renewed every
+20 s, and its holder trusts it for 30 s. On top of that:
+
+- ``renew`` never grants a free queue: who lost a queue must enter it again, at the group's offset.
+- Every grant has an epoch, unique in the broker. A mutation under another epoch than the lock's is refused (``is_current``).
+- Age is counted by a monotonic clock that all processes of a machine share; a lock of an earlier boot is expired.
+- An owner that is known to be dead holds nothing. One that stopped while a task may be at work *lingers*: its lock outlives it.
+- Lineage: a lock that was given back remembers its last owner and the epoch at which that owner's unbroken tenure began.
+
+Pure: the clock, the liveness of a client and the next epoch are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from orderedmq.model import MessageQueue
+
+#: Seconds. RocketMQ: rebalance.lockMaxLiveTime at the broker, lockInterval and lockMaxLiveTime at the client, unlockDelayTimeMills.
+LOCK_LIFE: Final = 60.0
+RENEW_INTERVAL: Final = 20.0
+HOLDER_TRUST: Final = 30.0
+UNLOCK_DELAY: Final = 20.0
+
+
+@dataclass(frozen=True)
+class Instant:
+    """A moment of one machine's monotonic clock, in seconds since that boot's zero."""
+
+    boot_id: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Client:
+    """Who asks: ``owner`` outlives a restart (it is the query's), ``client_id`` names this process."""
+
+    owner: str
+    client_id: str
+
+
+@dataclass(frozen=True)
+class LockToken:
+    """Proof of a grant, presented with every mutation. ``tenure``: the epoch at which the owner's unbroken tenure began."""
+
+    group: str
+    queue: MessageQueue
+    owner: str
+    client_id: str
+    epoch: int
+    tenure: int
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a lock was not granted. ``alive`` None: the broker cannot tell. ``remaining`` in seconds."""
+
+    queue: MessageQueue
+    owner: str
+    client_id: str
+    alive: bool | None
+    lingering: bool
+    remaining: float
+
+
+@dataclass(frozen=True)
+class QueueLock:
+    """One (group, queue) at the broker. ``owner`` stays when the lock is given back (lineage); empty after a seek."""
+
+    owner: str
+    client_id: str
+    epoch: int
+    tenure: int
+    held: bool
+    renewed: Instant
+    life: float = LOCK_LIFE
+    lingering: bool = False
+
+    def age(self, now: Instant) -> float:
+        """Seconds since the last grant or renewal; infinite across a boot."""
+        if now.boot_id != self.renewed.boot_id:
+            return float("inf")
+        return now.seconds - self.renewed.seconds
+
+    def expired(self, now: Instant) -> bool:
+        return self.age(now) > self.life
+
+    def remaining(self, now: Instant) -> float:
+        return max(0.0, self.life - self.age(now)) if self.held else 0.0
+
+
+def grant(
+    lock: QueueLock | None,
+    client: Client,
+    now: Instant,
+    *,
+    next_epoch: int,
+    alive: Callable[[str], bool],
+    life: float = LOCK_LIFE,
+) -> QueueLock | None:
+    """The lock after ``client`` asked for it, or None when it is refused.
+
+    ``alive(client_id)`` says whether that process is. It is asked only where its answer decides.
+    """
+    if lock is not None and lock.held and not lock.expired(now):
+        if lock.client_id == client.client_id and not lock.lingering:
+            return replace(lock, renewed=now, life=life)
+        # A lingering lock outlives its process for everyone but its own query, whose old tasks a new epoch fences off.
+        freed_by_death = not lock.lingering or lock.owner == client.owner
+        if not freed_by_death or alive(lock.client_id):
+            return None
+    unbroken = lock is not None and lock.owner == client.owner
+    return QueueLock(
+        owner=client.owner,
+        client_id=client.client_id,
+        epoch=next_epoch,
+        tenure=lock.tenure if lock is not None and unbroken else next_epoch,
+        held=True,
+        renewed=now,
+        life=life,
+    )
+
+
+def refusal(lock: QueueLock, queue: MessageQueue, now: Instant, alive: bool | None) -> Refusal:
+    """What the refused client is told."""
+    return Refusal(queue, lock.owner, lock.client_id, alive, lock.lingering, lock.remaining(now))
+
+
+def token(lock: QueueLock, group: str, queue: MessageQueue) -> LockToken:
+    """The proof that goes with a granted lock."""
+    return LockToken(group, queue, lock.owner, lock.client_id, lock.epoch, lock.tenure)
+
+
+def is_current(lock: QueueLock | None, proof: LockToken) -> bool:
+    """The fence: nobody was granted the queue since. (Given back and not granted again is current: nothing happened since.)"""
+    return lock is not None and lock.epoch == proof.epoch
+
+
+def is_held(lock: QueueLock | None, proof: LockToken) -> bool:
+    """Whether the queue is still the token's to work on."""
+    return lock is not None and lock.held and lock.epoch == proof.epoch
+
+
+def renew(lock: QueueLock | None, proof: LockToken, now: Instant) -> QueueLock | None:
+    """The lock prolonged, or None when it is lost. An expired lock that nobody took is still its holder's: the epoch proves it."""
+    if lock is None or not is_held(lock, proof) or lock.lingering:
+        return None
+    return replace(lock, renewed=now)
+
+
+def unlock(lock: QueueLock | None, proof: LockToken, now: Instant, linger: float = 0.0) -> QueueLock | None:
+    """The lock given back, or left to live ``linger`` seconds at most; None when the token is not its holder's."""
+    if lock is None or not is_held(lock, proof):
+        return None
+    if linger > 0:
+        return replace(lock, renewed=now, life=min(lock.remaining(now), linger), lingering=True)
+    return replace(lock, held=False, lingering=False)
+
+
+def sought(lock: QueueLock, next_epoch: int, now: Instant) -> QueueLock:
+    """The lock after the group's offset was set from outside: free, no lineage, and every token given out so far is stale."""
+    return QueueLock("", "", next_epoch, next_epoch, held=False, renewed=now)

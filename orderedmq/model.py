@@ -1,0 +1,160 @@
+"""What a message is: queue names, the one Arrow schema, limits.
+
+Rules: a message is a row, a chunk is a RecordBatch; nothing here loops over messages. An offset is the number of the *next*
+message, so a range is half-open: [begin, end). Names and sizes follow RocketMQ (TopicValidator, MessageSysFlag; broker default
+``maxMessageSize`` 4 MiB, properties as a Java short: 32767 bytes).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from orderedmq.errors import GroupError, SchemaError, TopicError
+
+#: The one broker name of the embedded broker (a RocketMQ cluster has one per broker).
+EMBEDDED_BROKER: Final = "embedded"
+
+MAX_NAME_LENGTH: Final = 127
+MAX_BODY_BYTES: Final = 4 * 1024 * 1024
+MAX_PROPERTIES_BYTES: Final = 32767
+#: A sharding key is one of a message's properties; this leaves room for the others.
+MAX_KEY_BYTES: Final = 4096
+MAX_QUEUES: Final = 65536
+
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+#: Topics that belong to a consumer group: retry and dead-letter messages. Users may read the latter, never write either.
+RESERVED_PREFIXES: Final = ("%RETRY%", "%DLQ%")
+#: RocketMQ's own message properties that a connector carries in columns, and those that only a broker or client may set.
+RESERVED_PROPERTIES: Final = frozenset(
+    (
+        "KEYS",
+        "TAGS",
+        "WAIT",
+        "DELAY",
+        "RETRY_TOPIC",
+        "REAL_TOPIC",
+        "REAL_QID",
+        "TRAN_MSG",
+        "PGROUP",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "BUYER_ID",
+        "ORIGIN_MESSAGE_ID",
+        "TRANSFER_FLAG",
+        "CORRECTION_FLAG",
+        "MQ2_FLAG",
+        "RECONSUME_TIME",
+        "MSG_REGION",
+        "TRACE_ON",
+        "UNIQ_KEY",
+        "EXTEND_UNIQ_INFO",
+        "MAX_RECONSUME_TIMES",
+        "CONSUME_START_TIME",
+        "INNER_NUM",
+        "INNER_BASE",
+        "DUP_INFO",
+        "CLUSTER",
+        "INSTANCE_ID",
+        "__SHARDINGKEY",
+    )
+)
+
+
+class MessageQueue(NamedTuple):
+    """One ordered queue of a topic. Sorts by topic, broker and number, as RocketMQ's does."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.broker_name}/{self.queue_id}"
+
+
+class OffsetRange(NamedTuple):
+    """Messages ``begin`` (inclusive) to ``end`` (exclusive) of one queue."""
+
+    begin: int
+    end: int
+
+    @property
+    def messages(self) -> int:
+        return self.end - self.begin
+
+
+PROPERTIES_TYPE: Final = pa.map_(pa.string(), pa.string())
+TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
+
+#: The currency between brokers, source and sink. ``properties`` comes only when asked for by name.
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("broker_name", pa.string()),
+        pa.field("queue_id", pa.int32()),
+        pa.field("queue_offset", pa.int64()),
+        pa.field("body", pa.binary()),
+        pa.field("tags", pa.string()),
+        pa.field("keys", pa.string()),
+        pa.field("sharding_key", pa.string()),
+        pa.field("message_id", pa.string()),
+        pa.field("born_timestamp", TIMESTAMP_TYPE),
+        pa.field("store_timestamp", TIMESTAMP_TYPE),
+        pa.field("reconsume_times", pa.int32()),
+        pa.field("properties", PROPERTIES_TYPE),
+    ]
+)
+#: Without an explicit choice a reader gets every column but ``properties``.
+DEFAULT_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name != "properties")
+#: What a producer may set; the rest is the broker's.
+PRODUCER_COLUMNS: Final = ("body", "tags", "keys", "sharding_key", "properties")
+PRODUCER_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in PRODUCER_COLUMNS])
+
+
+def select_schema(columns: tuple[str, ...]) -> pa.Schema:
+    """The message schema cut to ``columns``, in their order.
+
+    Raises SchemaError UNKNOWN_COLUMN for a name that is not a message's.
+    """
+    for name in columns:
+        if name not in MESSAGE_SCHEMA.names:
+            raise SchemaError(
+                "UNKNOWN_COLUMN",
+                f"a message has no column {name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}",
+            )
+    return pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])
+
+
+def _bad_name(name: str) -> str | None:
+    if not name:
+        return "is empty"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"has {len(name)} characters, at most {MAX_NAME_LENGTH} are allowed"
+    if not _NAME.fullmatch(name):
+        return "may contain only letters, digits, '_', '-', '%' and '|'"
+    return None
+
+
+def check_topic(name: str, *, writing: bool) -> None:
+    """Refuse a name that is no topic's, and for a writer one that belongs to a consumer group.
+
+    Raises TopicError BAD_NAME or RESERVED. Source: RocketMQ's TopicValidator.
+    """
+    why = _bad_name(name)
+    if why:
+        raise TopicError("BAD_NAME", f"topic {name!r} {why}")
+    if writing and name.startswith(RESERVED_PREFIXES):
+        raise TopicError(
+            "RESERVED",
+            f"topic {name!r} belongs to a consumer group (retry or dead letters) and cannot be created or written; "
+            "choose a name without that prefix",
+        )
+
+
+def check_group(name: str) -> None:
+    """Refuse a name that is no consumer group's. Raises GroupError BAD_NAME."""
+    why = _bad_name(name)
+    if why:
+        raise GroupError("BAD_NAME", f"consumer group {name!r} {why}")

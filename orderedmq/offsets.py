@@ -1,0 +1,166 @@
+"""The one mechanism for offsets: what Spark logs, which ranges follow from it, how much is admitted.
+
+A Spark offset is a Checkpoint: ``next`` has, for every queue that was owned, the next offset to process; ``entered`` has the queues
+whose range does not begin where the previous checkpoint ended (first batch, new queue, taken over, sought) and where it begins.
+
+    start.next   0:100           1:40
+    end.next     0:130           1:40          2:7
+    end.entered                                2:5
+    ranges       0:[100,130)     1: nothing    2:[5,7)
+
+Offset = next message to process, so ranges are half-open. Spark compares offsets as text: the JSON form is canonical. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from orderedmq.errors import OffsetError
+from orderedmq.model import MessageQueue, OffsetRange
+
+FORMAT: Final = 1
+OffsetMap = Mapping[MessageQueue, int]
+_NOTHING: Final[OffsetMap] = {}
+
+
+def offsets_to_json(offsets: OffsetMap) -> dict[str, dict[str, dict[str, int]]]:
+    """``{"orders": {"broker-a": {"0": 23}}}`` in canonical order: topics and brokers by name, queues by number."""
+    out: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(offsets):
+        out.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
+    return out
+
+
+def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[MessageQueue, int]:
+    """The inverse of ``offsets_to_json``. Raises OffsetError INVALID that names ``where`` and the bad place; ``least``: least offset."""
+
+    def fail(what: str) -> OffsetError:
+        return OffsetError("INVALID", f'{where}: {what}; the form is {{"topic": {{"broker": {{"0": 23}}}}}}')
+
+    if not isinstance(value, dict):
+        raise fail(f"{value!r} is not an object")
+    out: dict[MessageQueue, int] = {}
+    for topic, brokers in value.items():
+        if not isinstance(brokers, dict):
+            raise fail(f"topic {topic!r} has {brokers!r} instead of an object of brokers")
+        for broker, queues in brokers.items():
+            if not isinstance(queues, dict):
+                raise fail(f"broker {broker!r} of topic {topic!r} has {queues!r} instead of an object of queues")
+            for queue_id, offset in queues.items():
+                if not (isinstance(queue_id, str) and queue_id.isascii() and queue_id.isdigit()):
+                    raise fail(f"{queue_id!r} of topic {topic!r} is not a queue id")
+                if isinstance(offset, bool) or not isinstance(offset, int) or offset < least:
+                    raise fail(f"queue {topic}/{broker}/{queue_id} has {offset!r}, which is not an offset")
+                out[MessageQueue(topic, broker, int(queue_id))] = offset
+    return out
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What Spark logs for one side of a micro-batch.
+
+    owner: drawn once, lives in the checkpoint (None: the constant initial offset).
+    gen: per queue, the epoch at which the owner's tenure began; replays are judged by it.
+    topics: the incarnation of each topic. reset: the group's reset number that these offsets follow.
+    """
+
+    owner: str | None = None
+    next: OffsetMap = field(default_factory=dict)
+    entered: OffsetMap = field(default_factory=dict)
+    gen: OffsetMap = field(default_factory=dict)
+    topics: Mapping[str, str] = field(default_factory=dict)
+    reset: int = 0
+
+    @property
+    def fresh(self) -> bool:
+        """Nothing was decided yet."""
+        return self.owner is None
+
+    def to_spark(self) -> dict[str, Any]:
+        """The JSON that Spark keeps and compares as text; the fresh one is ``{}``."""
+        if self.owner is None:
+            return {}
+        return {
+            "v": FORMAT,
+            "owner": self.owner,
+            "next": offsets_to_json(self.next),
+            "entered": offsets_to_json(self.entered),
+            "gen": offsets_to_json(self.gen),
+            "topics": {name: self.topics[name] for name in sorted(self.topics)},
+            "reset": self.reset,
+        }
+
+    @classmethod
+    def from_spark(cls, value: Mapping[str, Any]) -> Checkpoint:
+        """Raises OffsetError INVALID, or NEWER_FORMAT for a checkpoint that a newer version wrote."""
+        if not value:
+            return cls()
+        version = value.get("v")
+        if isinstance(version, int) and version > FORMAT:
+            raise OffsetError(
+                "NEWER_FORMAT",
+                f"the checkpoint has offsets of format {version}, this version reads up to {FORMAT}: upgrade orderedmq on the driver",
+            )
+        owner = value.get("owner")
+        if version != FORMAT or not isinstance(owner, str):
+            raise OffsetError(
+                "INVALID", f"the checkpoint's offset {dict(value)!r} was not written by this source: use another checkpointLocation"
+            )
+        return cls(
+            owner=owner,
+            next=offsets_from_json(value.get("next", {}), "the checkpoint's next offsets"),
+            entered=offsets_from_json(value.get("entered", {}), "the checkpoint's entered offsets"),
+            gen=offsets_from_json(value.get("gen", {}), "the checkpoint's tenures"),
+            topics=dict(value.get("topics", {})),
+            reset=int(value.get("reset", 0)),
+        )
+
+
+def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:
+    """The range of every queue of ``end``, empty ones too, in queue order.
+
+    A queue of ``start`` that ``end`` has not was given up. Raises OffsetError BEGIN_AFTER_END, and INCOMPLETE for a queue of which
+    nothing says where it begins: a range is never guessed and never skipped silently.
+    """
+    out: dict[MessageQueue, OffsetRange] = {}
+    for queue in sorted(end.next):
+        begin = end.entered.get(queue, start.next.get(queue))
+        stop = end.next[queue]
+        if begin is None:
+            raise OffsetError("INCOMPLETE", f"queue {queue} ends at {stop}, but neither offset says where it begins")
+        if begin > stop:
+            raise OffsetError(
+                "BEGIN_AFTER_END",
+                f"queue {queue} would be read from {begin} to {stop}: the checkpoint and the offset log disagree; restore both from "
+                "one copy, or start with a new checkpointLocation",
+            )
+        out[queue] = OffsetRange(begin, stop)
+    return out
+
+
+def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dict[MessageQueue, int]:
+    """Share ``limit`` messages over queues in proportion to their backlogs; sums to min(limit, total).
+
+    The remainder goes round-robin from the ``turn``-th queue on, so that with fewer messages than queues no queue starves.
+    """
+    waiting = [queue for queue in sorted(backlog) if backlog[queue] > 0]
+    total = sum(backlog[queue] for queue in waiting)
+    if total <= limit:
+        return {queue: backlog[queue] for queue in waiting}
+    shares = {queue: limit * backlog[queue] // total for queue in waiting}
+    left = limit - sum(shares.values())
+    begin = turn % len(waiting)
+    for queue in waiting[begin:] + waiting[:begin]:
+        if left == 0:
+            break
+        # floor(limit * b / total) < b, so one more is always there.
+        shares[queue] += 1
+        left -= 1
+    return {queue: n for queue, n in shares.items() if n}
+
+
+def hold_back(total: int, least: int | None, waited: float, longest: float) -> bool:
+    """Whether a trigger should wait for more: fewer than ``least`` messages, and not yet ``longest`` seconds since the last batch."""
+    return least is not None and total < least and waited < longest

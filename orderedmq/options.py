@@ -1,0 +1,391 @@
+"""Options: the one declaration of their names, and what is common to parsing the reader's and the writer's.
+
+Rules: everything is checked from text alone, before any side effect; names are case-insensitive (Spark hands them over in lower
+case) and shown in camelCase; an error is one line with the option, the offending value and the remedy. The value of an option
+that is not ours is never shown: it may be a secret. Spark builds one DataSource object for reading and writing, so its
+constructor only keeps the mapping; ``SourceOptions.parse`` or ``SinkOptions.parse`` runs where Spark asks for the one or other.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os.path
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, NamedTuple, TypeVar
+
+from orderedmq.errors import GroupError, OptionError, TopicError
+from orderedmq.model import MAX_QUEUES, check_group, check_topic
+
+Role = Literal["source", "sink"]
+T = TypeVar("T")
+#: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
+Parser = Callable[[str, str], T]
+
+DEFAULT_DIRECTORY: Final = "orderedmq-data"
+MAX_LONG: Final = 2**63 - 1
+MAX_PULL_BATCH: Final = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. ``default`` is the text that is parsed when it is not given; ``shown`` replaces it in tables."""
+
+    name: str
+    default: str | None
+    meaning: str
+    shown: str = ""
+
+
+class OptionRow(NamedTuple):
+    """One row of a table of options, as text without markup."""
+
+    name: str
+    default: str
+    meaning: str
+
+
+_PATH = Option(
+    "path", None, "directory of the embedded broker, on a local disk", f"{DEFAULT_DIRECTORY} in the working directory"
+)
+
+SOURCE_OPTIONS: Final = (
+    _PATH,
+    Option("topic", None, "topic to read, or several: a,b", "this or topicPattern is required"),
+    Option("topicPattern", None, "regular expression that the whole name of a topic must match", "this or topic is required"),
+    Option("consumerGroup", None, "group whose locks and offsets the query uses", "required by a stream in clustering"),
+    Option(
+        "messageModel", "clustering", "clustering: locks and offsets of the group; broadcasting: every query sees everything"
+    ),
+    Option("assignment", "exclusive", "exclusive: the query owns every queue of its topics in its group, all or none"),
+    Option("lockTimeout", "10s", "how long to try for queue locks that somebody else holds"),
+    Option(
+        "startingOffsets",
+        None,
+        'where a fresh query begins: committed, earliest, latest or JSON such as {"orders": {"embedded": {"0": 23, "1": -2}}}',
+        "committed with a consumerGroup, else as consumeFromWhere says",
+    ),
+    Option("endingOffsets", None, "batch only: where to end (exclusive), latest or JSON", "latest"),
+    Option("startingTimestamp", None, "begin at the first message stored then: ISO-8601 (UTC without a zone) or ms since 1970"),
+    Option("endingTimestamp", None, "batch only: end before the first message stored then; same forms"),
+    Option(
+        "consumeFromWhere", "first", "where a group that never committed, or a query without one, begins: first|last|timestamp"
+    ),
+    Option("consumeTimestamp", None, "the time of consumeFromWhere=timestamp; same forms as startingTimestamp"),
+    Option(
+        "failOnDataLoss", "true", "fail when messages are gone that were not read; false: go on with a warning that counts them"
+    ),
+    Option("maxOffsetsPerTrigger", None, "stream only: at most so many messages in a micro-batch", "no limit"),
+    Option("minOffsetsPerTrigger", None, "stream only: wait until so many messages are there", "no waiting"),
+    Option("maxTriggerDelay", "15m", "stream only: wait no longer than that for minOffsetsPerTrigger"),
+    Option("maxBytesPerTrigger", None, "stream only: at most so many bytes in a micro-batch, such as 64m", "no limit"),
+    Option("pullBatchSize", "16384", f"rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
+    Option("includeProperties", "false", "add the column properties"),
+)
+SINK_OPTIONS: Final = (
+    _PATH,
+    Option("topic", None, "topic to write to; overrides the column topic", "the column topic"),
+    Option("shardingKey", "sharding_key", "column of the sharding key; rows with one key go to one queue, in order"),
+    Option(
+        "messageQueueSelector",
+        "hash",
+        "how a key chooses its queue: hash (Java's), random, queueId (the column queue_id), or module:function",
+    ),
+    Option(
+        "topicQueueNums", None, f"create a missing topic with so many queues, 1 to {MAX_QUEUES}; assert it of others", "none"
+    ),
+    Option("orderBy", None, "columns that order the rows of a task, such as: created_at, id desc", "the rows' own order"),
+    Option("orderBufferSize", "256m", "bytes that orderBy may hold in memory, per task"),
+    Option("onKeyConflict", "error", "one key in two tasks of a batch has no defined order: error|warn|ignore"),
+    Option("onReplayDiffers", "error", "a repeated batch that is not what was committed: error|skip"),
+    Option("compression", None, "of a topic that is created: none|lz4", "the broker's"),
+    Option("txnAppId", None, "batch write only: with txnVersion makes it idempotent, as in Delta"),
+    Option("txnVersion", None, "batch write only: a number that grows with each write of txnAppId, such as the batch id"),
+)
+#: Spark's own, which come along with the writer's.
+SINK_IGNORED: Final = ("checkpointLocation", "queryName")
+OPTIONS: Final[Mapping[Role, tuple[Option, ...]]] = {"source": SOURCE_OPTIONS, "sink": SINK_OPTIONS}
+
+_EMBEDDED_ONLY: Final = "this version speaks to the embedded broker only"
+_CLUSTER: Final = f"it belongs to a RocketMQ cluster, and {_EMBEDDED_ONLY}; drop it (a store is guarded by file permissions)"
+_KAFKA: Final = "it is the Kafka connector's; the options here are path, topic and, to read, consumerGroup"
+#: Known to users of Spark or RocketMQ and not supported: names, what to do instead when reading, and when writing.
+_REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
+    (
+        ("minPartitions", "maxPartitions", "numPartitions", "maxRecordsPerPartition"),
+        "a queue is never split over Spark partitions; give the topic more queues, or repartition the DataFrame after reading",
+        "rows go to queues, not to partitions; topicQueueNums says how many queues a new topic has",
+    ),
+    (("groupIdPrefix",), "a group's name is not generated; use consumerGroup", _KAFKA),
+    (("subscribe",), "use topic", "use topic"),
+    (("subscribePattern",), "use topicPattern", "use topic"),
+    (("assign",), "a query owns every queue of its topics, never some of them; use topic", "use messageQueueSelector=queueId"),
+    (("startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"), "use startingTimestamp", _KAFKA),
+    (("endingOffsetsByTimestamp",), "use endingTimestamp", _KAFKA),
+    (("includeHeaders",), "use includeProperties", "write a column properties"),
+    (("paths",), "a query reads one embedded broker; give one path", "a query writes to one embedded broker; give one path"),
+    (
+        ("tags", "filterSql", "subExpression"),
+        f"the RocketMQ broker's filter, and {_EMBEDDED_ONLY}; filter the DataFrame on its columns instead",
+        "a tag belongs to a message; write a column tags",
+    ),
+    (
+        ("accessKey", "secretKey", "securityToken", "onsChannel", "useTLS", "namespace", "instanceName", "unitName"),
+        _CLUSTER,
+        _CLUSTER,
+    ),
+    (
+        ("namesrvAddr",),
+        f"it names a RocketMQ cluster, and {_EMBEDDED_ONLY}; use path",
+        f"it names a RocketMQ cluster, and {_EMBEDDED_ONLY}; use path",
+    ),
+)
+_ROLE: Final[Mapping[Role, str]] = {
+    "source": "the reader (spark.readStream, spark.read)",
+    "sink": "the writer (df.writeStream, df.write)",
+}
+_BY_KEY: Final[Mapping[Role, Mapping[str, Option]]] = {
+    role: {option.name.lower(): option for option in options} for role, options in OPTIONS.items()
+}
+_IGNORED: Final = {name.lower(): name for name in SINK_IGNORED}
+_WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sink in _REFUSED for name in names}
+
+
+def option_table(kind: Role) -> tuple[OptionRow, ...]:
+    """The options of the reader or the writer, in the order of the declaration, for the README's tables."""
+    return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in OPTIONS[kind])
+
+
+def shown(value: object) -> str:
+    """``value`` as one short line for a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def invalid(option: str, why: str) -> OptionError:
+    return OptionError("INVALID", f"option {option}: {why}")
+
+
+def conflict(why: str) -> OptionError:
+    return OptionError("CONFLICT", why)
+
+
+class Given:
+    """The options that a user gave to one role, under their canonical names.
+
+    Raises OptionError UNKNOWN, UNSUPPORTED, CONFLICT (a name twice, or path with namesrvAddr) or INVALID (a value is no text).
+    """
+
+    def __init__(self, options: Mapping[str, str], role: Role) -> None:
+        self._declared = _BY_KEY[role]
+        self._values: dict[str, str] = {}
+        keys = [name.lower() for name in options]
+        if "path" in keys and "namesrvaddr" in keys:
+            raise conflict(
+                "options path and namesrvAddr exclude each other: path is an embedded broker, namesrvAddr a RocketMQ cluster; "
+                f"drop namesrvAddr ({_EMBEDDED_ONLY})",
+            )
+        for given, value in options.items():
+            key = given.lower()
+            if key not in self._declared:
+                if role == "sink" and key in _IGNORED:
+                    continue
+                raise _not_an_option(given, role)
+            name = self._declared[key].name
+            if name in self._values:
+                raise conflict(f"option {name} is given twice, in different case; drop one")
+            if not isinstance(value, str):
+                raise invalid(name, f"the value is of type {type(value).__name__}; write it as a string")
+            self._values[name] = value.strip()
+
+    def has(self, name: str) -> bool:
+        return name in self._values
+
+    def text(self, name: str) -> str | None:
+        """What was given, else the default's text."""
+        return self._values.get(name, self._declared[name.lower()].default)
+
+    def optional(self, name: str, parse: Parser[T]) -> T | None:
+        """The parsed value of an option, None where it is not given and has no default."""
+        text = self.text(name)
+        return None if text is None else parse(text, name)
+
+    def value(self, name: str, parse: Parser[T]) -> T:
+        """The parsed value of an option that has a default."""
+        text = self.text(name)
+        if text is None:
+            raise AssertionError(f"option {name} has no default")
+        return parse(text, name)
+
+    def path(self) -> str:
+        """The absolute directory of the embedded broker."""
+        text = self.text("path")
+        return parse_path(DEFAULT_DIRECTORY if text is None else text, "path")
+
+
+def _not_an_option(given: str, role: Role) -> OptionError:
+    key = given.lower()
+    if key in _WHY_REFUSED:
+        name, source, sink = _WHY_REFUSED[key]
+        return OptionError("UNSUPPORTED", f"option {name} is not supported: {source if role == 'source' else sink}")
+    if key.startswith("kafka."):
+        return OptionError("UNSUPPORTED", f"option {shown(given)} is not supported: {_KAFKA}")
+    other: Role = "sink" if role == "source" else "source"
+    others = {option_key: option.name for option_key, option in _BY_KEY[other].items()}
+    if other == "sink":
+        others.update(_IGNORED)
+    if key in others:
+        return OptionError(
+            "UNKNOWN", f"option {others[key]} is unknown to {_ROLE[role]}: it is an option of {_ROLE[other]}; move it there"
+        )
+    own = _BY_KEY[role]
+    near = difflib.get_close_matches(key, own, n=1)
+    if near:
+        return OptionError("UNKNOWN", f"option {shown(given)} is unknown to {_ROLE[role]}; did you mean {own[near[0]].name}?")
+    names = ", ".join(option.name for option in own.values())
+    return OptionError("UNKNOWN", f"option {shown(given)} is unknown to {_ROLE[role]}; its options are {names}")
+
+
+# Values. Each parser takes the text and the option's name.
+
+
+def parse_bool(text: str, option: str) -> bool:
+    value = {"true": True, "false": False}.get(text.lower())
+    if value is None:
+        raise invalid(option, f"{shown(text)} is neither true nor false; write for example true")
+    return value
+
+
+def integer(low: int, high: int = MAX_LONG, example: int = 1000) -> Parser[int]:
+    """A parser of whole decimal numbers from ``low`` to ``high``, both inclusive."""
+
+    def parse(text: str, option: str) -> int:
+        value = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
+        if value is None or not low <= value <= high:
+            upper = "" if high == MAX_LONG else f" to {high}"
+            at_least = " or more" if high == MAX_LONG else ""
+            raise invalid(option, f"{shown(text)} is not a whole number, {low}{upper}{at_least}; write for example {example}")
+        return value
+
+    return parse
+
+
+_DURATION: Final = re.compile(r"([0-9]{1,12})(ms|s|m|h)")
+_MILLIS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Seconds of ``500ms``, ``30s``, ``2m``, ``1h`` or a bare ``0``."""
+    if text == "0":
+        return 0.0
+    match = _DURATION.fullmatch(text.lower())
+    if not match:
+        raise invalid(option, f"{shown(text)} is not a duration; write a whole number and ms, s, m or h, for example 30s")
+    return int(match[1]) * _MILLIS[match[2]] / 1000
+
+
+_SIZE: Final = re.compile(r"([0-9]{1,18})([kmg]?)")
+_BYTES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes of ``1048576``, ``512k``, ``64m`` or ``1g`` (powers of 1024), at least one."""
+    match = _SIZE.fullmatch(text.lower())
+    size = int(match[1]) * _BYTES[match[2]] if match else 0
+    if not 0 < size <= MAX_LONG:
+        raise invalid(option, f"{shown(text)} is not a size; write a number of bytes, or one with k, m or g, for example 64m")
+    return size
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z
+_ISO_EXAMPLE: Final = "for example 2026-03-01T12:00:00Z"
+
+
+def parse_timestamp(text: str, option: str) -> int:
+    """µs since 1970 of ISO-8601 text (UTC where it has no zone) or of a number of ms since 1970."""
+    if re.fullmatch(r"[0-9]{1,15}", text):
+        # RocketMQ writes such times as yyyyMMddHHmmss: read as ms, that would be a time centuries away.
+        if len(text) in (8, 14) and _is_calendar(text):
+            raise invalid(option, f"{shown(text)} may be a date or ms since 1970; write ISO-8601, {_ISO_EXAMPLE}")
+        if int(text) <= _LAST_MS:
+            return int(text) * 1000
+    else:
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError:
+            pass
+        else:
+            value = ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+            if value >= 0:
+                return value
+    raise invalid(option, f"{shown(text)} is not a time since 1970; write ISO-8601, {_ISO_EXAMPLE}, or ms since 1970")
+
+
+def _is_calendar(digits: str) -> bool:
+    try:
+        datetime.strptime(digits, "%Y%m%d" if len(digits) == 8 else "%Y%m%d%H%M%S")
+    except ValueError:
+        return False
+    return True
+
+
+def choice(values: Mapping[str, T]) -> Parser[T]:
+    """A parser of a word out of ``values``, in any case."""
+
+    def parse(text: str, option: str) -> T:
+        if text.lower() not in values:
+            raise invalid(option, f"{shown(text)} is not one of {', '.join(values)}; write for example {next(iter(values))}")
+        return values[text.lower()]
+
+    return parse
+
+
+def parse_path(text: str, option: str) -> str:
+    """The absolute path of a local directory; ``file:`` is stripped, any other scheme refused."""
+    example = "for example /data/omq"
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)|(file):", text, re.IGNORECASE)
+    if match:
+        scheme = (match[1] or match[2]).lower()
+        if scheme != "file":
+            # Only the scheme is shown: such an address may carry credentials.
+            raise OptionError(
+                "UNSUPPORTED",
+                f"option {option}: no {scheme}: address is supported, the embedded broker needs a local directory, {example}",
+            )
+        text = text[match.end() :]
+        if text.startswith("//"):
+            host, slash, rest = text[2:].partition("/")
+            if host.lower() not in ("", "localhost"):
+                raise invalid(option, f"the file: address names another host, {shown(host)}; give a local directory, {example}")
+            text = slash + rest
+    if not text or "\0" in text:
+        raise invalid(option, f"{shown(text)} is not a directory; give a local one, {example}")
+    if text.split("/")[0].startswith("~"):
+        raise invalid(option, f"{shown(text)}: ~ is not expanded; write the home directory out, {example}")
+    try:
+        return os.path.abspath(text)
+    except OSError as error:
+        raise invalid(
+            option, "the working directory is gone, so a relative path has no meaning; give an absolute path"
+        ) from error
+
+
+def parse_topic(text: str, option: str, *, writing: bool) -> str:
+    """A topic's name. Raises TopicError BAD_NAME or RESERVED that names the option."""
+    try:
+        check_topic(text, writing=writing)
+    except TopicError as error:
+        raise TopicError(error.sub, f"option {option}: {error.message}") from error
+    return text
+
+
+def parse_group(text: str, option: str) -> str:
+    """A consumer group's name. Raises GroupError BAD_NAME that names the option."""
+    try:
+        check_group(text)
+    except GroupError as error:
+        raise GroupError(error.sub, f"option {option}: {error.message}; write for example billing") from error
+    return text

@@ -1,0 +1,316 @@
+"""Owner: which queues a query owns, from where it reads each, and what it tells the broker at a micro-batch boundary.
+
+The Owner decides, the reader (ordered_source) does: each method answers with actions or takes the outcome of one. One ProcessQueue
+of bare ranges per queue keeps the offsets: put = found at the broker, take = planned into a batch, commit = Spark has committed the
+batch, and what is taken and not committed is in flight.
+
+Where a queue that was just locked is read from (design of the lineage rules; the exhaustive model checks them):
+
+- its tenure is the one that the checkpoint logged, and the group was not reset since → the checkpoint's offset; it goes on;
+- otherwise somebody may have processed it in between → the group's offset, and the queue is *entered* there;
+- the group has none → the checkpoint's offset if there is one, else the beginning that the reader was asked for.
+
+A replay of a logged batch repeats all of a queue's range in the first case and nothing of it in the others.
+
+Exclusive is the strategy "all queues" with the policy "refuse": every queue or none. Without a group (broadcasting) there are no
+tokens: the checkpoint alone holds the offsets. Pure: no clock, no broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+from orderedmq.lock import LockToken
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.offsets import Checkpoint, OffsetMap, ranges
+from orderedmq.process_queue import ProcessQueue, Slice
+
+#: (every queue of the topics) → those that this member should own.
+Strategy = Callable[[Sequence[MessageQueue]], Sequence[MessageQueue]]
+
+
+def all_queues(queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+    """The exclusive strategy."""
+    return queues
+
+
+class Policy(Enum):
+    """What a refused lock means."""
+
+    #: The query cannot run: all queues or none.
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """Ask for these queues; ``all_or_none``: give back what was granted if one is refused."""
+
+    queues: tuple[MessageQueue, ...]
+    all_or_none: bool
+
+
+@dataclass(frozen=True)
+class ReadOffset:
+    """Read the group's offsets of these queues, *after* they were locked."""
+
+    queues: tuple[MessageQueue, ...]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Move the group's offsets."""
+
+    offsets: Mapping[LockToken, int]
+
+
+@dataclass(frozen=True)
+class Unlock:
+    """Give queues back; ``in_flight`` ones only after the unlock delay, a task may still be at work."""
+
+    idle: tuple[LockToken, ...]
+    in_flight: tuple[LockToken, ...]
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A checkpoint that goes on below the group's offset: these messages are processed again."""
+
+    queue: MessageQueue
+    checkpoint: int
+    group: int
+
+
+class Owned:
+    """One owned queue: its lock token (None without a group), where the next range begins, and whether it was entered there."""
+
+    __slots__ = ("entered", "known", "pending", "position", "queue", "token")
+
+    def __init__(self, queue: MessageQueue, token: LockToken | None) -> None:
+        self.queue = queue
+        self.token = token
+        self.pending = ProcessQueue(queue)
+        #: None until it is decided.
+        self.position: int | None = None
+        self.entered = False
+        #: End of what was found at the broker so far.
+        self.known = 0
+
+    def place(self, position: int, *, entered: bool) -> None:
+        self.pending.clear()
+        self.position = self.known = position
+        self.entered = entered
+
+    def found(self, end: int) -> None:
+        """Messages up to ``end`` are at the broker."""
+        if end > self.known:
+            self.pending.put(Slice(self.known, end))
+            self.known = end
+
+
+class Owner:
+    """The queues of one query in one group.
+
+    ``owner_id`` is the query's (it lives in its checkpoint). Not thread-safe: the reader's main thread drives it.
+    """
+
+    def __init__(self, owner_id: str, *, strategy: Strategy = all_queues, policy: Policy = Policy.REFUSE) -> None:
+        self.owner_id = owner_id
+        self.strategy = strategy
+        self.policy = policy
+        self.owned: dict[MessageQueue, Owned] = {}
+        #: The group's reset number that the positions follow.
+        self.reset = 0
+        self._planned: Checkpoint | None = None
+
+    # -- the boundary between two micro-batches: nothing is in flight -------------------------------------------------------
+
+    def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue]) -> list[Lock | Commit]:
+        """Spark has committed everything below ``start``; ``queues`` exist. First what is processed, then what is missing."""
+        actions: list[Lock | Commit] = []
+        commit = self._processed(start)
+        if commit is not None:
+            actions.append(commit)
+        missing = self.missing(queues)
+        if missing:
+            actions.append(Lock(missing, all_or_none=self.policy is Policy.REFUSE))
+        return actions
+
+    def missing(self, queues: Sequence[MessageQueue]) -> tuple[MessageQueue, ...]:
+        """Queues that the strategy gives to this owner and that it has not locked, in locking order."""
+        return tuple(sorted(queue for queue in self.strategy(queues) if queue not in self.owned))
+
+    def _processed(self, start: Checkpoint) -> Commit | None:
+        planned, self._planned = self._planned, None
+        if planned is None:
+            return None
+        if start.next != planned.next:
+            # Spark came back without having run what was planned last: it is to be planned again.
+            for owned in self.owned.values():
+                owned.pending.rollback()
+                first = owned.pending.first_offset()
+                if first is not None:
+                    owned.position = first
+            return None
+        offsets: dict[LockToken, int] = {}
+        for owned in self.owned.values():
+            owned.entered = False
+            done = owned.pending.commit()
+            if done >= 0 and owned.token is not None:
+                offsets[owned.token] = done
+        return Commit(offsets) if offsets else None
+
+    # -- entering queues ---------------------------------------------------------------------------------------------------
+
+    def locked(self, tokens: Iterable[LockToken]) -> None:
+        """Queues were granted; where they are read from is not decided yet."""
+        for proof in tokens:
+            self.owned[proof.queue] = Owned(proof.queue, proof)
+
+    def assume(self, queues: Iterable[MessageQueue]) -> None:
+        """Broadcasting: take queues without a lock."""
+        for queue in queues:
+            self.owned[queue] = Owned(queue, None)
+
+    def unplaced(self) -> ReadOffset:
+        """Queues whose position is not decided."""
+        return ReadOffset(tuple(sorted(queue for queue, owned in self.owned.items() if owned.position is None)))
+
+    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int) -> bool:
+        """Whether nobody else had the queue, and nobody reset the group, since ``logged`` was written."""
+        if owned.token is None:
+            return True
+        return reset == logged.reset and logged.gen.get(owned.queue) == owned.token.tenure
+
+    def enter(
+        self, start: Checkpoint, group: OffsetMap, reset: int, beginnings: OffsetMap
+    ) -> tuple[Commit | None, list[Behind], dict[MessageQueue, tuple[int, int]]]:
+        """Decide the positions of all unplaced queues.
+
+        ``group``: the group's offsets; ``beginnings``: where a queue begins that nobody knows yet. Returns the offsets that the
+        group does not know yet (all below ``start`` is processed), the queues that are behind the group, and those that left the
+        checkpoint's offset for the group's: (checkpoint, group).
+        """
+        commits: dict[LockToken, int] = {}
+        behind: list[Behind] = []
+        left: dict[MessageQueue, tuple[int, int]] = {}
+        for queue in self.unplaced().queues:
+            owned = self.owned[queue]
+            logged = start.next.get(queue)
+            at_group = group.get(queue)
+            if logged is not None and (at_group is None or self.unbroken(owned, start, reset)):
+                position = logged
+                if at_group is not None and at_group > logged:
+                    behind.append(Behind(queue, logged, at_group))
+            elif at_group is not None:
+                position = at_group
+                if logged is not None and logged != at_group:
+                    left[queue] = (logged, at_group)
+            else:
+                position = beginnings[queue]
+            owned.place(position, entered=logged != position)
+            if owned.token is not None and (at_group is None or at_group < position):
+                commits[owned.token] = position
+        self.reset = reset
+        return (Commit(commits) if commits else None), behind, left
+
+    # -- planning ----------------------------------------------------------------------------------------------------------
+
+    def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
+        """What is found at the broker (``ends``: each queue's max offset) and not planned yet."""
+        out: dict[MessageQueue, OffsetRange] = {}
+        for queue, owned in self.owned.items():
+            if owned.position is None:
+                continue
+            owned.found(ends.get(queue, owned.known))
+            out[queue] = OffsetRange(owned.position, owned.known)
+        return out
+
+    def skip(self, queue: MessageQueue, offset: int) -> None:
+        """Messages before ``offset`` are lost, and the user accepts it: enter the queue there."""
+        self.owned[queue].place(offset, entered=True)
+
+    def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str], reset: int) -> Checkpoint:
+        """Take ``counts`` messages of each queue into the next batch and return the offset to log."""
+        following: dict[MessageQueue, int] = {}
+        entered: dict[MessageQueue, int] = {}
+        gen: dict[MessageQueue, int] = {}
+        for queue in sorted(self.owned):
+            owned = self.owned[queue]
+            if owned.position is None:
+                continue
+            if owned.entered:
+                entered[queue] = owned.position
+            count = counts.get(queue, 0)
+            if count:
+                owned.pending.take(count, 0.0)
+                owned.position += count
+            following[queue] = owned.position
+            if owned.token is not None:
+                gen[queue] = owned.token.tenure
+        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), reset)
+        return self._planned
+
+    def entered(self) -> bool:
+        """Whether a queue was entered that no checkpoint knows of."""
+        return any(owned.entered for owned in self.owned.values())
+
+    # -- running what was logged -------------------------------------------------------------------------------------------
+
+    def is_planned(self, end: Checkpoint) -> bool:
+        return self._planned is not None and self._planned.to_spark() == end.to_spark()
+
+    def replay(self, start: Checkpoint, end: Checkpoint, reset: int) -> dict[MessageQueue, OffsetRange]:
+        """A logged batch is run again after a restart: its non-empty ranges that are still this owner's to repeat.
+
+        Queues of a broken lineage stay unplaced, so that the next boundary enters them at the group's offset.
+        """
+        out: dict[MessageQueue, OffsetRange] = {}
+        for queue, span in ranges(start, end).items():
+            owned = self.owned.get(queue)
+            if owned is None or not self.unbroken(owned, end, reset):
+                continue
+            owned.place(span.begin, entered=False)
+            owned.found(span.end)
+            owned.position = span.end
+            if span.messages:
+                owned.pending.take(span.messages, 0.0)
+                out[queue] = span
+        self.reset = reset
+        self._planned = end
+        return out
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def stop(self, group: OffsetMap) -> Unlock:
+        """Give back everything. A queue whose group offset has reached its planned end was published: nothing is in flight."""
+        idle: list[LockToken] = []
+        busy: list[LockToken] = []
+        for queue, owned in self.owned.items():
+            if owned.token is None:
+                continue
+            taken = owned.pending.taken()
+            done = not taken or group.get(queue, -1) >= taken[-1].end
+            (idle if done else busy).append(owned.token)
+        return Unlock(tuple(idle), tuple(busy))
+
+    def in_flight(self) -> dict[MessageQueue, OffsetRange]:
+        """What is planned and not committed."""
+        out: dict[MessageQueue, OffsetRange] = {}
+        for queue, owned in self.owned.items():
+            taken = owned.pending.taken()
+            if taken:
+                out[queue] = OffsetRange(taken[0].begin, taken[-1].end)
+        return out
+
+    def _check(self) -> None:
+        """Every invariant; for tests."""
+        for queue, owned in self.owned.items():
+            owned.pending._check()
+            assert owned.queue == queue and (owned.token is None or owned.token.queue == queue)
+            if owned.position is not None:
+                taken = owned.pending.taken()
+                assert owned.position <= owned.known
+                assert not taken or taken[-1].end == owned.position, "what is taken ends where the next range begins"

@@ -1,0 +1,118 @@
+"""Rows that a producer hands over: what they must look like, checked before anything is written. Pure.
+
+Limits are RocketMQ's (model.py). Whole columns are checked at once; only an error looks for its row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.errors import MessageError, SchemaError
+from orderedmq.model import (
+    MAX_BODY_BYTES,
+    MAX_KEY_BYTES,
+    MAX_PROPERTIES_BYTES,
+    PRODUCER_COLUMNS,
+    PRODUCER_SCHEMA,
+    RESERVED_PROPERTIES,
+)
+
+_TEXT = ("tags", "keys", "sharding_key")
+
+
+def normalise(rows: pa.RecordBatch, where: str) -> pa.RecordBatch:
+    """The producer's columns of ``rows`` in the message schema's types, checked; reserved properties are taken out.
+
+    ``where`` names the target in errors. Raises SchemaError MISSING_COLUMN or WRONG_TYPE, MessageError NULL_BODY, TOO_LARGE,
+    KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's number in the batch.
+    """
+    if "body" not in rows.schema.names:
+        raise SchemaError("MISSING_COLUMN", f"rows for {where} have no column 'body' (binary or string)")
+    fields, arrays = [], []
+    for name in PRODUCER_COLUMNS:
+        at = rows.schema.get_field_index(name)
+        if at < 0:
+            continue
+        field = PRODUCER_SCHEMA.field(name)
+        column = rows.column(at)
+        if not column.type.equals(field.type):
+            try:
+                column = column.cast(field.type)
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise SchemaError("WRONG_TYPE", f"column {name!r} for {where} is {column.type}, not {field.type}") from error
+        fields.append(field)
+        arrays.append(column)
+    checked = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    _check_body(checked.column("body"), where)
+    for name in _TEXT:
+        if name in checked.schema.names:
+            _check_length(checked.column(name), name, where)
+    if "properties" in checked.schema.names:
+        place = checked.schema.get_field_index("properties")
+        column = _without_reserved(checked.column(place))
+        _check_properties(column, where)
+        checked = checked.set_column(place, checked.schema.field(place), column)
+    return checked
+
+
+def _first(mask: pa.Array) -> int:
+    return int(pc.index(mask, True).as_py())
+
+
+def _check_body(body: pa.Array, where: str) -> None:
+    if body.null_count:
+        raise MessageError(
+            "NULL_BODY", f"row {_first(body.is_null())} for {where} has no body; filter such rows out, or write an empty one (b'')"
+        )
+    lengths = pc.binary_length(body)
+    longest = pc.max(lengths).as_py() or 0
+    if longest > MAX_BODY_BYTES:
+        row = _first(pc.greater(lengths, MAX_BODY_BYTES))
+        raise MessageError(
+            "TOO_LARGE",
+            f"row {row} for {where} has a body of {lengths[row].as_py()} bytes, at most {MAX_BODY_BYTES} are allowed: split it, or "
+            "write a reference to it",
+        )
+
+
+def _check_length(column: pa.Array, name: str, where: str) -> None:
+    if column.null_count == len(column):
+        return
+    lengths = pc.binary_length(column)
+    if (pc.max(lengths).as_py() or 0) > MAX_KEY_BYTES:
+        row = _first(pc.fill_null(pc.greater(lengths, MAX_KEY_BYTES), False))
+        raise MessageError(
+            "KEY_TOO_LONG",
+            f"row {row} for {where} has a {name} of {lengths[row].as_py()} bytes, at most {MAX_KEY_BYTES} are allowed",
+        )
+
+
+def _without_reserved(column: pa.Array) -> pa.Array:
+    """Properties that only RocketMQ or a column may set do not travel from a source's rows into a sink's."""
+    names = column.keys
+    if not pc.any(pc.is_in(names, pa.array(sorted(RESERVED_PROPERTIES)))).as_py():
+        return column
+    kept = [
+        None if pairs is None else [(key, value) for key, value in pairs if key not in RESERVED_PROPERTIES]
+        for pairs in column.to_pylist()
+    ]
+    return pa.array(kept, column.type)
+
+
+def _check_properties(column: pa.Array, where: str) -> None:
+    offsets = column.offsets.to_numpy().astype(np.int64)
+    if offsets[-1] == offsets[0]:
+        return
+    offsets -= offsets[0]
+    # As RocketMQ writes them: name, value and two separators.
+    pairs = pc.fill_null(pc.add(pc.binary_length(column.keys), pc.binary_length(column.items)), 0).to_numpy(zero_copy_only=False) + 2
+    ends = np.concatenate(([0], np.cumsum(pairs, dtype=np.int64)))
+    sizes = ends[offsets[1:]] - ends[offsets[:-1]]
+    row = int(np.argmax(sizes))
+    if sizes[row] > MAX_PROPERTIES_BYTES:
+        raise MessageError(
+            "PROPERTIES_TOO_LARGE",
+            f"row {row} for {where} has properties of {sizes[row]} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",
+        )

@@ -1,0 +1,453 @@
+"""Which queue a row goes to: RocketMQ's MessageQueueSelectors, and the hashes of sharding keys.
+
+Rules: pure and vectorised, no Python loop over rows; the hash is Java's, so that Java producers and this package send a key to
+the same queue; a selector's choices follow from its arguments alone, so that a retry chooses the same queues. Selectors count
+the rows that they have seen: one object per writing task.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
+from orderedmq.model import MAX_QUEUES
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Words: TypeAlias = npt.NDArray[np.uint64]
+#: The chosen queues' positions, one per row: 16 bits hold every queue number, and numpy sorts them fastest.
+Queues: TypeAlias = npt.NDArray[np.uint16]
+
+_LOW8: Final = np.uint64(0x00FF00FF00FF00FF)
+_LOW16: Final = np.uint64(0x0000FFFF0000FFFF)
+_HIGH_BITS: Final = np.uint64(0x8080808080808080)
+#: Masks that keep the last 0 to 8 bytes of a little-endian word.
+_KEEP: Final = np.array([0] + [(2**64 - 1) << (64 - 8 * n) & (2**64 - 1) for n in range(1, 9)], dtype=np.uint64)
+#: Rows that are hashed together. Arrays of 8 bytes a row stay in the cache, and below the 128 KiB from which the C library maps
+#: fresh pages for each (they cost 4 times the hashing).
+_BLOCK: Final = 12288
+
+
+# -- hashes
+
+
+class _Strings:
+    """Strings that lie one behind the other, as little-endian words of 8 bytes that are aligned at the strings' *ends*.
+
+    ``words[k]`` has the bytes 8k to 8k + 8, counted from the end, of the rows that reach so far, as (these rows' numbers, or
+    None for all; their words); a word that reaches beyond its string's start has zeros there. So a polynomial hash weighs word
+    k alike in every row, whatever the row's length, and no row needs a loop of its own.
+    """
+
+    def __init__(self, data: Bytes, ends: Int64s, lengths: Int64s) -> None:
+        """Row i is ``data[ends[i] - lengths[i] : ends[i]]``. When all lengths agree, each row begins where the last ended."""
+        self.lengths = lengths
+        self.ascii = not len(data) or int(data.max()) < 128
+        self.words: list[tuple[npt.NDArray[np.intp] | None, Words]] = []
+        longest, shortest = int(lengths.max()), int(lengths.min())
+        rows: npt.NDArray[np.intp] | None = None
+        # Room for the word of a first row that is shorter than a word.
+        padded = np.concatenate((np.zeros(8, dtype=np.uint8), data))
+        ending_at: Words = np.ndarray((len(data) + 1,), dtype="<u8", buffer=padded, strides=(1,))
+        for done in range(0, longest, 8):
+            if longest == shortest:
+                at = int(ends[0]) - done
+                word: Words = np.ndarray((len(ends),), dtype="<u8", buffer=padded, offset=at, strides=(longest,))
+                self.words.append((None, word & _KEEP[min(longest - done, 8)]))
+            elif done < shortest:
+                word = ending_at[ends - done]
+                if done + 8 > shortest:
+                    word &= _KEEP[np.minimum(lengths - done, 8)]
+                self.words.append((None, word))
+            else:
+                rows = np.flatnonzero(lengths > done) if rows is None else rows[lengths[rows] > done]
+                self.words.append((rows, ending_at[ends[rows] - done] & _KEEP[np.minimum(lengths[rows] - done, 8)]))
+
+    def java_hash(self, unit: int) -> npt.NDArray[np.uint32]:
+        """String.hashCode of each row: the sum of s[i] * 31^(n-1-i) over its units, which have 1 byte (ASCII) or 2."""
+        result = np.zeros(len(self.lengths), dtype=np.uint32)
+        weight = 1
+        for rows, words in self.words:
+            part = _fold(words, unit) * np.uint32(weight)
+            if rows is None:
+                result += part
+            else:
+                result[rows] += part
+            weight = weight * 31 ** (8 // unit) % 2**32
+        return result
+
+    def hash64(self) -> Words:
+        """64 well-mixed bits of each row. Keys of at most 8 bytes and of one length never collide, others only by chance."""
+        result = _mix(self.lengths.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+        for rows, words in self.words:
+            if rows is None:
+                result = _mix(result ^ words)
+            else:
+                result[rows] = _mix(result[rows] ^ words)
+        return result
+
+    def not_ascii(self) -> npt.NDArray[np.intp]:
+        """The numbers of the rows that have a byte above 127."""
+        found = np.zeros(len(self.lengths), dtype=np.bool_)
+        if self.ascii:
+            return np.flatnonzero(found)
+        for rows, words in self.words:
+            high = (words & _HIGH_BITS) != 0
+            if rows is None:
+                found |= high
+            else:
+                found[rows] |= high
+        return np.flatnonzero(found)
+
+
+def _fold(words: Words, unit: int) -> npt.NDArray[np.uint32]:
+    """Java's hash of the 8 one-byte or 4 two-byte units in each word, by lanes: pairs, pairs of pairs, halves.
+
+    No lane overflows into the next one before the last step: 255 * 32 < 2^16, 8160 * 962 < 2^32, 65535 * 32 < 2^32.
+    """
+    high = words >> np.uint64(8 * unit)
+    if unit == 1:
+        high &= _LOW8
+        pairs = words & _LOW8
+        pairs *= np.uint64(31)
+        pairs += high
+        high = pairs >> np.uint64(16)
+        high &= _LOW16
+        pairs &= _LOW16
+        pairs *= np.uint64(31**2)
+    else:
+        high &= _LOW16
+        pairs = words & _LOW16
+        pairs *= np.uint64(31)
+    pairs += high
+    np.right_shift(pairs, np.uint64(32), out=high)
+    pairs *= np.uint64(31 ** (4 // unit))
+    pairs += high
+    return pairs.astype(np.uint32)
+
+
+def _mix(x: Words) -> Words:
+    """MurmurHash3's 64-bit finaliser: a bijection of which every input bit changes every output bit half of the time.
+
+    Works in place.
+    """
+    shift = np.uint64(33)
+    x ^= x >> shift
+    x *= np.uint64(0xFF51AFD7ED558CCD)
+    x ^= x >> shift
+    x *= np.uint64(0xC4CEB9FE1A85EC53)
+    x ^= x >> shift
+    return x
+
+
+class HashedKeys:
+    """The hashes of an array of sharding keys, computed when first asked for, both in one walk over the keys' bytes.
+
+    ``keys`` is an array of strings (string, large_string, string_view, or a dictionary of these; sliced or not), or of nulls.
+    Keys are not dictionary-encoded here: finding the distinct ones costs more than hashing them all, unless they are long.
+    Raises SchemaError WRONG_TYPE for another type, TypeError for a chunked array.
+    """
+
+    def __init__(self, keys: pa.Array, *, java: bool = True, hash64: bool = True) -> None:
+        """``java`` and ``hash64`` say which hashes will be asked for."""
+        if not isinstance(keys, pa.Array):
+            raise TypeError(f"sharding keys must be one array, not {type(keys).__name__}")
+        self.keys = keys
+        self._wants = java, hash64
+        self._distinct: HashedKeys | None = None
+        self._plain = keys
+        if pa.types.is_null(keys.type):
+            self._plain = keys.cast(pa.string())
+        elif pa.types.is_string_view(keys.type):
+            self._plain = keys.cast(pa.large_string())
+        elif isinstance(keys, pa.DictionaryArray):
+            self._distinct = HashedKeys(keys.dictionary, java=java, hash64=hash64)
+        elif not (pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type)):
+            raise SchemaError("WRONG_TYPE", f"a sharding key is a string, not {keys.type}; cast the column to string")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def java(self) -> npt.NDArray[np.int32]:
+        """Java's String.hashCode of each key, over its UTF-16 units; 0 for a null."""
+        assert self._wants[0], "not asked for"
+        return self._hashes[0]
+
+    @property
+    def hash64(self) -> Words:
+        """64 bits of each key's UTF-8 bytes, the same in every process and on every machine; 0 for a null."""
+        assert self._wants[1], "not asked for"
+        return self._hashes[1]
+
+    @cached_property
+    def valid(self) -> npt.NDArray[np.bool_] | None:
+        """Which rows have a key; None when all have."""
+        mask: npt.NDArray[np.bool_] | None = None
+        if self.keys.null_count:
+            mask = self.keys.is_valid().to_numpy(zero_copy_only=False)
+        if self._distinct is not None and self._distinct.valid is not None:
+            mask = self._distinct.valid[self._places] & (True if mask is None else mask)
+        return mask
+
+    @property
+    def _places(self) -> npt.NDArray[np.intp]:
+        """Of a dictionary array: each row's place in the dictionary, any for a null."""
+        places: npt.NDArray[np.intp] = pc.fill_null(self.keys.indices, 0).to_numpy(zero_copy_only=False).astype(np.intp)
+        return places
+
+    @cached_property
+    def _hashes(self) -> tuple[npt.NDArray[np.int32], Words]:
+        if self._distinct is not None and len(self._distinct):
+            places = self._places
+            java, wide = (hashes[places] if len(hashes) else hashes for hashes in self._distinct._hashes)
+        elif self._distinct is not None:
+            java, wide = (np.zeros(len(self) * wanted, dtype) for wanted, dtype in zip(self._wants, (np.int32, np.uint64)))
+        else:
+            java, wide = self._walk()
+        if self.valid is not None:
+            for hashes in (java, wide):
+                hashes[~self.valid[: len(hashes)]] = 0
+        return java, wide
+
+    def _walk(self) -> tuple[npt.NDArray[np.int32], Words]:
+        """Both hashes, or an empty array for the one that nobody wants; any value for a null."""
+        data, offsets = _buffers(self._plain)
+        java = np.zeros(len(self) if self._wants[0] else 0, dtype=np.uint32)
+        wide = np.zeros(len(self) if self._wants[1] else 0, dtype=np.uint64)
+        for first in range(0, len(self), _BLOCK):
+            bounds = offsets[first : first + _BLOCK + 1].astype(np.int64)
+            lengths = np.diff(bounds)
+            rows = slice(first, first + len(lengths))
+            if self.valid is not None:
+                lengths *= self.valid[rows]  # a null may have bytes
+            strings = _Strings(data[bounds[0] : bounds[-1]], bounds[1:] - bounds[0], lengths)
+            if self._wants[1]:
+                wide[rows] = strings.hash64()
+            if self._wants[0]:
+                java[rows] = strings.java_hash(1)
+                other = strings.not_ascii() + first
+                if len(other):
+                    java[other] = _utf16(self._plain.take(pa.array(other))).java_hash(2)
+        return java.view(np.int32), wide
+
+
+#: What selectors take. Passing `HashedKeys` shares the walk with the other hash.
+Keys: TypeAlias = pa.Array | HashedKeys
+
+
+def _buffers(keys: pa.Array) -> tuple[Bytes, npt.NDArray[Any]]:
+    """The bytes of a (large_)string array, sliced or not, and its rows + 1 offsets into them (int32 or int64)."""
+    if not len(keys):
+        return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    _, offsets, data = keys.buffers()
+    width = np.int64 if pa.types.is_large_string(keys.type) else np.int32
+    raw = np.frombuffer(data, dtype=np.uint8) if data is not None and data.size else np.zeros(0, dtype=np.uint8)
+    return raw, np.frombuffer(offsets, dtype=width)[keys.offset : keys.offset + len(keys) + 1]
+
+
+def _utf16(keys: pa.Array) -> _Strings:
+    """Strings without nulls in UTF-16, little-endian. Bytes that are not UTF-8 become U+FFFD, as in Java."""
+    data, offsets = _buffers(keys)
+    data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
+    leads = (data & 0xC0) != 0x80
+    try:
+        # One call for all rows. A row that began with a continuation byte would join the row before it.
+        if not leads[offsets[:-1][np.diff(offsets) > 0]].all():
+            raise UnicodeDecodeError("utf-8", b"", 0, 0, "a row begins within a character")
+        units = data.tobytes().decode().encode("utf-16-le")
+    except UnicodeDecodeError:
+        rows = [value.as_buffer().to_pybytes().decode(errors="replace").encode("utf-16-le") for value in keys]
+        ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+        units = b"".join(rows)
+    else:
+        # A character has one unit, and two where UTF-8 needs four bytes.
+        count = np.zeros(len(data) + 1, dtype=np.int64)
+        np.cumsum(leads.view(np.uint8) + (data >= 0xF0), dtype=np.int64, out=count[1:])
+        ends = 2 * count[offsets[1:]]
+    return _Strings(np.frombuffer(units, dtype=np.uint8), ends, np.diff(ends, prepend=0))
+
+
+def java_string_hash(keys: pa.Array) -> npt.NDArray[np.int32]:
+    """Java's String.hashCode of each key; 0 for a null. See `HashedKeys` for types and errors."""
+    return HashedKeys(keys, hash64=False).java
+
+
+def key_hash64(keys: pa.Array) -> Words:
+    """64 well-mixed bits of each key, to find the same key in two tasks; 0 for a null. See `HashedKeys`."""
+    return HashedKeys(keys, java=False).hash64
+
+
+def select_by_hash(hashes: npt.NDArray[np.int32], n: int) -> Queues:
+    """SelectMessageQueueByHash: the truncating remainder of each hash by ``n`` (1 to 65,536), without its sign."""
+    _check_count(n)
+    # |h rem n| = |h| mod n. As unsigned numbers, |-2^31| exists; and numpy divides by a scalar faster than it takes remainders.
+    size = np.abs(hashes).view(np.uint32)
+    return (size - size // np.uint32(n) * np.uint32(n)).astype(np.uint16)
+
+
+def _check_count(n: int) -> None:
+    if not 1 <= n <= MAX_QUEUES:
+        raise ValueError(f"cannot choose among {n} queues")
+
+
+# -- selectors
+
+
+class Selector(Protocol):
+    """Chooses a queue for each row. ``keys`` are the rows' sharding keys (None: the rows have none); null: a row without."""
+
+    def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:
+        """The position, 0 to n_queues - 1, of each row's queue among the topic's queues."""
+        ...
+
+
+class HashSelector:
+    """The queue of the key's Java hash; rows without a key go round-robin, from ``start`` on, across batches."""
+
+    def __init__(self, start: int = 0) -> None:
+        self._next = start
+
+    def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:
+        _check_count(n_queues)
+        if keys is None:
+            return self._round_robin(rows.num_rows, n_queues)
+        hashed = keys if isinstance(keys, HashedKeys) else HashedKeys(keys, hash64=False)
+        queues = select_by_hash(hashed.java, n_queues)
+        if hashed.valid is not None:
+            missing = ~hashed.valid
+            queues[missing] = self._round_robin(int(missing.sum()), n_queues)
+        return queues
+
+    def _round_robin(self, count: int, n: int) -> Queues:
+        first, self._next = self._next, self._next + count
+        return ((first % n + np.arange(count, dtype=np.int64)) % n).astype(np.uint16)
+
+
+class RandomSelector:
+    """A uniform choice that depends on ``seed`` (>= 0) and the row's number alone, not on how rows come in batches."""
+
+    def __init__(self, seed: int) -> None:
+        self._bits = np.random.PCG64(seed)
+
+    def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:  # noqa: ARG002
+        _check_count(n_queues)
+        # The raw stream: numpy promises to keep it, unlike its distributions.
+        raw = self._bits.random_raw(rows.num_rows)
+        queues: Queues = ((raw >> np.uint64(32)) * np.uint64(n_queues) >> np.uint64(32)).astype(np.uint16)
+        return queues
+
+
+class QueueIdSelector:
+    """The queue that the row's column ``queue_id`` names."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:  # noqa: ARG002
+        """Raises SchemaError MISSING_COLUMN or WRONG_TYPE, and MessageError BAD_QUEUE_ID for a null or an unknown queue."""
+        _check_count(n_queues)
+        if "queue_id" not in rows.schema.names:
+            raise SchemaError(
+                "MISSING_COLUMN",
+                "messageQueueSelector=queueId needs a column queue_id; add it, or choose another selector",
+            )
+        column = rows.column("queue_id")
+        if not pa.types.is_integer(column.type):
+            raise SchemaError("WRONG_TYPE", f"queue_id is an int, not {column.type}; cast the column to int")
+        bad = pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, n_queues)), True)
+        row = pc.index(bad, True).as_py()
+        if row >= 0:
+            value = column[row].as_py()
+            raise MessageError(
+                "BAD_QUEUE_ID",
+                f"row {self._seen + row} of its partition (the first is 0) has queue_id {'null' if value is None else value}; "
+                f"the topic's queues are 0 to {n_queues - 1}",
+            )
+        self._seen += rows.num_rows
+        queues: Queues = column.to_numpy(zero_copy_only=False).astype(np.uint16)
+        return queues
+
+
+#: (keys, number of queues) → the queue's position for each key, as integers: a sequence, a numpy or an Arrow array.
+SelectorFunction: TypeAlias = Callable[[pa.Array, int], Any]
+
+
+class FunctionSelector:
+    """A user's choice: ``function(keys, n)`` gets the keys of a batch of rows as one Arrow array, null where there is none."""
+
+    def __init__(self, function: SelectorFunction, name: str) -> None:
+        """``name`` is what errors call the function."""
+        self._function = function
+        self._name = name
+
+    def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:
+        """Raises SinkError SELECTOR_FAILED when the function fails or its result is not a queue per row."""
+        _check_count(n_queues)
+        plain = pa.nulls(rows.num_rows, pa.string()) if keys is None else keys.keys if isinstance(keys, HashedKeys) else keys
+        try:
+            result = np.asarray(self._function(plain, n_queues))
+        except Exception as error:
+            raise self._failed(f"raised {type(error).__name__}: {error}") from error
+        if result.shape != (rows.num_rows,):
+            raise self._failed(f"returned a result of shape {result.shape} for {rows.num_rows} rows; return one int per row")
+        if not rows.num_rows:
+            return np.zeros(0, dtype=np.uint16)
+        if not np.issubdtype(result.dtype, np.integer):
+            raise self._failed(f"returned {result.dtype} values; return one int per row")
+        bad = np.flatnonzero((result < 0) | (result >= n_queues))
+        if len(bad):
+            raise self._failed(f"chose queue {result[bad[0]]} for row {bad[0]} of a batch; the queues are 0 to {n_queues - 1}")
+        return result.astype(np.uint16)
+
+    def _failed(self, what: str) -> SinkError:
+        return SinkError("SELECTOR_FAILED", f"the queue selector {self._name} {what}".replace("\n", " "))
+
+
+def load_function(path: str) -> SelectorFunction:
+    """The function that ``package.module:function`` names. Raises OptionError INVALID."""
+    module, colon, name = path.partition(":")
+    if not (module and colon and name):
+        raise _invalid(path, "is not of the form package.module:function", "name a module, a colon and a function")
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:  # whatever the user's module raises when it is run
+        why = f"cannot be loaded: {type(error).__name__}: {error}"
+        raise _invalid(path, why, "the module must be importable on the driver and on every executor") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise _invalid(path, f"cannot be loaded: {module} has no {name}", "check the function's name")
+        found = getattr(found, part)
+    if not callable(found):
+        raise _invalid(path, f"is no function but {type(found).__name__}", "name a function of (keys, number of queues)")
+    function: SelectorFunction = found
+    return function
+
+
+def _invalid(path: str, why: str, remedy: str) -> OptionError:
+    return OptionError("INVALID", f"option messageQueueSelector: {path!r} {why}; {remedy}".replace("\n", " "))
+
+
+def selector(name: str, seed: int) -> Selector:
+    """The selector that the option messageQueueSelector names: hash, random, queueId, or package.module:function.
+
+    ``seed`` (>= 0) stands for the batch and the partition, so that a retry chooses the same queues. Raises OptionError INVALID.
+    """
+    match name:
+        case "hash":
+            return HashSelector(seed)
+        case "random":
+            return RandomSelector(seed)
+        case "queueId":
+            return QueueIdSelector()
+    if ":" not in name:
+        raise _invalid(name, "is no selector", "use hash, random, queueId or package.module:function")
+    return FunctionSelector(load_function(name), name)

@@ -1,0 +1,156 @@
+"""The writer's options.
+
+Rules: as in options.py. Whether the named columns exist and a user's function can be imported is checked where the writer is
+built.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple, Self
+
+from orderedmq.errors import OptionError
+from orderedmq.model import MAX_QUEUES
+from orderedmq.options import Given, choice, integer, invalid, parse_size, parse_topic, shown
+
+OnKeyConflict = Literal["error", "warn", "ignore"]
+OnReplayDiffers = Literal["error", "skip"]
+Compression = Literal["none", "lz4"]
+
+_ON_KEY_CONFLICT: Final[Mapping[str, OnKeyConflict]] = {"error": "error", "warn": "warn", "ignore": "ignore"}
+_ON_REPLAY_DIFFERS: Final[Mapping[str, OnReplayDiffers]] = {"error": "error", "skip": "skip"}
+_COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4"}
+_SELECTORS: Final = {"hash": "hash", "random": "random", "queueid": "queueId"}
+#: An application's name is a key in the store.
+MAX_APP_ID_LENGTH: Final = 255
+
+
+class SortColumn(NamedTuple):
+    """One column of ``orderBy``."""
+
+    name: str
+    descending: bool = False
+
+
+@dataclass(frozen=True)
+class SinkOptions:
+    """The checked options of a writer. Sizes in bytes.
+
+    ``topic`` None: the column topic is needed. ``sharding_key`` is a column; it must exist only if ``sharding_key_explicit``.
+    ``selector`` is ``hash``, ``random``, ``queueId`` or ``module:function``. ``topic_queue_nums`` None: a missing topic is an
+    error. ``txn_app_id`` and ``txn_version`` are both None or both set.
+    """
+
+    path: str
+    topic: str | None
+    sharding_key: str
+    sharding_key_explicit: bool
+    selector: str
+    topic_queue_nums: int | None
+    order_by: tuple[SortColumn, ...]
+    order_buffer_size: int
+    on_key_conflict: OnKeyConflict
+    on_replay_differs: OnReplayDiffers
+    compression: Compression | None
+    txn_app_id: str | None
+    txn_version: int | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
+        """Check all options of a writer; ``streaming`` None: not known yet, what depends on it is not checked.
+
+        Raises OptionError, and TopicError for a bad or reserved topic.
+        """
+        given = Given(options, "sink")
+        _check_txn(given, streaming)
+        return cls(
+            path=given.path(),
+            topic=given.optional("topic", _topic),
+            sharding_key=given.value("shardingKey", _column),
+            sharding_key_explicit=given.has("shardingKey"),
+            selector=given.value("messageQueueSelector", _selector),
+            topic_queue_nums=given.optional("topicQueueNums", integer(1, MAX_QUEUES, 8)),
+            order_by=given.optional("orderBy", _order_by) or (),
+            order_buffer_size=given.value("orderBufferSize", parse_size),
+            on_key_conflict=given.value("onKeyConflict", choice(_ON_KEY_CONFLICT)),
+            on_replay_differs=given.value("onReplayDiffers", choice(_ON_REPLAY_DIFFERS)),
+            compression=given.optional("compression", choice(_COMPRESSIONS)),
+            txn_app_id=given.optional("txnAppId", _app_id),
+            txn_version=given.optional("txnVersion", integer(0, example=7)),
+        )
+
+
+def _check_txn(given: Given, streaming: bool | None) -> None:
+    for name, other in (("txnAppId", "txnVersion"), ("txnVersion", "txnAppId")):
+        if not given.has(name):
+            continue
+        if streaming is True:
+            raise OptionError(
+                "UNSUPPORTED",
+                f"option {name} is not supported in a stream, which is idempotent by its checkpoint; drop it, or use df.write",
+            )
+        if not given.has(other):
+            raise OptionError("MISSING", f"option {name} needs {other}; set both, or neither")
+
+
+def _topic(text: str, option: str) -> str:
+    if "," in text:
+        raise invalid(
+            option, f"{shown(text)} is a list, and the option names one topic; for several, drop it and write a column topic"
+        )
+    return parse_topic(text, option, writing=True)
+
+
+def _column(text: str, option: str) -> str:
+    if not text:
+        raise invalid(option, "the column's name is empty; write for example order_id")
+    return text
+
+
+def _app_id(text: str, option: str) -> str:
+    if not 0 < len(text) <= MAX_APP_ID_LENGTH:
+        raise invalid(
+            option, f"{shown(text)} has {len(text)} characters, not 1 to {MAX_APP_ID_LENGTH}; write for example billing-job"
+        )
+    return text
+
+
+def _selector(text: str, option: str) -> str:
+    known = _SELECTORS.get(text.lower())
+    if known:
+        return known
+    if text.lower() == "machineroom":
+        raise OptionError(
+            "UNSUPPORTED",
+            f"option {option}=machineRoom is not supported: rooms are RocketMQ's broker names, and this version speaks to the "
+            "embedded broker only; use hash",
+        )
+    module, colon, function = text.partition(":")
+    if not colon or not all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), function)):
+        raise invalid(
+            option, f"{shown(text)} is not hash, random, queueId or module:function; write for example my.rules:choose"
+        )
+    return text
+
+
+_SORT_COLUMN: Final = re.compile(r"(?:`([^`]+)`|([^\s`]+))(?:\s+(asc|desc))?", re.IGNORECASE)
+
+
+def _order_by(text: str, option: str) -> tuple[SortColumn, ...]:
+    """Columns, each with ``asc`` or ``desc`` or neither; a name with blanks or commas stands in backquotes."""
+    columns: list[SortColumn] = []
+    # A comma counts where the number of backquotes behind it is even.
+    for item in re.split(r",(?=(?:[^`]*`[^`]*`)*[^`]*$)", text):
+        match = _SORT_COLUMN.fullmatch(item.strip())
+        if not match:
+            raise invalid(
+                option, f"{shown(item.strip())} is not a column with asc or desc; write for example created_at, id desc"
+            )
+        name = match[1] or match[2]
+        if any(name == column.name for column in columns):
+            raise invalid(option, f"column {shown(name)} is named twice; name it once")
+        columns.append(SortColumn(name, (match[3] or "").lower() == "desc"))
+    return tuple(columns)

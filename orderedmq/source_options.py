@@ -1,0 +1,399 @@
+"""The reader's options, and the JSON form of offsets in options.
+
+Rules: as in options.py. What a stream and a batch differ in is checked only when it is known which one it is. Nothing here asks
+a broker: whether topics and queues exist, and whether offsets name every queue, is checked where they are used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, NoReturn, Self
+
+from orderedmq.errors import OptionError, TopicError
+from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue, check_topic
+from orderedmq.options import (
+    MAX_LONG,
+    MAX_PULL_BATCH,
+    Given,
+    choice,
+    conflict,
+    integer,
+    invalid,
+    parse_bool,
+    parse_duration,
+    parse_group,
+    parse_size,
+    parse_timestamp,
+    parse_topic,
+    shown,
+)
+
+#: In place of an offset: the queue's end, and its first message that is still there.
+LATEST: Final = -1
+EARLIEST: Final = -2
+
+MessageModel = Literal["clustering", "broadcasting"]
+Assignment = Literal["exclusive"]
+ConsumeFrom = Literal["first", "last", "timestamp"]
+StartKind = Literal["committed", "earliest", "latest", "json", "timestamp"]
+
+_MODELS: Final[Mapping[str, MessageModel]] = {"clustering": "clustering", "broadcasting": "broadcasting"}
+_CONSUME_FROM: Final[Mapping[str, ConsumeFrom]] = {
+    "first": "first",
+    "last": "last",
+    "timestamp": "timestamp",
+    "consume_from_first_offset": "first",
+    "consume_from_last_offset": "last",
+    "consume_from_timestamp": "timestamp",
+}
+_STARTING: Final[Mapping[str, StartKind]] = {"committed": "committed", "earliest": "earliest", "latest": "latest"}
+_START_OF: Final[Mapping[ConsumeFrom, StartKind]] = {"first": "earliest", "last": "latest", "timestamp": "timestamp"}
+_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
+_ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
+
+
+@dataclass(frozen=True)
+class StartingOffsets:
+    """Where a fresh query begins.
+
+    ``offsets`` (next offset per queue, or EARLIEST or LATEST) comes with the kind ``json``, ``timestamp`` (µs since 1970) with
+    ``timestamp``. ``explicit``: the user gave startingOffsets or startingTimestamp, so it resets the group.
+    """
+
+    kind: StartKind
+    offsets: Mapping[MessageQueue, int] | None = None
+    timestamp: int | None = None
+    explicit: bool = False
+
+
+@dataclass(frozen=True)
+class EndingOffsets:
+    """Where a batch ends (exclusive). ``offsets`` (or LATEST) comes with ``json``, ``timestamp`` (µs) with ``timestamp``."""
+
+    kind: Literal["latest", "json", "timestamp"] = "latest"
+    offsets: Mapping[MessageQueue, int] | None = None
+    timestamp: int | None = None
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The checked options of a reader. Durations in seconds, times in µs since 1970, sizes in bytes, None: no limit.
+
+    Exactly one of ``topics`` (as given, no duplicates; else empty) and ``topic_pattern`` is set. ``consumer_group`` is None in
+    broadcasting and in a batch without one. ``consume_from`` is where a group that never committed begins.
+    """
+
+    path: str
+    topics: tuple[str, ...]
+    topic_pattern: str | None
+    consumer_group: str | None
+    message_model: MessageModel
+    assignment: Assignment
+    lock_timeout: float
+    starting: StartingOffsets
+    ending: EndingOffsets
+    consume_from: ConsumeFrom
+    consume_timestamp: int | None
+    fail_on_data_loss: bool
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay: float
+    max_bytes_per_trigger: int | None
+    pull_batch_size: int
+    include_properties: bool
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
+        """Check all options of a reader; ``streaming`` None: not known yet, what depends on it is not checked.
+
+        Raises OptionError, and TopicError or GroupError for a bad name.
+        """
+        given = Given(options, "source")
+        _check_kind(given, streaming)
+        topics, pattern = _topics(given)
+        model = given.value("messageModel", choice(_MODELS))
+        group = _group(given, model, streaming)
+        consume_from, consume_timestamp = _consume_from(given)
+        starting = _starting(given, model, group, consume_from, consume_timestamp, streaming)
+        ending = _ending(given)
+        for option, offsets in (("startingOffsets", starting.offsets), ("endingOffsets", ending.offsets)):
+            _check_named(option, offsets, topics, pattern)
+        _check_range(starting, ending)
+        most = given.optional("maxOffsetsPerTrigger", integer(1, example=100000))
+        least = given.optional("minOffsetsPerTrigger", integer(1))
+        if most is not None and least is not None and least > most:
+            raise conflict(f"option minOffsetsPerTrigger ({least}) is more than maxOffsetsPerTrigger ({most}); lower it")
+        if given.has("maxTriggerDelay") and least is None:
+            raise OptionError("MISSING", "option maxTriggerDelay needs what it waits for; set minOffsetsPerTrigger")
+        return cls(
+            path=given.path(),
+            topics=topics,
+            topic_pattern=pattern,
+            consumer_group=group,
+            message_model=model,
+            assignment=given.value("assignment", _assignment),
+            lock_timeout=given.value("lockTimeout", parse_duration),
+            starting=starting,
+            ending=ending,
+            consume_from=consume_from,
+            consume_timestamp=consume_timestamp,
+            fail_on_data_loss=given.value("failOnDataLoss", parse_bool),
+            max_offsets_per_trigger=most,
+            min_offsets_per_trigger=least,
+            max_trigger_delay=given.value("maxTriggerDelay", parse_duration),
+            max_bytes_per_trigger=given.optional("maxBytesPerTrigger", parse_size),
+            pull_batch_size=given.value("pullBatchSize", integer(1, MAX_PULL_BATCH, 16384)),
+            include_properties=given.value("includeProperties", parse_bool),
+        )
+
+    def reads(self, topic: str) -> bool:
+        """Whether a topic is one of those asked for."""
+        return _asked(topic, self.topics, self.topic_pattern)
+
+
+def _asked(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:
+    return topic in topics if pattern is None else re.fullmatch(pattern, topic) is not None
+
+
+def _check_kind(given: Given, streaming: bool | None) -> None:
+    if streaming is True:
+        for name in ("endingOffsets", "endingTimestamp"):
+            if given.has(name):
+                raise OptionError("UNSUPPORTED", f"option {name} is not supported in a stream; use spark.read")
+    if streaming is False:
+        for name in _ADMISSION:
+            if given.has(name):
+                raise OptionError(
+                    "UNSUPPORTED",
+                    f"option {name} is not supported in a batch, which has no trigger; use endingOffsets, or spark.readStream",
+                )
+
+
+def _topics(given: Given) -> tuple[tuple[str, ...], str | None]:
+    if given.has("topic") == given.has("topicPattern"):
+        if given.has("topic"):
+            raise conflict("options topic and topicPattern exclude each other; drop one")
+        raise OptionError("MISSING", "option topic is missing; set topic (one, or a,b), or topicPattern")
+    return given.optional("topic", _topic_list) or (), given.optional("topicPattern", _pattern)
+
+
+def _topic_list(text: str, option: str) -> tuple[str, ...]:
+    topics = tuple(name.strip() for name in text.split(","))
+    for index, name in enumerate(topics):
+        if not name:
+            raise invalid(option, f"{shown(text)} has an empty name; write for example orders, or orders,invoices")
+        parse_topic(name, option, writing=False)
+        if name in topics[:index]:
+            raise invalid(option, f"{shown(name)} is named twice; name each topic once")
+    return topics
+
+
+def _pattern(text: str, option: str) -> str:
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        why = error.msg if isinstance(error, re.error) else "it is too large"
+        raise invalid(option, f"{shown(text)} is not a regular expression ({why}); write for example orders-.*") from error
+    if not text:
+        raise invalid(option, "the pattern is empty; write for example orders-.*")
+    return text
+
+
+def _assignment(text: str, option: str) -> Assignment:
+    if text.lower() == "shared":
+        raise OptionError(
+            "UNSUPPORTED",
+            f"option {option}=shared is not supported in this version; use exclusive, one query per consumerGroup",
+        )
+    return choice(_ASSIGNMENTS)(text, option)
+
+
+_ASSIGNMENTS: Final[Mapping[str, Assignment]] = {"exclusive": "exclusive"}
+
+
+def _group(given: Given, model: MessageModel, streaming: bool | None) -> str | None:
+    group = given.optional("consumerGroup", parse_group)
+    if model == "broadcasting" and group is not None:
+        raise conflict(
+            "option consumerGroup has no meaning with messageModel=broadcasting, where every query sees everything and the "
+            "checkpoint holds its offsets; drop consumerGroup, or use messageModel=clustering"
+        )
+    if model == "clustering" and group is None and streaming is True:
+        raise OptionError(
+            "MISSING",
+            "option consumerGroup is missing; set consumerGroup to the name whose locks and offsets the query uses, "
+            "or messageModel=broadcasting for a query on its own",
+        )
+    return group
+
+
+def _consume_from(given: Given) -> tuple[ConsumeFrom, int | None]:
+    where = given.value("consumeFromWhere", _consume_from_where)
+    timestamp = given.optional("consumeTimestamp", parse_timestamp)
+    if where == "timestamp" and timestamp is None:
+        raise OptionError("MISSING", "option consumeFromWhere=timestamp needs a time; set consumeTimestamp")
+    if where != "timestamp" and timestamp is not None:
+        raise conflict(f"option consumeTimestamp needs consumeFromWhere=timestamp, not {where}; set it")
+    if given.has("consumeFromWhere"):
+        for name in ("startingOffsets", "startingTimestamp"):
+            if given.has(name) and (given.text(name) or "").lower() != "committed":
+                raise conflict(f"options consumeFromWhere and {name} both say where to begin; drop one")
+    return where, timestamp
+
+
+def _consume_from_where(text: str, option: str) -> ConsumeFrom:
+    if text.lower() not in _CONSUME_FROM:
+        raise invalid(option, f"{shown(text)} is not one of first, last, timestamp; write for example first")
+    return _CONSUME_FROM[text.lower()]
+
+
+def _starting(
+    given: Given,
+    model: MessageModel,
+    group: str | None,
+    consume_from: ConsumeFrom,
+    consume_timestamp: int | None,
+    streaming: bool | None,
+) -> StartingOffsets:
+    if given.has("startingTimestamp") and given.has("startingOffsets"):
+        raise conflict("options startingTimestamp and startingOffsets exclude each other; drop one")
+    timestamp = given.optional("startingTimestamp", parse_timestamp)
+    if timestamp is not None:
+        return StartingOffsets("timestamp", timestamp=timestamp, explicit=True)
+    starting = given.optional("startingOffsets", _starting_offsets)
+    if starting is None:
+        if group is not None:
+            return StartingOffsets("committed")
+        starting = StartingOffsets(_START_OF[consume_from], timestamp=consume_timestamp)
+    if starting.kind == "committed" and model == "broadcasting":
+        raise conflict(
+            "option startingOffsets=committed has no meaning with messageModel=broadcasting, where no group commits; "
+            "use earliest, latest or JSON"
+        )
+    if starting.kind == "committed" and group is None and streaming is not None:
+        raise OptionError("MISSING", "option startingOffsets=committed needs a group; set consumerGroup, or use earliest")
+    if starting.kind == "latest" and streaming is False:
+        name = "startingOffsets=latest" if starting.explicit else "consumeFromWhere=last"
+        raise conflict(f"option {name} leaves nothing for a batch to read; use earliest or a time")
+    return starting
+
+
+def _starting_offsets(text: str, option: str) -> StartingOffsets:
+    kind = _STARTING.get(text.lower())
+    if kind:
+        return StartingOffsets(kind, explicit=True)
+    if not text.startswith(("{", "[")):
+        raise invalid(option, f"{shown(text)} is not committed, earliest, latest or JSON such as {_EXAMPLE}")
+    return StartingOffsets("json", offsets=parse_offsets_json(text, option), explicit=True)
+
+
+def _ending(given: Given) -> EndingOffsets:
+    if given.has("endingTimestamp") and given.has("endingOffsets"):
+        raise conflict("options endingTimestamp and endingOffsets exclude each other; drop one")
+    timestamp = given.optional("endingTimestamp", parse_timestamp)
+    if timestamp is not None:
+        return EndingOffsets("timestamp", timestamp=timestamp)
+    return given.optional("endingOffsets", _ending_offsets) or EndingOffsets()
+
+
+def _ending_offsets(text: str, option: str) -> EndingOffsets:
+    if text.lower() == "latest":
+        return EndingOffsets()
+    if not text.startswith(("{", "[")):
+        raise invalid(option, f"{shown(text)} is not latest or JSON such as {_EXAMPLE.replace('-2', '-1')}")
+    offsets = parse_offsets_json(text, option)
+    for queue, offset in offsets.items():
+        if offset == EARLIEST:
+            raise invalid(option, f"{queue} cannot end at {EARLIEST}, before anything; write {LATEST} (latest)")
+    return EndingOffsets("json", offsets=offsets)
+
+
+def _check_named(option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None) -> None:
+    if offsets is None:
+        return
+    for queue in offsets:
+        if not _asked(queue.topic, topics, pattern):
+            which = "topic" if pattern is None else "topicPattern"
+            raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}; drop it")
+        if queue.broker_name != EMBEDDED_BROKER:
+            raise invalid(
+                option, f"there is no broker {shown(queue.broker_name)}; the embedded broker's name is {EMBEDDED_BROKER}"
+            )
+    named = {queue.topic for queue in offsets}
+    for topic in topics:
+        if topic not in named:
+            raise invalid(option, f"topic {shown(topic)} is missing; name every queue of every topic")
+
+
+def _check_range(starting: StartingOffsets, ending: EndingOffsets) -> None:
+    if starting.timestamp is not None and ending.timestamp is not None and starting.timestamp > ending.timestamp:
+        raise conflict("option startingTimestamp lies after endingTimestamp; exchange them")
+    for queue, begin in (starting.offsets or {}).items():
+        end = (ending.offsets or {}).get(queue, LATEST)
+        if 0 <= end < begin:
+            raise conflict(f"option startingOffsets begins {queue} at {begin}, after endingOffsets at {end}; lower it")
+
+
+class _Pairs(list[tuple[str, object]]):
+    """A JSON object with its repeated keys, which a dict would drop silently."""
+
+
+def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
+    """Offsets out of ``{"topic": {"broker": {"queue id": next offset}}}``, where LATEST and EARLIEST are allowed.
+
+    Raises OptionError INVALID that says what is wrong and where.
+    """
+    try:
+        root: object = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        why = (
+            f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else "bad number or nesting"
+        )
+        raise invalid(option, f"not JSON ({why}); write for example {_EXAMPLE}") from error
+    offsets: dict[MessageQueue, int] = {}
+    for topic, brokers in _members(root, "the whole", "topics", option):
+        try:
+            check_topic(topic, writing=False)
+        except TopicError as error:
+            raise invalid(option, f"{error.message}; write for example {_EXAMPLE}") from error
+        for broker, queues in _members(brokers, f"topic {shown(topic)}", "brokers", option):
+            where = f"topic {shown(topic)}, broker {shown(broker)}"
+            for queue_id, offset in _members(queues, where, "queues", option):
+                if not re.fullmatch(r"0|[1-9][0-9]{0,5}", queue_id) or int(queue_id) >= MAX_QUEUES:
+                    raise invalid(option, f"{where}: {shown(queue_id)} is not a queue id; write for example 0")
+                # bool is an int in Python, not in JSON.
+                if not isinstance(offset, int) or isinstance(offset, bool) or not EARLIEST <= offset <= MAX_LONG:
+                    raise invalid(
+                        option,
+                        f"{where}, queue {queue_id}: {_json_shown(offset)} is not an offset; write a whole number, "
+                        f"{LATEST} (latest) or {EARLIEST} (earliest)",
+                    )
+                offsets[MessageQueue(topic, broker, int(queue_id))] = offset
+    return offsets
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _json_shown(value: object) -> str:
+    if isinstance(value, _Pairs):
+        return "an object"
+    return shown(value) if isinstance(value, list) else shown(json.dumps(value))[1:-1]
+
+
+def _members(value: object, where: str, what: str, option: str) -> Iterator[tuple[str, object]]:
+    """The members of a JSON object that is not empty and has no key twice."""
+    if not isinstance(value, _Pairs):
+        raise invalid(option, f"{where}: {_json_shown(value)} is not an object of {what}; write for example {_EXAMPLE}")
+    if not value:
+        raise invalid(option, f"{where}: no {what} are named; write for example {_EXAMPLE}")
+    seen: set[str] = set()
+    for key, member in value:
+        if key in seen:
+            raise invalid(option, f"{where}: {shown(key)} is named twice in {what}; name it once")
+        seen.add(key)
+        yield key, member

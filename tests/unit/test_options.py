@@ -1,0 +1,718 @@
+"""Options: every refusal names the option and the remedy in one line; every good value arrives typed.
+
+Rules: a bad case is a row of a table: what is wrong, the options, stream or batch, the condition, words that the message has.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from orderedmq.errors import OptionError, OrderedMQError
+from orderedmq.model import MAX_QUEUES, MessageQueue
+from orderedmq.options import (
+    OPTIONS,
+    Role,
+    integer,
+    option_table,
+    parse_bool,
+    parse_duration,
+    parse_path,
+    parse_size,
+    parse_timestamp,
+)
+from orderedmq.sink_options import SinkOptions, SortColumn
+from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets, parse_offsets_json
+
+STREAM = {"path": "/data/omq", "topic": "orders", "consumerGroup": "billing"}
+BATCH = {"path": "/data/omq", "topic": "orders"}
+ALONE = {**BATCH, "messageModel": "broadcasting"}
+SINK = {"path": "/data/omq", "topic": "invoices"}
+SECRET = "hunter2"
+MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
+
+
+class Bad(NamedTuple):
+    """A refusal. ``streaming`` None: not known yet."""
+
+    what: str
+    options: Mapping[str, Any]
+    condition: str
+    words: tuple[str, ...]
+    streaming: bool | None = True
+
+
+def without(options: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in options.items() if name not in names}
+
+
+def starting(text: str) -> dict[str, str]:
+    return {**STREAM, "startingOffsets": text}
+
+
+BAD_SOURCE = [
+    # Names.
+    Bad("a misspelt name", {**STREAM, "consumergruop": "b"}, "UNKNOWN", ("consumergruop", "did you mean consumerGroup?")),
+    Bad("a name in snake case", {**STREAM, "starting_offsets": "earliest"}, "UNKNOWN", ("did you mean startingOffsets?",)),
+    Bad("a name like no other", {**STREAM, "xyzzy": SECRET}, "UNKNOWN", ("'xyzzy'", "its options are path, topic")),
+    Bad("a name with a line break", {**STREAM, "x\ny": "1"}, "UNKNOWN", ("x\\ny",)),
+    Bad("an option of the writer", {**STREAM, "shardingKey": "id"}, "UNKNOWN", ("shardingKey", "of the writer", "move it")),
+    Bad("the writer's, lower case", {**STREAM, "topicqueuenums": "8"}, "UNKNOWN", ("topicQueueNums", "of the writer")),
+    Bad("a checkpoint for a reader", {**STREAM, "checkpointLocation": "c"}, "UNKNOWN", ("checkpointLocation", "of the writer")),
+    Bad("a name twice", {**STREAM, "PATH": "/b"}, "CONFLICT", ("option path", "twice", "drop one")),
+    Bad("a value that is no text", {**STREAM, "pullBatchSize": 5}, "INVALID", ("pullBatchSize", "int", "string")),
+    # Refused by name.
+    Bad("minPartitions", {**STREAM, "minpartitions": "9"}, "UNSUPPORTED", ("minPartitions", "never split", "repartition")),
+    Bad("maxPartitions", {**STREAM, "maxPartitions": "9"}, "UNSUPPORTED", ("maxPartitions", "never split", "more queues")),
+    Bad("numPartitions", {**STREAM, "numPartitions": "9"}, "UNSUPPORTED", ("numPartitions", "never split")),
+    Bad("groupIdPrefix", {**STREAM, "groupIdPrefix": "x"}, "UNSUPPORTED", ("groupIdPrefix", "use consumerGroup")),
+    Bad("subscribe", {**STREAM, "subscribe": "x"}, "UNSUPPORTED", ("subscribe", "use topic")),
+    Bad("subscribePattern", {**STREAM, "subscribepattern": "x"}, "UNSUPPORTED", ("subscribePattern", "use topicPattern")),
+    Bad("assign", {**STREAM, "assign": "{}"}, "UNSUPPORTED", ("assign", "every queue", "use topic")),
+    Bad("Kafka's servers", {**STREAM, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
+    Bad("any of Kafka's", {**STREAM, "Kafka.sasl.jaas.config": SECRET}, "UNSUPPORTED", ("Kafka.sasl.jaas.config", "topic")),
+    Bad("several paths", {**STREAM, "paths": "[]"}, "UNSUPPORTED", ("paths", "one path")),
+    Bad("a filter by tag", {**STREAM, "tags": "a || b"}, "UNSUPPORTED", ("tags", "filter the DataFrame")),
+    Bad("a filter in SQL", {**STREAM, "filtersql": "a > 1"}, "UNSUPPORTED", ("filterSql", "filter the DataFrame")),
+    Bad("an access key", {**STREAM, "accesskey": SECRET}, "UNSUPPORTED", ("accessKey", "RocketMQ", "drop it")),
+    Bad("a secret key", {**STREAM, "secretKey": SECRET}, "UNSUPPORTED", ("secretKey", "RocketMQ", "drop it")),
+    Bad("a security token", {**STREAM, "SECURITYTOKEN": SECRET}, "UNSUPPORTED", ("securityToken", "RocketMQ", "drop it")),
+    # Where the broker is.
+    Bad("two brokers", {**STREAM, "namesrvaddr": "h:9876"}, "CONFLICT", ("path", "namesrvAddr", "drop namesrvAddr")),
+    Bad(
+        "a RocketMQ cluster",
+        {**without(STREAM, "path"), "namesrvAddr": "h:9876"},
+        "UNSUPPORTED",
+        ("namesrvAddr", "embedded broker only", "use path"),
+    ),
+    Bad(
+        "a bucket", {**STREAM, "path": f"s3://me:{SECRET}@b/x"}, "UNSUPPORTED", ("path", "s3:", "local directory", "/data/omq")
+    ),
+    Bad("HDFS with one slash", {**STREAM, "path": "HDFS:/x"}, "UNSUPPORTED", ("path", "hdfs:", "local directory")),
+    Bad("a file of another host", {**STREAM, "path": "file://nas/x"}, "INVALID", ("path", "'nas'", "local directory")),
+    Bad("an empty path", {**STREAM, "path": " "}, "INVALID", ("path", "local", "/data/omq")),
+    Bad("a file address of nothing", {**STREAM, "path": "file:"}, "INVALID", ("path", "local", "/data/omq")),
+    Bad("a path with a zero byte", {**STREAM, "path": "/a\0b"}, "INVALID", ("path", "\\x00", "/data/omq")),
+    Bad("a home directory", {**STREAM, "path": "~/omq"}, "INVALID", ("path", "'~/omq'", "write the home directory out")),
+    # Topics.
+    Bad("no topic", without(STREAM, "topic"), "MISSING", ("topic", "set topic", "topicPattern")),
+    Bad("topic and pattern", {**STREAM, "topicPattern": "a"}, "CONFLICT", ("topic", "topicPattern", "drop one")),
+    Bad("a bad character", {**STREAM, "topic": "or ders"}, "TOPIC.BAD_NAME", ("option topic", "'or ders'", "only letters")),
+    Bad("a long name", {**STREAM, "topic": "a," + "x" * 128}, "TOPIC.BAD_NAME", ("option topic", "at most 127")),
+    Bad("an empty name", {**STREAM, "topic": "a,,b"}, "INVALID", ("topic", "'a,,b'", "orders,invoices")),
+    Bad("a topic twice", {**STREAM, "topic": "a, b,a"}, "INVALID", ("topic", "'a'", "twice", "once")),
+    Bad(
+        "a broken pattern",
+        {**without(STREAM, "topic"), "topicPattern": "a("},
+        "INVALID",
+        ("topicPattern", "'a('", "regular expression", "orders-.*"),
+    ),
+    Bad(
+        "an empty pattern", {**without(STREAM, "topic"), "topicPattern": ""}, "INVALID", ("topicPattern", "empty", "orders-.*")
+    ),
+    Bad(
+        "a pattern too large",
+        {**without(STREAM, "topic"), "topicPattern": "a{99999999999}"},
+        "INVALID",
+        ("topicPattern", "too large", "orders-.*"),
+    ),
+    # Groups.
+    Bad("a stream with no group", BATCH, "MISSING", ("set consumerGroup", "messageModel=broadcasting")),
+    Bad("a bad group", {**STREAM, "consumerGroup": "a b"}, "GROUP.BAD_NAME", ("consumerGroup", "'a b'", "billing")),
+    Bad("a group nobody uses", {**STREAM, "messageModel": "broadcasting"}, "CONFLICT", ("drop consumerGroup", "clustering")),
+    Bad("a bad model", {**STREAM, "messageModel": "both"}, "INVALID", ("messageModel", "'both'", "clustering, broadcasting")),
+    Bad("shared", {**STREAM, "assignment": "Shared"}, "UNSUPPORTED", ("assignment", "this version", "use exclusive")),
+    Bad("a bad assignment", {**STREAM, "assignment": "mine"}, "INVALID", ("assignment", "'mine'", "exclusive")),
+    # Durations, numbers, sizes, booleans.
+    Bad("a bare number of time", {**STREAM, "lockTimeout": "10"}, "INVALID", ("lockTimeout", "'10'", "30s")),
+    Bad("a fraction of time", {**STREAM, "lockTimeout": "1.5s"}, "INVALID", ("lockTimeout", "'1.5s'", "30s")),
+    Bad("a negative time", {**STREAM, "lockTimeout": "-1s"}, "INVALID", ("lockTimeout", "'-1s'", "30s")),
+    Bad("a yes", {**STREAM, "failOnDataLoss": "yes"}, "INVALID", ("failOnDataLoss", "'yes'", "true")),
+    Bad("an empty boolean", {**STREAM, "includeProperties": ""}, "INVALID", ("includeProperties", "''", "true")),
+    Bad("no rows", {**STREAM, "pullBatchSize": "0"}, "INVALID", ("pullBatchSize", "'0'", "1 to 1048576", "16384")),
+    Bad("too many rows", {**STREAM, "pullBatchSize": "1048577"}, "INVALID", ("pullBatchSize", "1 to 1048576")),
+    Bad(
+        "a number with blanks",
+        {**STREAM, "maxOffsetsPerTrigger": "1 000"},
+        "INVALID",
+        ("maxOffsetsPerTrigger", "'1 000'", "100000"),
+    ),
+    Bad("a number in another script", {**STREAM, "maxOffsetsPerTrigger": "٣"}, "INVALID", ("maxOffsetsPerTrigger", "100000")),
+    Bad(
+        "a number beyond a long", {**STREAM, "maxOffsetsPerTrigger": "9" * 19}, "INVALID", ("maxOffsetsPerTrigger", "1 or more")
+    ),
+    Bad("a number of many digits", {**STREAM, "minOffsetsPerTrigger": "9" * 9999}, "INVALID", ("minOffsetsPerTrigger", "...")),
+    Bad("a bad size", {**STREAM, "maxBytesPerTrigger": "64 MB"}, "INVALID", ("maxBytesPerTrigger", "'64 MB'", "64m")),
+    Bad("no bytes", {**STREAM, "maxBytesPerTrigger": "0k"}, "INVALID", ("maxBytesPerTrigger", "'0k'", "64m")),
+    # Admission.
+    Bad(
+        "min above max",
+        {**STREAM, "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+        "CONFLICT",
+        ("minOffsetsPerTrigger (9)", "maxOffsetsPerTrigger (8)", "lower it"),
+    ),
+    Bad("a delay of nothing", {**STREAM, "maxTriggerDelay": "1m"}, "MISSING", ("maxTriggerDelay", "set minOffsetsPerTrigger")),
+    *(
+        Bad(f"{name} in a batch", {**BATCH, name: value}, "UNSUPPORTED", (name, "batch", "spark.readStream"), False)
+        for name, value in (
+            ("maxOffsetsPerTrigger", "1"),
+            ("minOffsetsPerTrigger", "1"),
+            ("maxTriggerDelay", "1m"),
+            ("maxBytesPerTrigger", "1m"),
+        )
+    ),
+    # Where to begin and end.
+    Bad(
+        "an unknown start",
+        starting("oldest"),
+        "INVALID",
+        ("startingOffsets", "'oldest'", "committed, earliest, latest or JSON"),
+    ),
+    Bad(
+        "two starts",
+        {**starting("latest"), "startingTimestamp": "0"},
+        "CONFLICT",
+        ("startingTimestamp", "startingOffsets", "drop one"),
+    ),
+    Bad("a start and a rule", {**starting("latest"), "consumeFromWhere": "last"}, "CONFLICT", ("consumeFromWhere", "drop one")),
+    Bad("broadcasting and committed", {**ALONE, "startingOffsets": "committed"}, "CONFLICT", ("startingOffsets", "earliest")),
+    Bad(
+        "a batch from no group",
+        {**BATCH, "startingOffsets": "committed"},
+        "MISSING",
+        ("startingOffsets", "set consumerGroup"),
+        False,
+    ),
+    Bad("a batch from the end", {**BATCH, "startingOffsets": "latest"}, "CONFLICT", ("startingOffsets", "use earliest"), False),
+    Bad("a batch from last", {**BATCH, "consumeFromWhere": "last"}, "CONFLICT", ("consumeFromWhere", "use earliest"), False),
+    Bad("a stream that ends", {**STREAM, "endingOffsets": "latest"}, "UNSUPPORTED", ("endingOffsets", "use spark.read")),
+    Bad("a stream that ends in time", {**STREAM, "endingTimestamp": "0"}, "UNSUPPORTED", ("endingTimestamp", "use spark.read")),
+    Bad(
+        "an unknown end",
+        {**BATCH, "endingOffsets": "earliest"},
+        "INVALID",
+        ("endingOffsets", "'earliest'", "latest or JSON"),
+        False,
+    ),
+    Bad(
+        "an end before all",
+        {**BATCH, "endingOffsets": '{"orders": {"embedded": {"0": -2}}}'},
+        "INVALID",
+        ("endingOffsets", "orders/embedded/0", "-1 (latest)"),
+        False,
+    ),
+    Bad(
+        "two ends",
+        {**BATCH, "endingOffsets": "latest", "endingTimestamp": "0"},
+        "CONFLICT",
+        ("endingOffsets", "endingTimestamp", "drop one"),
+        False,
+    ),
+    Bad(
+        "a time backwards",
+        {**BATCH, "startingTimestamp": "2", "endingTimestamp": "1"},
+        "CONFLICT",
+        ("startingTimestamp", "endingTimestamp", "exchange"),
+        False,
+    ),
+    Bad(
+        "offsets backwards",
+        {
+            **BATCH,
+            "startingOffsets": '{"orders": {"embedded": {"0": 7}}}',
+            "endingOffsets": '{"orders": {"embedded": {"0": 6}}}',
+        },
+        "CONFLICT",
+        ("startingOffsets", "orders/embedded/0 at 7", "endingOffsets at 6", "lower it"),
+        False,
+    ),
+    Bad(
+        "no time", {**STREAM, "startingTimestamp": "today"}, "INVALID", ("startingTimestamp", "'today'", "2026-03-01T12:00:00Z")
+    ),
+    Bad("a time before 1970", {**STREAM, "startingTimestamp": "1969-12-31"}, "INVALID", ("startingTimestamp", "since 1970")),
+    Bad("negative ms", {**STREAM, "startingTimestamp": "-5"}, "INVALID", ("startingTimestamp", "'-5'", "since 1970")),
+    Bad("RocketMQ's time", {**STREAM, "startingTimestamp": "20260301120000"}, "INVALID", ("startingTimestamp", "ISO-8601")),
+    Bad("a date of digits", {**STREAM, "startingTimestamp": "20260301"}, "INVALID", ("startingTimestamp", "ISO-8601")),
+    Bad(
+        "a rule unknown",
+        {**STREAM, "consumeFromWhere": "max"},
+        "INVALID",
+        ("consumeFromWhere", "'max'", "first, last, timestamp"),
+    ),
+    Bad(
+        "a rule with no time",
+        {**STREAM, "consumeFromWhere": "timestamp"},
+        "MISSING",
+        ("consumeFromWhere", "set consumeTimestamp"),
+    ),
+    Bad(
+        "a time with no rule",
+        {**STREAM, "consumeTimestamp": "0"},
+        "CONFLICT",
+        ("consumeTimestamp", "consumeFromWhere=timestamp"),
+    ),
+    # Offsets in JSON, in their option.
+    Bad("half a JSON", starting('{"orders": '), "INVALID", ("startingOffsets", "not JSON", "at character 11", '"embedded"')),
+    Bad(
+        "JSON of a foreign topic",
+        starting('{"x": {"embedded": {"0": 1}}}'),
+        "CONFLICT",
+        ("startingOffsets", "'x'", "topic", "drop"),
+    ),
+    Bad("JSON of a foreign broker", starting('{"orders": {"broker-a": {"0": 1}}}'), "INVALID", ("'broker-a'", "is embedded")),
+    Bad(
+        "JSON without a topic",
+        {**starting('{"orders": {"embedded": {"0": 1}}}'), "topic": "orders,b"},
+        "INVALID",
+        ("startingOffsets", "'b' is missing", "every queue"),
+    ),
+    Bad(
+        "JSON that the pattern has not",
+        {**without(starting('{"orders2": {"embedded": {"0": 1}}}'), "topic"), "topicPattern": "orders"},
+        "CONFLICT",
+        ("startingOffsets", "'orders2'", "topicPattern", "drop"),
+    ),
+]
+
+BAD_SINK = [
+    Bad("a misspelt name", {**SINK, "shardKey": "id"}, "UNKNOWN", ("'shardKey'", "did you mean shardingKey?")),
+    Bad("an option of the reader", {**SINK, "consumergroup": "b"}, "UNKNOWN", ("consumerGroup", "of the reader", "move it")),
+    Bad("a pattern to write to", {**SINK, "topicPattern": "b"}, "UNKNOWN", ("topicPattern", "of the reader")),
+    Bad("properties to write", {**SINK, "includeProperties": "true"}, "UNKNOWN", ("includeProperties", "of the reader")),
+    Bad("a secret key", {**SINK, "secretKey": SECRET}, "UNSUPPORTED", ("secretKey", "RocketMQ", "drop it")),
+    Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "write a column tags")),
+    Bad("Kafka's servers", {**SINK, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
+    Bad("partitions", {**SINK, "numPartitions": "8"}, "UNSUPPORTED", ("numPartitions", "topicQueueNums")),
+    Bad("a cluster", {**without(SINK, "path"), "namesrvAddr": "h"}, "UNSUPPORTED", ("namesrvAddr", "use path")),
+    Bad("two brokers", {**SINK, "namesrvAddr": "h"}, "CONFLICT", ("path", "namesrvAddr", "drop namesrvAddr")),
+    Bad("a bucket", {**SINK, "path": "gs://b"}, "UNSUPPORTED", ("path", "gs:", "local directory")),
+    Bad("two topics", {**SINK, "topic": "a,b"}, "INVALID", ("topic", "'a,b'", "write a column topic")),
+    Bad("dead letters", {**SINK, "topic": "%DLQ%g"}, "TOPIC.RESERVED", ("option topic", "'%DLQ%g'", "choose a name")),
+    Bad("an empty topic", {**SINK, "topic": ""}, "TOPIC.BAD_NAME", ("option topic", "empty")),
+    Bad("no key column", {**SINK, "shardingKey": ""}, "INVALID", ("shardingKey", "empty", "order_id")),
+    Bad(
+        "a selector unknown",
+        {**SINK, "messageQueueSelector": "first"},
+        "INVALID",
+        ("messageQueueSelector", "'first'", "my.rules:choose"),
+    ),
+    Bad(
+        "a selector half named",
+        {**SINK, "messageQueueSelector": "my.rules:"},
+        "INVALID",
+        ("messageQueueSelector", "module:function"),
+    ),
+    Bad(
+        "a selector not Python's",
+        {**SINK, "messageQueueSelector": "a.class:f"},
+        "INVALID",
+        ("messageQueueSelector", "'a.class:f'"),
+    ),
+    Bad(
+        "rooms",
+        {**SINK, "messageQueueSelector": "machineRoom"},
+        "UNSUPPORTED",
+        ("messageQueueSelector", "RocketMQ", "use hash"),
+    ),
+    Bad("no queues", {**SINK, "topicQueueNums": "0"}, "INVALID", ("topicQueueNums", "'0'", f"1 to {MAX_QUEUES}", "example 8")),
+    Bad(
+        "too many queues", {**SINK, "topicQueueNums": str(MAX_QUEUES + 1)}, "INVALID", ("topicQueueNums", f"1 to {MAX_QUEUES}")
+    ),
+    Bad("an order unknown", {**SINK, "orderBy": "id down"}, "INVALID", ("orderBy", "'id down'", "created_at, id desc")),
+    Bad("an empty order", {**SINK, "orderBy": ""}, "INVALID", ("orderBy", "''", "created_at, id desc")),
+    Bad("a hole in the order", {**SINK, "orderBy": "a,,b"}, "INVALID", ("orderBy", "asc or desc")),
+    Bad("an order twice", {**SINK, "orderBy": "a, a desc"}, "INVALID", ("orderBy", "'a'", "once")),
+    Bad("a bad buffer", {**SINK, "orderBufferSize": "lots"}, "INVALID", ("orderBufferSize", "'lots'", "64m")),
+    Bad("a bad conflict", {**SINK, "onKeyConflict": "fail"}, "INVALID", ("onKeyConflict", "'fail'", "error, warn, ignore")),
+    Bad("a bad replay", {**SINK, "onReplayDiffers": "warn"}, "INVALID", ("onReplayDiffers", "'warn'", "error, skip")),
+    Bad("a bad compression", {**SINK, "compression": "zstd"}, "INVALID", ("compression", "'zstd'", "none, lz4")),
+    Bad("an app alone", {**SINK, "txnAppId": "a"}, "MISSING", ("txnAppId", "txnVersion", "set both"), False),
+    Bad("a version alone", {**SINK, "txnVersion": "1"}, "MISSING", ("txnVersion", "txnAppId", "set both"), None),
+    Bad(
+        "a negative version",
+        {**SINK, "txnAppId": "a", "txnVersion": "-1"},
+        "INVALID",
+        ("txnVersion", "'-1'", "0 or more"),
+        False,
+    ),
+    Bad("an app with no name", {**SINK, "txnAppId": "", "txnVersion": "1"}, "INVALID", ("txnAppId", "billing-job"), False),
+    Bad("an app on a stream", {**SINK, "txnAppId": "a", "txnVersion": "1"}, "UNSUPPORTED", ("txnAppId", "stream", "df.write")),
+]
+
+
+def check_refusal(error: OrderedMQError, bad: Bad) -> None:
+    expected = bad.condition if "." in bad.condition else f"OPTION.{bad.condition}"
+    assert error.condition == f"ORDEREDMQ_{expected}", error
+    for word in bad.words:
+        assert word in error.message
+    assert len(str(error).splitlines()) == 1
+    assert SECRET not in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize("bad", BAD_SOURCE, ids=lambda bad: bad.what)
+def test_a_bad_option_of_the_reader_is_refused(bad: Bad) -> None:
+    with pytest.raises(OrderedMQError) as caught:
+        SourceOptions.parse(bad.options, streaming=bad.streaming)
+    check_refusal(caught.value, bad)
+
+
+@pytest.mark.parametrize("bad", BAD_SINK, ids=lambda bad: bad.what)
+def test_a_bad_option_of_the_writer_is_refused(bad: Bad) -> None:
+    with pytest.raises(OrderedMQError) as caught:
+        SinkOptions.parse(bad.options, streaming=bad.streaming)
+    check_refusal(caught.value, bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ("not JSON", "character 1")),
+        ("[]", ("the whole", "[]", "object of topics")),
+        ("1", ("the whole", "1", "object of topics")),
+        ("{}", ("the whole", "no topics")),
+        ("NaN", ("not JSON",)),
+        ("[" * 100_000, ("not JSON", "nesting")),
+        ('{"a": 1' + "0" * 5000 + "}", ("not JSON", "number")),
+        ('{"a b": {"e": {"0": 1}}}', ("'a b'", "only letters")),
+        ('{"a": null}', ("topic 'a'", "null", "object of brokers")),
+        ('{"a": {}}', ("topic 'a'", "no brokers")),
+        ('{"a": {"e": [1]}}', ("topic 'a', broker 'e'", "[1]", "object of queues")),
+        ('{"a": {"e": {}}}', ("broker 'e'", "no queues")),
+        ('{"a": {"e": {"x": 1}}}', ("broker 'e'", "'x' is not a queue id")),
+        ('{"a": {"e": {"-1": 1}}}', ("'-1' is not a queue id",)),
+        ('{"a": {"e": {"01": 1}}}', ("'01' is not a queue id",)),
+        ('{"a": {"e": {"65536": 1}}}', ("'65536' is not a queue id",)),
+        ('{"a": {"e": {"0": -3}}}', ("queue 0", "-3 is not an offset", "-1 (latest)", "-2 (earliest)")),
+        ('{"a": {"e": {"0": 1.0}}}', ("queue 0", "1.0 is not an offset")),
+        ('{"a": {"e": {"0": "1"}}}', ("queue 0", '"1" is not an offset')),
+        ('{"a": {"e": {"0": true}}}', ("queue 0", "true is not an offset")),
+        ('{"a": {"e": {"0": null}}}', ("queue 0", "null is not an offset")),
+        ('{"a": {"e": {"0": {"x": 1}}}}', ("queue 0", "an object is not an offset")),
+        ('{"a": {"e": {"0": 9223372036854775808}}}', ("queue 0", "is not an offset")),
+        ('{"a": {"e": {"0": 1}}, "a": {"e": {"0": 2}}}', ("the whole", "'a' is named twice")),
+        ('{"a": {"e": {"0": 1}, "e": {"1": 1}}}', ("topic 'a'", "'e' is named twice")),
+        ('{"a": {"e": {"0": 1, "0": 1}}}', ("broker 'e'", "'0' is named twice")),
+    ],
+)
+def test_bad_offsets_say_what_is_wrong_and_where(text: str, words: tuple[str, ...]) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_offsets_json(text, "startingOffsets")
+    check_refusal(caught.value, Bad("", {}, "INVALID", ("startingOffsets", *words)))
+
+
+def test_good_offsets_keep_their_queues_and_special_numbers() -> None:
+    text = '{"orders": {"broker-a": {"0": 23, "1": -2}, "b": {"0": -1}}, "%DLQ%g": {"b": {"7": 0}}}'
+    assert parse_offsets_json(text, "startingOffsets") == {
+        MessageQueue("orders", "broker-a", 0): 23,
+        MessageQueue("orders", "broker-a", 1): EARLIEST,
+        MessageQueue("orders", "b", 0): LATEST,
+        MessageQueue("%DLQ%g", "b", 7): 0,
+    }
+
+
+def test_the_readers_defaults() -> None:
+    assert SourceOptions.parse(STREAM, streaming=True) == SourceOptions(
+        path="/data/omq",
+        topics=("orders",),
+        topic_pattern=None,
+        consumer_group="billing",
+        message_model="clustering",
+        assignment="exclusive",
+        lock_timeout=10.0,
+        starting=StartingOffsets("committed"),
+        ending=EndingOffsets("latest"),
+        consume_from="first",
+        consume_timestamp=None,
+        fail_on_data_loss=True,
+        max_offsets_per_trigger=None,
+        min_offsets_per_trigger=None,
+        max_trigger_delay=900.0,
+        max_bytes_per_trigger=None,
+        pull_batch_size=16384,
+        include_properties=False,
+    )
+
+
+def test_every_option_of_the_reader_arrives() -> None:
+    options = {
+        "path": "data/../omq",
+        "topicPattern": "orders-.*",
+        "consumerGroup": "billing",
+        "messageModel": "CLUSTERING",
+        "assignment": "Exclusive",
+        "lockTimeout": "500ms",
+        "startingOffsets": '{"orders-eu": {"embedded": {"0": 5}}}',
+        "failOnDataLoss": "False",
+        "maxOffsetsPerTrigger": "9",
+        "minOffsetsPerTrigger": "9",
+        "maxTriggerDelay": "2m",
+        "maxBytesPerTrigger": "64m",
+        "pullBatchSize": "1048576",
+        "includeProperties": "TRUE",
+    }
+    parsed = SourceOptions.parse(options, streaming=True)
+    assert parsed == SourceOptions(
+        path=os.path.abspath("omq"),
+        topics=(),
+        topic_pattern="orders-.*",
+        consumer_group="billing",
+        message_model="clustering",
+        assignment="exclusive",
+        lock_timeout=0.5,
+        starting=StartingOffsets("json", offsets={MessageQueue("orders-eu", "embedded", 0): 5}, explicit=True),
+        ending=EndingOffsets(),
+        consume_from="first",
+        consume_timestamp=None,
+        fail_on_data_loss=False,
+        max_offsets_per_trigger=9,
+        min_offsets_per_trigger=9,
+        max_trigger_delay=120.0,
+        max_bytes_per_trigger=64 * 1024 * 1024,
+        pull_batch_size=1048576,
+        include_properties=True,
+    )
+    assert SourceOptions.parse(CaseInsensitiveDict(options), streaming=True) == parsed
+    assert SourceOptions.parse({name.upper(): value for name, value in options.items()}, streaming=True) == parsed
+    assert pickle.loads(pickle.dumps(parsed)) == parsed
+    assert [topic for topic in ("orders-eu", "orders-", "my-orders-eu", "orders") if parsed.reads(topic)] == [
+        "orders-eu",
+        "orders-",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "streaming", "expected"),
+    [
+        (STREAM, False, StartingOffsets("committed")),
+        (STREAM, None, StartingOffsets("committed")),
+        (BATCH, False, StartingOffsets("earliest")),
+        (BATCH, None, StartingOffsets("earliest")),
+        (ALONE, True, StartingOffsets("earliest")),
+        ({**ALONE, "consumeFromWhere": "last"}, True, StartingOffsets("latest")),
+        (
+            {**ALONE, "consumeFromWhere": "timestamp", "consumeTimestamp": "7"},
+            True,
+            StartingOffsets("timestamp", timestamp=7000),
+        ),
+        ({**STREAM, "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET"}, True, StartingOffsets("committed")),
+        (starting("Committed"), True, StartingOffsets("committed", explicit=True)),
+        (starting("EARLIEST"), True, StartingOffsets("earliest", explicit=True)),
+        (starting("latest"), True, StartingOffsets("latest", explicit=True)),
+        ({**ALONE, "startingOffsets": "latest"}, True, StartingOffsets("latest", explicit=True)),
+        (starting("committed"), False, StartingOffsets("committed", explicit=True)),
+        ({**BATCH, "startingOffsets": "committed"}, None, StartingOffsets("committed", explicit=True)),
+        (
+            {**STREAM, "startingTimestamp": "2026-01-01T01:00:00.5+01:00"},
+            True,
+            StartingOffsets("timestamp", timestamp=MS * 1000 + 500_000, explicit=True),
+        ),
+    ],
+)
+def test_where_a_query_begins(options: Mapping[str, str], streaming: bool | None, expected: StartingOffsets) -> None:
+    assert SourceOptions.parse(options, streaming=streaming).starting == expected
+
+
+def test_consume_from_where_takes_rocketmqs_names() -> None:
+    for name, expected in (("FIRST_OFFSET", "first"), ("LAST_OFFSET", "last")):
+        options = {**STREAM, "consumeFromWhere": f"CONSUME_FROM_{name}", "startingOffsets": "committed"}
+        assert SourceOptions.parse(options, streaming=True).consume_from == expected
+    options = {**STREAM, "consumeFromWhere": "CONSUME_FROM_TIMESTAMP", "consumeTimestamp": str(MS)}
+    parsed = SourceOptions.parse(options, streaming=True)
+    assert (parsed.consume_from, parsed.consume_timestamp) == ("timestamp", MS * 1000)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, EndingOffsets("latest")),
+        ({"endingOffsets": "Latest"}, EndingOffsets("latest")),
+        ({"endingTimestamp": "3"}, EndingOffsets("timestamp", timestamp=3000)),
+        (
+            {"endingOffsets": '{"orders": {"embedded": {"0": 9, "1": -1}}}'},
+            EndingOffsets("json", {MessageQueue("orders", "embedded", 0): 9, MessageQueue("orders", "embedded", 1): LATEST}),
+        ),
+    ],
+)
+def test_where_a_batch_ends(options: Mapping[str, str], expected: EndingOffsets) -> None:
+    assert SourceOptions.parse({**BATCH, **options}, streaming=False).ending == expected
+
+
+def test_stream_or_batch_is_checked_only_when_it_is_known() -> None:
+    assert SourceOptions.parse({**BATCH, "endingOffsets": "latest", "maxOffsetsPerTrigger": "1"}, streaming=None)
+    assert SinkOptions.parse({**SINK, "txnAppId": "a", "txnVersion": "1"}, streaming=None)
+
+
+def test_the_writers_defaults() -> None:
+    assert SinkOptions.parse({"path": "/data/omq"}, streaming=True) == SinkOptions(
+        path="/data/omq",
+        topic=None,
+        sharding_key="sharding_key",
+        sharding_key_explicit=False,
+        selector="hash",
+        topic_queue_nums=None,
+        order_by=(),
+        order_buffer_size=256 * 1024 * 1024,
+        on_key_conflict="error",
+        on_replay_differs="error",
+        compression=None,
+        txn_app_id=None,
+        txn_version=None,
+    )
+
+
+def test_every_option_of_the_writer_arrives() -> None:
+    options = {
+        "path": "file:///data/omq/",
+        "topic": "invoices",
+        "shardingKey": "order_id",
+        "messageQueueSelector": "QUEUEID",
+        "topicQueueNums": "8",
+        "orderBy": "created_at ASC, `a, b` desc,`c d`, e",
+        "orderBufferSize": "1g",
+        "onKeyConflict": "Warn",
+        "onReplayDiffers": "skip",
+        "compression": "LZ4",
+        "txnAppId": "billing-job",
+        "txnVersion": "0",
+        "checkpointLocation": "ck",
+        "queryName": "q",
+    }
+    parsed = SinkOptions.parse(options, streaming=False)
+    assert parsed == SinkOptions(
+        path="/data/omq",
+        topic="invoices",
+        sharding_key="order_id",
+        sharding_key_explicit=True,
+        selector="queueId",
+        topic_queue_nums=8,
+        order_by=(SortColumn("created_at"), SortColumn("a, b", True), SortColumn("c d"), SortColumn("e")),
+        order_buffer_size=1024**3,
+        on_key_conflict="warn",
+        on_replay_differs="skip",
+        compression="lz4",
+        txn_app_id="billing-job",
+        txn_version=0,
+    )
+    assert SinkOptions.parse(CaseInsensitiveDict(options), streaming=False) == parsed
+    assert pickle.loads(pickle.dumps(parsed)) == parsed
+
+
+@pytest.mark.parametrize("selector", ["hash", "random", "queueId", "rules:choose", "my.rules:choose"])
+def test_selectors_keep_their_name(selector: str) -> None:
+    assert SinkOptions.parse({**SINK, "messageQueueSelector": selector}, streaming=True).selector == selector
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/data/omq", "/data/omq"),
+        ("/data//omq/./x/..", "/data/omq"),
+        ("file:/data/omq", "/data/omq"),
+        ("FILE:///data/omq", "/data/omq"),
+        ("file://localhost/data/omq", "/data/omq"),
+        ("/data/a:b", "/data/a:b"),
+    ],
+)
+def test_absolute_paths(text: str, expected: str) -> None:
+    assert parse_path(text, "path") == expected
+
+
+def test_relative_paths_are_made_absolute_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = os.getcwd()
+    assert SourceOptions.parse(without(STREAM, "path"), streaming=True).path == os.path.join(here, "orderedmq-data")
+    assert SinkOptions.parse({}, streaming=True).path == os.path.join(here, "orderedmq-data")
+    assert parse_path("omq", "path") == parse_path("file:omq", "path") == os.path.join(here, "omq")
+
+
+def test_a_working_directory_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "getcwd", gone)
+    with pytest.raises(OptionError, match=r"option path.*absolute") as caught:
+        SinkOptions.parse({}, streaming=True)
+    assert caught.value.sub == "INVALID"
+    assert SinkOptions.parse(SINK, streaming=True).path == "/data/omq"
+
+
+@given(st.integers(0, 10**12 - 1), st.sampled_from([("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)]), st.booleans())
+def test_durations_round_trip(number: int, unit: tuple[str, int], upper: bool) -> None:
+    name, millis = unit
+    assert parse_duration(f"{number}{name.upper() if upper else name}", "lockTimeout") == number * millis / 1000
+
+
+def test_a_bare_zero_is_a_duration() -> None:
+    assert SourceOptions.parse({**STREAM, "lockTimeout": "0"}, streaming=True).lock_timeout == 0.0
+
+
+@given(st.integers(1, 2**33), st.sampled_from([("", 0), ("k", 10), ("m", 20), ("g", 30)]), st.booleans())
+def test_sizes_round_trip(number: int, unit: tuple[str, int], upper: bool) -> None:
+    name, shift = unit
+    text = f"{number}{name.upper() if upper else name}"
+    if number << shift < 2**63:
+        assert parse_size(text, "maxBytesPerTrigger") == number << shift
+    else:
+        with pytest.raises(OptionError, match="maxBytesPerTrigger"):
+            parse_size(text, "maxBytesPerTrigger")
+
+
+@given(st.datetimes(datetime(1970, 1, 3), datetime(9999, 12, 30)), st.integers(-14 * 60, 14 * 60))
+def test_times_round_trip(when: datetime, offset: int) -> None:
+    micros = (when - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+    zone = timezone(timedelta(minutes=offset))
+    assert parse_timestamp(when.isoformat(), "startingTimestamp") == micros
+    assert parse_timestamp(when.replace(tzinfo=UTC).astimezone(zone).isoformat(), "startingTimestamp") == micros
+
+
+@given(st.integers(0, 8 * 10**12))
+def test_ms_since_1970_round_trip(ms: int) -> None:
+    if len(str(ms)) != 8:  # may be a date, which is refused
+        assert parse_timestamp(str(ms), "startingTimestamp") == ms * 1000
+    assert integer(0)(str(ms), "txnVersion") == ms
+
+
+def test_eight_digits_that_are_no_date_are_ms() -> None:
+    assert parse_timestamp("86400000", "startingTimestamp") == 86_400_000_000
+
+
+def assert_value_or_one_line(parse: Callable[[], object]) -> None:
+    message = ""
+    try:
+        parse()
+    except OrderedMQError as error:
+        message = str(error)
+    assert len(message.splitlines()) <= 1
+
+
+@given(st.text())
+def test_any_text_is_a_value_or_one_line(text: str) -> None:
+    for parse in (parse_bool, parse_duration, parse_size, parse_timestamp, parse_path, integer(0)):
+        assert_value_or_one_line(partial(parse, text, "x"))
+    for options in ({**STREAM, "topic": text}, starting(text), {**STREAM, text or "x": "1"}):
+        assert_value_or_one_line(partial(SourceOptions.parse, options, streaming=True))
+    for options in ({**SINK, "orderBy": text}, {**SINK, "messageQueueSelector": text}):
+        assert_value_or_one_line(partial(SinkOptions.parse, options, streaming=True))
+
+
+@pytest.mark.parametrize("kind", ["source", "sink"])
+def test_the_table_shows_every_option_once(kind: Role) -> None:
+    rows = option_table(kind)
+    assert [row.name for row in rows] == [option.name for option in OPTIONS[kind]]
+    assert len({row.name.lower() for row in rows}) == len(rows)
+    for row in rows:
+        assert row.default
+        assert row.meaning
+        assert "\n" not in "".join(row)
+    assert ("pullBatchSize", "16384") in [row[:2] for row in option_table("source")]
+    assert ("topicQueueNums", "none") in [row[:2] for row in option_table("sink")]
