@@ -91,6 +91,24 @@ class DataLossError(OrderedMQError):
     conditions = frozenset(("AGED_OUT", "TOPIC_RECREATED", "TOPIC_DELETED", "QUEUE_DELETED", "BEYOND_END"))
 
 
+def aged_out(queue: object, begin: int, least: int) -> DataLossError:
+    """Messages [begin, least) of a queue were deleted by retention."""
+    return DataLossError(
+        "AGED_OUT",
+        f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read: keep "
+        "messages longer or read sooner; failOnDataLoss=false goes on behind them with a warning",
+    )
+
+
+def recreated(topic: str) -> DataLossError:
+    """A topic is not the one that the offsets are of."""
+    return DataLossError(
+        "TOPIC_RECREATED",
+        f"topic {topic!r} was deleted and created again since this query last read it, its former messages are gone: start with a new "
+        "checkpointLocation, or set failOnDataLoss=false to go on at the new topic's beginning",
+    )
+
+
 class SinkError(OrderedMQError):
     """A write cannot be published."""
 

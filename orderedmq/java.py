@@ -99,7 +99,8 @@ def make_shim(java: Path, version: int) -> Path:
     shim = home / "bin" / "java"
     if shim.is_file() and shim.read_text() == script and os.access(shim, os.X_OK):
         return home
-    shim.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home.mkdir(mode=0o700, exist_ok=True)
+    shim.parent.mkdir(mode=0o700, exist_ok=True)
     # Written beside it and renamed: another process sees all of it or nothing, and the last one to rename changes nothing.
     handle, temporary = tempfile.mkstemp(dir=shim.parent, prefix=".java-")
     try:
@@ -114,13 +115,19 @@ def make_shim(java: Path, version: int) -> Path:
 
 
 def shim_script(java: Path, version: int) -> str:
-    """The text of the shim. POSIX sh: it starts in a millisecond and needs no Python on PATH."""
+    """The text of the shim. POSIX sh alone: it starts in a millisecond and needs nothing on PATH."""
     gone = f"--add-opens={_GONE_PACKAGE}=*) continue ;;" if version >= _GONE_SINCE else ""
     return f"""\
 #!/bin/sh
 # Runs java without asking for the module {_MISSING_MODULE}, which this runtime does not carry.
+set -f
 without() {{ # a comma list less that module
-  list=$(printf '%s' ",$1," | sed 's/,/,,/g; s/,{_MISSING_MODULE.replace(".", "[.]")},//g; s/,,*/,/g; s/^,//; s/,$//')
+  list=
+  IFS=,
+  for module in $1; do
+    [ "$module" = {_MISSING_MODULE} ] || list=$list${{list:+,}}$module
+  done
+  unset IFS
 }}
 left=$#
 while [ "$left" -gt 0 ]; do
@@ -129,7 +136,7 @@ while [ "$left" -gt 0 ]; do
   left=$((left - 1))
   case $arg in
     {gone}
-    --add-modules=*{_MISSING_MODULE}*)
+    --add-modules=*)
       without "${{arg#*=}}"
       [ -n "$list" ] || continue
       arg=--add-modules=$list

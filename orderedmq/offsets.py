@@ -95,27 +95,35 @@ class Checkpoint:
     @classmethod
     def from_spark(cls, value: Mapping[str, Any]) -> Checkpoint:
         """Raises OffsetError INVALID, or NEWER_FORMAT for a checkpoint that a newer version wrote."""
-        if not value:
+        if value == {}:
             return cls()
-        version = value.get("v")
+        version = value.get("v") if isinstance(value, Mapping) else None
         if isinstance(version, int) and version > FORMAT:
             raise OffsetError(
                 "NEWER_FORMAT",
                 f"the checkpoint has offsets of format {version}, this version reads up to {FORMAT}: upgrade orderedmq on the driver",
             )
-        owner = value.get("owner")
-        if version != FORMAT or not isinstance(owner, str):
+        if not _well_formed(value):
             raise OffsetError(
-                "INVALID", f"the checkpoint's offset {dict(value)!r} was not written by this source: use another checkpointLocation"
+                "INVALID", f"the checkpoint's offset {value!r} was not written by this source: use another checkpointLocation"
             )
         return cls(
-            owner=owner,
+            owner=value["owner"],
             next=offsets_from_json(value.get("next", {}), "the checkpoint's next offsets"),
             entered=offsets_from_json(value.get("entered", {}), "the checkpoint's entered offsets"),
             gen=offsets_from_json(value.get("gen", {}), "the checkpoint's tenures"),
             topics=dict(value.get("topics", {})),
-            reset=int(value.get("reset", 0)),
+            reset=value.get("reset", 0),
         )
+
+
+def _well_formed(value: Any) -> bool:
+    """Whether this is a checkpoint of this format, as far as its parts without offsets tell."""
+    if not isinstance(value, Mapping) or type(value.get("v")) is not int or value["v"] != FORMAT:
+        return False
+    topics, reset = value.get("topics", {}), value.get("reset", 0)
+    named = isinstance(topics, Mapping) and all(isinstance(text, str) for text in topics.values())
+    return isinstance(value.get("owner"), str) and named and type(reset) is int and reset >= 0
 
 
 def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:

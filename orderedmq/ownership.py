@@ -91,7 +91,7 @@ class Owned:
     def __init__(self, queue: MessageQueue, token: LockToken | None) -> None:
         self.queue = queue
         self.token = token
-        self.pending = ProcessQueue(queue)
+        self.pending = ProcessQueue(0.0)
         #: None until it is decided.
         self.position: int | None = None
         self.entered = False
@@ -150,9 +150,9 @@ class Owner:
             # Spark came back without having run what was planned last: it is to be planned again.
             for owned in self.owned.values():
                 owned.pending.rollback()
-                first = owned.pending.first_offset()
-                if first is not None:
-                    owned.position = first
+                waiting = owned.pending.pending()
+                if waiting:
+                    owned.position = waiting[0].begin
             return None
         offsets: dict[LockToken, int] = {}
         for owned in self.owned.values():
@@ -173,6 +173,11 @@ class Owner:
         """Broadcasting: take queues without a lock."""
         for queue in queues:
             self.owned[queue] = Owned(queue, None)
+
+    def drop(self, queues: Iterable[MessageQueue]) -> None:
+        """Forget queues that are gone; what is in flight of them is lost."""
+        for queue in queues:
+            self.owned.pop(queue, None)
 
     def unplaced(self) -> ReadOffset:
         """Queues whose position is not decided."""

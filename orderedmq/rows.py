@@ -32,15 +32,17 @@ def normalise(rows: pa.RecordBatch, where: str) -> pa.RecordBatch:
         raise SchemaError("MISSING_COLUMN", f"rows for {where} have no column 'body' (binary or string)")
     fields, arrays = [], []
     for name in PRODUCER_COLUMNS:
-        at = rows.schema.get_field_index(name)
-        if at < 0:
+        at = rows.schema.get_all_field_indices(name)
+        if not at:
             continue
+        if len(at) > 1:
+            raise SchemaError("WRONG_TYPE", f"rows for {where} have {len(at)} columns {name!r}")
         field = PRODUCER_SCHEMA.field(name)
-        column = rows.column(at)
+        column = rows.column(at[0])
         if not column.type.equals(field.type):
             try:
                 column = column.cast(field.type)
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            except pa.ArrowException as error:
                 raise SchemaError("WRONG_TYPE", f"column {name!r} for {where} is {column.type}, not {field.type}") from error
         fields.append(field)
         arrays.append(column)
@@ -105,8 +107,8 @@ def _check_properties(column: pa.Array, where: str) -> None:
     offsets = column.offsets.to_numpy().astype(np.int64)
     if offsets[-1] == offsets[0]:
         return
-    offsets -= offsets[0]
-    # As RocketMQ writes them: name, value and two separators.
+    # Keys and items are those of the whole array, also of a slice, and offsets count from their beginning.
+    # Sizes as RocketMQ writes them: name, value and two separators.
     pairs = pc.fill_null(pc.add(pc.binary_length(column.keys), pc.binary_length(column.items)), 0).to_numpy(zero_copy_only=False) + 2
     ends = np.concatenate(([0], np.cumsum(pairs, dtype=np.int64)))
     sizes = ends[offsets[1:]] - ends[offsets[:-1]]

@@ -8,7 +8,7 @@ the rows that they have seen: one object per writing task.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -23,17 +23,20 @@ from orderedmq.model import MAX_QUEUES
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
+#: Numbers of rows, or all.
+Rows: TypeAlias = npt.NDArray[np.intp] | slice
 #: The chosen queues' positions, one per row: 16 bits hold every queue number, and numpy sorts them fastest.
 Queues: TypeAlias = npt.NDArray[np.uint16]
 
+_ALL: Final = slice(None)
 _LOW8: Final = np.uint64(0x00FF00FF00FF00FF)
 _LOW16: Final = np.uint64(0x0000FFFF0000FFFF)
 _HIGH_BITS: Final = np.uint64(0x8080808080808080)
 #: Masks that keep the last 0 to 8 bytes of a little-endian word.
 _KEEP: Final = np.array([0] + [(2**64 - 1) << (64 - 8 * n) & (2**64 - 1) for n in range(1, 9)], dtype=np.uint64)
 #: Rows that are hashed together. Arrays of 8 bytes a row stay in the cache, and below the 128 KiB from which the C library maps
-#: fresh pages for each (they cost 4 times the hashing).
-_BLOCK: Final = 12288
+#: fresh pages for each (which doubles the time).
+_BLOCK: Final = 8192
 
 
 # -- hashes
@@ -42,18 +45,18 @@ _BLOCK: Final = 12288
 class _Strings:
     """Strings that lie one behind the other, as little-endian words of 8 bytes that are aligned at the strings' *ends*.
 
-    ``words[k]`` has the bytes 8k to 8k + 8, counted from the end, of the rows that reach so far, as (these rows' numbers, or
-    None for all; their words); a word that reaches beyond its string's start has zeros there. So a polynomial hash weighs word
-    k alike in every row, whatever the row's length, and no row needs a loop of its own.
+    ``words[k]`` has the bytes 8k to 8k + 8, counted from the end, of the rows that reach so far, as (these rows, their words);
+    a word that reaches beyond its string's start has zeros there. So a polynomial hash weighs word k alike in every row,
+    whatever the row's length, and no row needs a loop of its own.
     """
 
     def __init__(self, data: Bytes, ends: Int64s, lengths: Int64s) -> None:
         """Row i is ``data[ends[i] - lengths[i] : ends[i]]``. When all lengths agree, each row begins where the last ended."""
         self.lengths = lengths
         self.ascii = not len(data) or int(data.max()) < 128
-        self.words: list[tuple[npt.NDArray[np.intp] | None, Words]] = []
+        self.words: list[tuple[Rows, Words]] = []
         longest, shortest = int(lengths.max()), int(lengths.min())
-        rows: npt.NDArray[np.intp] | None = None
+        rows: Rows = _ALL
         # Room for the word of a first row that is shorter than a word.
         padded = np.concatenate((np.zeros(8, dtype=np.uint8), data))
         ending_at: Words = np.ndarray((len(data) + 1,), dtype="<u8", buffer=padded, strides=(1,))
@@ -61,26 +64,18 @@ class _Strings:
             if longest == shortest:
                 at = int(ends[0]) - done
                 word: Words = np.ndarray((len(ends),), dtype="<u8", buffer=padded, offset=at, strides=(longest,))
-                self.words.append((None, word & _KEEP[min(longest - done, 8)]))
-            elif done < shortest:
-                word = ending_at[ends - done]
-                if done + 8 > shortest:
-                    word &= _KEEP[np.minimum(lengths - done, 8)]
-                self.words.append((None, word))
-            else:
-                rows = np.flatnonzero(lengths > done) if rows is None else rows[lengths[rows] > done]
-                self.words.append((rows, ending_at[ends[rows] - done] & _KEEP[np.minimum(lengths[rows] - done, 8)]))
+                self.words.append((_ALL, word & _KEEP[min(longest - done, 8)]))
+                continue
+            if done >= shortest:
+                rows = np.flatnonzero(lengths > done) if isinstance(rows, slice) else rows[lengths[rows] > done]
+            self.words.append((rows, ending_at[ends[rows] - done] & _KEEP[np.minimum(lengths[rows] - done, 8)]))
 
     def java_hash(self, unit: int) -> npt.NDArray[np.uint32]:
         """String.hashCode of each row: the sum of s[i] * 31^(n-1-i) over its units, which have 1 byte (ASCII) or 2."""
         result = np.zeros(len(self.lengths), dtype=np.uint32)
         weight = 1
         for rows, words in self.words:
-            part = _fold(words, unit) * np.uint32(weight)
-            if rows is None:
-                result += part
-            else:
-                result[rows] += part
+            result[rows] += _fold(words, unit) * np.uint32(weight)
             weight = weight * 31 ** (8 // unit) % 2**32
         return result
 
@@ -88,23 +83,14 @@ class _Strings:
         """64 well-mixed bits of each row. Keys of at most 8 bytes and of one length never collide, others only by chance."""
         result = _mix(self.lengths.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
         for rows, words in self.words:
-            if rows is None:
-                result = _mix(result ^ words)
-            else:
-                result[rows] = _mix(result[rows] ^ words)
+            result[rows] = _mix(result[rows] ^ words)
         return result
 
     def not_ascii(self) -> npt.NDArray[np.intp]:
         """The numbers of the rows that have a byte above 127."""
         found = np.zeros(len(self.lengths), dtype=np.bool_)
-        if self.ascii:
-            return np.flatnonzero(found)
-        for rows, words in self.words:
-            high = (words & _HIGH_BITS) != 0
-            if rows is None:
-                found |= high
-            else:
-                found[rows] |= high
+        for rows, words in () if self.ascii else self.words:
+            found[rows] |= (words & _HIGH_BITS) != 0
         return np.flatnonzero(found)
 
 
@@ -113,20 +99,17 @@ def _fold(words: Words, unit: int) -> npt.NDArray[np.uint32]:
 
     No lane overflows into the next one before the last step: 255 * 32 < 2^16, 8160 * 962 < 2^32, 65535 * 32 < 2^32.
     """
+    lanes = _LOW8 if unit == 1 else _LOW16
     high = words >> np.uint64(8 * unit)
+    high &= lanes
+    pairs = words & lanes
+    pairs *= np.uint64(31)
     if unit == 1:
-        high &= _LOW8
-        pairs = words & _LOW8
-        pairs *= np.uint64(31)
         pairs += high
-        high = pairs >> np.uint64(16)
+        np.right_shift(pairs, np.uint64(16), out=high)
         high &= _LOW16
         pairs &= _LOW16
         pairs *= np.uint64(31**2)
-    else:
-        high &= _LOW16
-        pairs = words & _LOW16
-        pairs *= np.uint64(31)
     pairs += high
     np.right_shift(pairs, np.uint64(32), out=high)
     pairs *= np.uint64(31 ** (4 // unit))
@@ -149,98 +132,67 @@ def _mix(x: Words) -> Words:
 
 
 class HashedKeys:
-    """The hashes of an array of sharding keys, computed when first asked for, both in one walk over the keys' bytes.
+    """The hashes of an array of sharding keys, each computed when first asked for.
 
     ``keys`` is an array of strings (string, large_string, string_view, or a dictionary of these; sliced or not), or of nulls.
-    Keys are not dictionary-encoded here: finding the distinct ones costs more than hashing them all, unless they are long.
+    Keys are not dictionary-encoded: finding the distinct ones costs more than hashing them all, long ones (UUIDs) apart.
     Raises SchemaError WRONG_TYPE for another type, TypeError for a chunked array.
     """
 
-    def __init__(self, keys: pa.Array, *, java: bool = True, hash64: bool = True) -> None:
-        """``java`` and ``hash64`` say which hashes will be asked for."""
+    def __init__(self, keys: pa.Array) -> None:
         if not isinstance(keys, pa.Array):
             raise TypeError(f"sharding keys must be one array, not {type(keys).__name__}")
         self.keys = keys
-        self._wants = java, hash64
-        self._distinct: HashedKeys | None = None
-        self._plain = keys
-        if pa.types.is_null(keys.type):
-            self._plain = keys.cast(pa.string())
-        elif pa.types.is_string_view(keys.type):
-            self._plain = keys.cast(pa.large_string())
-        elif isinstance(keys, pa.DictionaryArray):
-            self._distinct = HashedKeys(keys.dictionary, java=java, hash64=hash64)
-        elif not (pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type)):
+        kind = keys.type.value_type if pa.types.is_dictionary(keys.type) else keys.type
+        if not any(
+            test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+        ):
             raise SchemaError("WRONG_TYPE", f"a sharding key is a string, not {keys.type}; cast the column to string")
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @property
-    def java(self) -> npt.NDArray[np.int32]:
-        """Java's String.hashCode of each key, over its UTF-16 units; 0 for a null."""
-        assert self._wants[0], "not asked for"
-        return self._hashes[0]
-
-    @property
-    def hash64(self) -> Words:
-        """64 bits of each key's UTF-8 bytes, the same in every process and on every machine; 0 for a null."""
-        assert self._wants[1], "not asked for"
-        return self._hashes[1]
+        #: The keys in a layout that has offsets.
+        self._plain = keys if pa.types.is_string(keys.type) else keys.cast(pa.large_string())
 
     @cached_property
     def valid(self) -> npt.NDArray[np.bool_] | None:
         """Which rows have a key; None when all have."""
         mask: npt.NDArray[np.bool_] | None = None
-        if self.keys.null_count:
-            mask = self.keys.is_valid().to_numpy(zero_copy_only=False)
-        if self._distinct is not None and self._distinct.valid is not None:
-            mask = self._distinct.valid[self._places] & (True if mask is None else mask)
+        if self._plain.null_count:
+            mask = self._plain.is_valid().to_numpy(zero_copy_only=False)
         return mask
 
-    @property
-    def _places(self) -> npt.NDArray[np.intp]:
-        """Of a dictionary array: each row's place in the dictionary, any for a null."""
-        places: npt.NDArray[np.intp] = pc.fill_null(self.keys.indices, 0).to_numpy(zero_copy_only=False).astype(np.intp)
-        return places
+    @cached_property
+    def java(self) -> npt.NDArray[np.int32]:
+        """Java's String.hashCode of each key, over its UTF-16 units; 0 for a null."""
+        result = np.zeros(len(self._plain), dtype=np.uint32)
+        for rows, strings in self._blocks():
+            result[rows] = strings.java_hash(1)
+            other = strings.not_ascii() + rows.start
+            if len(other):
+                result[other] = _utf16(self._plain.take(pa.array(other))).java_hash(2)
+        return result.view(np.int32)
 
     @cached_property
-    def _hashes(self) -> tuple[npt.NDArray[np.int32], Words]:
-        if self._distinct is not None and len(self._distinct):
-            places = self._places
-            java, wide = (hashes[places] if len(hashes) else hashes for hashes in self._distinct._hashes)
-        elif self._distinct is not None:
-            java, wide = (np.zeros(len(self) * wanted, dtype) for wanted, dtype in zip(self._wants, (np.int32, np.uint64)))
-        else:
-            java, wide = self._walk()
+    def hash64(self) -> Words:
+        """64 bits of each key's UTF-8 bytes, the same in every process and on every machine; 0 for a null."""
+        result = np.zeros(len(self._plain), dtype=np.uint64)
+        for rows, strings in self._blocks():
+            result[rows] = strings.hash64()
         if self.valid is not None:
-            for hashes in (java, wide):
-                hashes[~self.valid[: len(hashes)]] = 0
-        return java, wide
+            result[~self.valid] = 0
+        return result
 
-    def _walk(self) -> tuple[npt.NDArray[np.int32], Words]:
-        """Both hashes, or an empty array for the one that nobody wants; any value for a null."""
+    def _blocks(self) -> Iterator[tuple[slice, _Strings]]:
+        """The keys, block by block: nothing is kept, so that a block's arrays serve the next one. A null has no bytes."""
         data, offsets = _buffers(self._plain)
-        java = np.zeros(len(self) if self._wants[0] else 0, dtype=np.uint32)
-        wide = np.zeros(len(self) if self._wants[1] else 0, dtype=np.uint64)
-        for first in range(0, len(self), _BLOCK):
+        for first in range(0, len(self._plain), _BLOCK):
             bounds = offsets[first : first + _BLOCK + 1].astype(np.int64)
             lengths = np.diff(bounds)
             rows = slice(first, first + len(lengths))
             if self.valid is not None:
-                lengths *= self.valid[rows]  # a null may have bytes
-            strings = _Strings(data[bounds[0] : bounds[-1]], bounds[1:] - bounds[0], lengths)
-            if self._wants[1]:
-                wide[rows] = strings.hash64()
-            if self._wants[0]:
-                java[rows] = strings.java_hash(1)
-                other = strings.not_ascii() + first
-                if len(other):
-                    java[other] = _utf16(self._plain.take(pa.array(other))).java_hash(2)
-        return java.view(np.int32), wide
+                lengths *= self.valid[rows]
+            yield rows, _Strings(data[bounds[0] : bounds[-1]], bounds[1:] - bounds[0], lengths)
 
 
-#: What selectors take. Passing `HashedKeys` shares the walk with the other hash.
+#: What selectors take: `HashedKeys` where the caller wants the other hash, or this one, as well.
 Keys: TypeAlias = pa.Array | HashedKeys
 
 
@@ -278,12 +230,12 @@ def _utf16(keys: pa.Array) -> _Strings:
 
 def java_string_hash(keys: pa.Array) -> npt.NDArray[np.int32]:
     """Java's String.hashCode of each key; 0 for a null. See `HashedKeys` for types and errors."""
-    return HashedKeys(keys, hash64=False).java
+    return HashedKeys(keys).java
 
 
 def key_hash64(keys: pa.Array) -> Words:
     """64 well-mixed bits of each key, to find the same key in two tasks; 0 for a null. See `HashedKeys`."""
-    return HashedKeys(keys, java=False).hash64
+    return HashedKeys(keys).hash64
 
 
 def select_by_hash(hashes: npt.NDArray[np.int32], n: int) -> Queues:
@@ -320,7 +272,7 @@ class HashSelector:
         _check_count(n_queues)
         if keys is None:
             return self._round_robin(rows.num_rows, n_queues)
-        hashed = keys if isinstance(keys, HashedKeys) else HashedKeys(keys, hash64=False)
+        hashed = keys if isinstance(keys, HashedKeys) else HashedKeys(keys)
         queues = select_by_hash(hashed.java, n_queues)
         if hashed.valid is not None:
             missing = ~hashed.valid
@@ -356,22 +308,17 @@ class QueueIdSelector:
         """Raises SchemaError MISSING_COLUMN or WRONG_TYPE, and MessageError BAD_QUEUE_ID for a null or an unknown queue."""
         _check_count(n_queues)
         if "queue_id" not in rows.schema.names:
-            raise SchemaError(
-                "MISSING_COLUMN",
-                "messageQueueSelector=queueId needs a column queue_id; add it, or choose another selector",
-            )
+            what = "messageQueueSelector=queueId needs a column queue_id; add it, or choose another selector"
+            raise SchemaError("MISSING_COLUMN", what)
         column = rows.column("queue_id")
         if not pa.types.is_integer(column.type):
             raise SchemaError("WRONG_TYPE", f"queue_id is an int, not {column.type}; cast the column to int")
         bad = pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, n_queues)), True)
         row = pc.index(bad, True).as_py()
         if row >= 0:
-            value = column[row].as_py()
-            raise MessageError(
-                "BAD_QUEUE_ID",
-                f"row {self._seen + row} of its partition (the first is 0) has queue_id {'null' if value is None else value}; "
-                f"the topic's queues are 0 to {n_queues - 1}",
-            )
+            value = "null" if column[row].as_py() is None else column[row]
+            what = f"row {self._seen + row} of its partition (the first is 0) has queue_id {value}"
+            raise MessageError("BAD_QUEUE_ID", f"{what}; the topic's queues are 0 to {n_queues - 1}")
         self._seen += rows.num_rows
         queues: Queues = column.to_numpy(zero_copy_only=False).astype(np.uint16)
         return queues

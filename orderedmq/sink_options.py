@@ -58,6 +58,11 @@ class SinkOptions:
     txn_app_id: str | None
     txn_version: int | None
 
+    @staticmethod
+    def parse_order_by(text: str, option: str = "order_by") -> tuple[SortColumn, ...]:
+        """Columns, each with ``asc`` or ``desc`` or neither; a name with blanks or commas stands in backquotes."""
+        return _order_by(text, option)
+
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
         """Check all options of a writer; ``streaming`` None: not known yet, what depends on it is not checked.

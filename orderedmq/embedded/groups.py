@@ -9,7 +9,7 @@ from orderedmq.embedded import layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.store import Store, Transaction
-from orderedmq.errors import LockError
+from orderedmq.errors import LockError, OffsetError
 from orderedmq.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
 from orderedmq.model import MessageQueue, check_group
 
@@ -47,6 +47,9 @@ def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
 
 
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
+    """Raises OffsetError INVALID."""
+    if offset < 0:
+        raise OffsetError("INVALID", f"{offset} is no offset of queue {queue} for group {group!r}; offsets begin at 0")
     txn.put("groups", layout.group_key(group, queue), layout.number(offset))
 
 

@@ -15,7 +15,7 @@ from orderedmq.embedded import chunk as codec
 from orderedmq.embedded import layout
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.store import Transaction
-from orderedmq.errors import TopicError
+from orderedmq.errors import StoreError, TopicError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 #: A tail chunk of this many rows is left alone.
@@ -75,6 +75,7 @@ def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> Offset
     first, after = at.max_offset, at.max_offset + chunk.count
     chunk = chunk._replace(first_stored=stamp, last_stored=stamp)
     parts = [(first, chunk)]
+    read: list[tuple[bytes, Chunk]] = []
     while parts[0][0] > at.min_offset:
         tail = floor(txn, key, parts[0][0] - 1)
         size = sum(part.count for _, part in parts)
@@ -82,26 +83,24 @@ def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> Offset
             break
         if tail[1].stored_bytes + sum(part.stored_bytes for _, part in parts) > codec.CHUNK_BYTES:
             break
+        try:
+            payload = load(txn, queue, *tail)
+        except StoreError:
+            # A damaged chunk is its reader's to report; it must not keep new messages out.
+            break
         parts.insert(0, tail)
+        read.insert(0, (payload, tail[1]))
     held = at.stored_bytes - sum(part.stored_bytes for _, part in parts[:-1])
-    if len(parts) > 1:
-        chunk = _merge(txn, queue, parts)
+    if read:
+        read.append((load(txn, queue, first, chunk), chunk))
+        merged, whole = codec.merged(read, chunk.codec)
+        for begin, part in parts:
+            txn.delete("payloads", layout.number(part.payload))
+            txn.delete("index", layout.index_key(key, begin))
+        chunk = store(txn, merged, whole)
     txn.put("index", layout.index_key(key, parts[0][0]), chunk.pack())
     txn.put("queues", key, QueueState(at.min_offset, after, held + chunk.stored_bytes, stamp).pack())
     return OffsetRange(first, after)
-
-
-def _merge(txn: Transaction, queue: MessageQueue, parts: list[tuple[int, Chunk]]) -> Chunk:
-    read: list[tuple[bytes, Chunk]] = []
-    for first, part in parts:
-        payload = load(txn, queue, first, part)
-        read.append((payload, part))
-    payload, chunk = codec.merged(read, parts[-1][1].codec)
-    key = layout.queue_key(queue)
-    for first, part in parts:
-        txn.delete("payloads", layout.number(part.payload))
-        txn.delete("index", layout.index_key(key, first))
-    return store(txn, payload, chunk)
 
 
 def store(txn: Transaction, payload: object, chunk: Chunk) -> Chunk:
@@ -123,8 +122,8 @@ def retire(
 ) -> int:
     """Delete whole chunks from the front; returns how many messages.
 
-    A chunk goes when it ends at or before offset ``before``, or its last message was stored before ``older`` (µs), or as long as
-    ``excess`` bytes are to go. ``most``: chunks at most.
+    A chunk goes when it ends at or before offset ``before``, or its last message was stored before ``older`` (µs), or it fits into
+    the ``excess`` bytes that are to go (what was just written is never taken for being too large). ``most``: chunks at most.
     """
     key = layout.queue_key(queue)
     at = state(txn, queue)
@@ -134,7 +133,8 @@ def retire(
             break
         by_offset = before is not None and first + chunk.count <= before
         by_age = older is not None and chunk.last_stored < older
-        if not (by_offset or by_age or excess > 0):
+        by_size = chunk.stored_bytes <= excess
+        if not (by_offset or by_age or by_size):
             break
         excess -= chunk.stored_bytes
         gone.append((first, chunk))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import re
 import socket
 import uuid
 import weakref
@@ -18,6 +20,7 @@ from pathlib import Path
 from orderedmq.lock import Client
 
 FOLDER = "owners"
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_@.-]{0,199}")
 
 
 class Presence:
@@ -60,7 +63,9 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _file(store: Path, client_id: str) -> Path:
-    return store / FOLDER / f"{client_id}.alive"
+    """A name never becomes a path: an owner comes from a checkpoint, a client from a token."""
+    plain = client_id if _PLAIN.fullmatch(client_id) else hashlib.blake2b(client_id.encode(), digest_size=32).hexdigest()
+    return store / FOLDER / f"{plain}.alive"
 
 
 def is_alive(store: Path, client_id: str) -> bool:

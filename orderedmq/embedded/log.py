@@ -16,7 +16,7 @@ from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store, Transaction
-from orderedmq.errors import DataLossError
+from orderedmq.errors import DataLossError, aged_out, recreated
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.rows import normalise
 
@@ -107,6 +107,8 @@ class EmbeddedLog:
                     left -= chunk.body_bytes
                     continue
                 low = max(begin, first)
+                if low >= first + chunk.count:
+                    break
                 body = codec.decode(index.load(txn, queue, first, chunk), chunk, _BODY)["body"]
                 sizes = pc.binary_length(body.slice(low - first, min(end, first + chunk.count) - low))
                 sums = pc.cumulative_sum(sizes.cast(pa.int64()))
@@ -128,11 +130,7 @@ class EmbeddedLog:
         with self._store.read() as txn:
             topic = topic_of(txn, queue.topic)
             if incarnation is not None and incarnation != topic.incarnation:
-                raise DataLossError(
-                    "TOPIC_RECREATED",
-                    f"topic {queue.topic!r} was deleted and created again; messages from offset {offset} of queue {queue} are gone: "
-                    "start with a new checkpointLocation, or set failOnDataLoss=false to go on at the new topic's beginning",
-                )
+                raise recreated(queue.topic)
             at = index.state(txn, queue)
             if offset < at.min_offset:
                 raise aged_out(queue, offset, at.min_offset)
@@ -142,6 +140,8 @@ class EmbeddedLog:
                     f"offset {offset} of queue {queue} lies behind its end {at.max_offset}: the store was replaced by an older copy, or "
                     "the checkpoint belongs to another store",
                 )
+            if offset == at.max_offset:
+                return _empty(columns)
             parts = self._gather(txn, queue, offset, max_messages, max_bytes, columns)
         return self._join(parts, queue, offset, max_messages, max_bytes, columns, topic.incarnation)
 
@@ -173,8 +173,6 @@ class EmbeddedLog:
         columns: tuple[str, ...],
         incarnation: str,
     ) -> pa.RecordBatch:
-        if not parts:
-            return _empty(columns)
         batches = []
         for first, chunk, payload in parts:
             if isinstance(payload, bytes):
@@ -200,15 +198,6 @@ class EmbeddedLog:
                 end = index.add(txn, queue, index.store(txn, payload, chunk), now).end
             index.retain(txn, topic, now)
             return OffsetRange(at.max_offset, end)
-
-
-def aged_out(queue: MessageQueue, begin: int, least: int) -> DataLossError:
-    """The error for messages [begin, least) of a queue."""
-    return DataLossError(
-        "AGED_OUT",
-        f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read: keep "
-        "messages longer or read sooner; failOnDataLoss=false goes on behind them with a warning",
-    )
 
 
 def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:

@@ -84,7 +84,10 @@ class EmbeddedOutbox:
                         groups.forward(txn, source.token.group, source.queue, source.offsets.end)
             for topic in sorted({queue.topic for queue in ranges}):
                 index.retain(txn, topic_of(txn, topic), now)
-            self._sweep(txn, batch, {receipt.token for receipt in ordered}, now)
+            for receipt in receipts:
+                # Another attempt of a partition that was published.
+                discard(txn, receipt.token)
+            self._sweep(txn, batch, now)
         return Published(False, ranges)
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
@@ -150,13 +153,13 @@ class EmbeddedOutbox:
         for known in old:
             txn.delete("batches", known)
 
-    def _sweep(self, txn: Transaction, batch: SinkBatch, named: set[str], now: int) -> None:
+    def _sweep(self, txn: Transaction, batch: SinkBatch, now: int) -> None:
         """Delete staged rows that can never be published: of this sink's batches up to this one, and those forgotten for a week."""
         orphans = []
         for key, value in txn.scan("tokens"):
             about = json.loads(value)
             same = batch.sink_id is not None and about["sink"] == batch.sink_id and about["batch"] <= batch.batch_id
-            if key.decode() not in named and (same or now - about["since"] > FORGOTTEN):
+            if same or now - about["since"] > FORGOTTEN:
                 orphans.append(key.decode())
         for token in orphans:
             discard(txn, token)
@@ -189,7 +192,10 @@ def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
 
     By its source ranges, which may have shrunk (a replay drops what another owner took over), else by its rows per queue.
     """
-    known = {tuple(source[:3]): (source[3], source[4]) for source in old["sources"]}
+    known: dict[tuple[str | None, str, int], list[tuple[int, int]]] = {}
+    for group, topic, queue_id, begin, end in old["sources"]:
+        # Without a group, a query may read a queue twice.
+        known.setdefault((group, topic, queue_id), []).append((begin, end))
     if not known and not new["sources"]:
         if old["rows"] == new["rows"]:
             return None
@@ -198,9 +204,9 @@ def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
         return "its source ranges then, none now"
     for group, topic, queue_id, begin, end in new["sources"]:
         queue = MessageQueue(topic, EMBEDDED_BROKER, queue_id)
-        inside = known.get((group, topic, queue_id))
-        if inside is None:
+        then = known.get((group, topic, queue_id))
+        if then is None:
             return f"queue {queue} was not part of it"
-        if not (inside[0] <= begin and end <= inside[1]):
-            return f"queue {queue} was read from {inside[0]} to {inside[1]} then, from {begin} to {end} now"
+        if not any(first <= begin and end <= last for first, last in then):
+            return f"queue {queue} was read from {then[0][0]} to {then[0][1]} then, from {begin} to {end} now"
     return None

@@ -48,7 +48,10 @@ def register(store: Path, run: SourceRun, what: Registration) -> None:
     query = store / FOLDER / _plain(run.query_id)
     folder = query / str(run.batch_id)
     try:
-        folder.mkdir(mode=0o700, parents=True)
+        # Not with parents=True: those would get the process's default mode.
+        for above in (query.parent, query):
+            above.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700)
     except FileExistsError:
         pass
     else:

@@ -10,6 +10,7 @@ import json
 import queue as queues
 import threading
 import uuid
+from collections.abc import Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -53,9 +54,10 @@ class EmbeddedStaging:
         if self._error is not None:
             raise self._error
         checked = normalise(rows, f"queue {queue}")
-        if queue.topic not in self._codecs:
+        if queue not in self._rows:
             with self._store.read() as txn:
                 self._codecs[queue.topic] = codec.CODECS.index(topic_of(txn, queue.topic).compression)
+                index.state(txn, queue)
         self._rows[queue] = self._rows.get(queue, 0) + checked.num_rows
         self._waiting.append((queue, checked))
         self._waiting_bytes += checked.nbytes
@@ -99,9 +101,9 @@ class EmbeddedStaging:
                 for entry in self._encode(work):
                     encoded.append(entry)
                     size += entry[2].stored_bytes
-                if size >= WRITE_BYTES:
-                    self._put(encoded)
-                    encoded, size = [], 0
+                    if size >= WRITE_BYTES:
+                        self._put(encoded)
+                        encoded, size = [], 0
             except BaseException as error:  # handed to the task's thread, which raises it
                 self._error = error
         if self._error is None:
@@ -111,28 +113,31 @@ class EmbeddedStaging:
                 self._error = error
 
     def _write_all(self, work: list[tuple[MessageQueue, pa.RecordBatch]]) -> None:
-        self._put(self._encode(work))
+        self._put(list(self._encode(work)))
 
-    def _encode(self, work: list[tuple[MessageQueue, pa.RecordBatch]]) -> list[tuple[MessageQueue, pa.Buffer, Chunk]]:
+    def _encode(self, work: list[tuple[MessageQueue, pa.RecordBatch]]) -> Iterator[tuple[MessageQueue, pa.Buffer, Chunk]]:
         born = self._clock.wall()
-        return [
-            (queue, *codec.encode(piece, self._codecs[queue.topic], born)) for queue, rows in work for piece in codec.pieces(rows)
-        ]
+        for queue, rows in work:
+            for piece in codec.pieces(rows):
+                yield queue, *codec.encode(piece, self._codecs[queue.topic], born)
 
     def _put(self, encoded: list[tuple[MessageQueue, pa.Buffer, Chunk]]) -> None:
         if not encoded:
             return
+        # Counted only when it is on disk: the same call works once a full store has room.
+        sequence = self._sequence
         with self._store.write() as txn:
             key = self.token.encode()
-            if self._sequence == 0:
+            if sequence == 0:
                 about = {"sink": self._batch.sink_id, "batch": self._batch.batch_id, "since": self._clock.wall()}
                 txn.put("tokens", key, json.dumps(about).encode())
             elif txn.get("tokens", key) is None:
                 raise SinkError("TOKEN_GONE", f"what partition {self._partition} staged was swept: another run of its batch was published")
             for queue, payload, chunk in encoded:
                 stored = index.store(txn, payload, chunk)
-                txn.put("staged", layout.staged_key(self.token, self._sequence), layout.staged_value(queue, stored))
-                self._sequence += 1
+                txn.put("staged", layout.staged_key(self.token, sequence), layout.staged_value(queue, stored))
+                sequence += 1
+        self._sequence = sequence
 
 
 def discard(txn: Transaction, token: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import sys
 import threading
 import uuid
@@ -26,7 +27,22 @@ from orderedmq.errors import StoreError, StoreFullError
 MAP_SIZE: Final = 1 << 40
 MAX_READERS: Final = 1024
 _NETWORK: Final = frozenset(
-    ("nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "fuse.sshfs", "fuse.s3fs", "fuse.rclone")
+    (
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb",
+        "smb3",
+        "smbfs",
+        "9p",
+        "afs",
+        "ceph",
+        "lustre",
+        "glusterfs",
+        "fuse.sshfs",
+        "fuse.s3fs",
+        "fuse.rclone",
+    )
 )
 _FULL: Final = ("No space left on device", "File too large", "Disk quota exceeded")
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
@@ -106,20 +122,30 @@ class Store:
 
     @staticmethod
     def exists(path: Path) -> bool:
-        return (path / "data.mdb").is_file()
+        """Raises PermissionError where a directory above cannot be entered."""
+        try:
+            return stat.S_ISREG(os.stat(path / "data.mdb").st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     @classmethod
     def open(cls, path: Path, *, map_size: int | None = None, create: bool = False) -> Store:
         """Raises StoreError MISSING, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, NEWER_FORMAT, NOT_A_STORE; StoreFullError."""
         if sys.platform == "win32":
-            raise StoreError("PLATFORM", "the embedded broker does not run on Windows; use Linux, macOS, or WSL with a Linux path")
+            raise StoreError(
+                "PLATFORM", "the embedded broker does not run on Windows; use Linux, macOS, or WSL with a Linux path"
+            )
         kind = file_system(path)
         if kind in _NETWORK:
             raise StoreError(
                 "NETWORK_FILE_SYSTEM",
                 f"{path} is on a {kind} file system, where memory maps and locks are not safe; use a local disk for the store",
             )
-        if not create and not cls.exists(path):
+        try:
+            there = create or cls.exists(path)
+        except PermissionError as error:
+            raise _no_permission(path, error) from error
+        if not there:
             raise StoreError(
                 "MISSING",
                 f"no store at {path}; set option path to an existing one (orderedmq topic create makes it, or writing with "
@@ -159,17 +185,7 @@ class Store:
             if self._env is None:
                 if create:
                     self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                env = lmdb.open(
-                    str(self.path),
-                    map_size=self.map_size,
-                    max_dbs=len(layout.DATABASES),
-                    max_readers=MAX_READERS,
-                    mode=0o600,
-                    create=create,
-                    # Rows are read in order, but a seek must not read the file's neighbourhood.
-                    readahead=False,
-                    meminit=False,
-                )
+                env = self._lmdb(create)
                 try:
                     env.reader_check()
                     handles = self._prepare(env, create)
@@ -179,8 +195,30 @@ class Store:
                 self._env, self._handles = env, handles
             return self._env, self._handles
 
+    def _lmdb(self, create: bool) -> Any:
+        try:
+            return lmdb.open(
+                str(self.path),
+                map_size=self.map_size,
+                max_dbs=len(layout.DATABASES),
+                max_readers=MAX_READERS,
+                mode=0o600,
+                create=create,
+                # Rows are read in order, but a seek must not read the file's neighbourhood.
+                readahead=False,
+                meminit=False,
+            )
+        except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
+            raise StoreError(
+                "NOT_A_STORE",
+                f"{self.path} has a data.mdb that is no LMDB file, or its first pages are damaged ({error}); choose "
+                "another path, or restore it from a copy",
+            ) from error
+
     def _prepare(self, env: Any, create: bool) -> dict[str, Any]:
         """Check the format, write it into a new store, and open the databases."""
+        # Before the look: another process makes a store in one transaction.
+        entries = env.stat()["entries"]
         try:
             meta = env.open_db(b"meta", create=False)
             with env.begin() as txn:
@@ -188,9 +226,9 @@ class Store:
         except lmdb.NotFoundError:
             version = identity = None
         if version is None or identity is None:
-            if not create and version is None and identity is None and env.stat()["entries"]:
-                raise StoreError("NOT_A_STORE", f"{self.path} has an LMDB file that is not this broker's; choose another path")
             if not create:
+                if entries:
+                    raise self._not_ours()
                 raise StoreError("MISSING", f"the store at {self.path} is empty; create a topic first (orderedmq topic create)")
             identity = self._initialise(env)
         elif layout.to_number(version) > layout.FORMAT:
@@ -205,15 +243,21 @@ class Store:
 
     def _initialise(self, env: Any) -> bytes:
         with env.begin(write=True) as txn:
+            foreign = env.stat()["entries"] > 0
             handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
             known: bytes | None = txn.get(b"store_id", db=handles["meta"])
             if known is not None:
                 # Another process was first.
                 return known
+            if foreign:
+                raise self._not_ours()
             identity = uuid.uuid4().hex.encode()
             txn.put(b"store_id", identity, db=handles["meta"])
             txn.put(b"format", layout.number(layout.FORMAT), db=handles["meta"])
             return identity
+
+    def _not_ours(self) -> StoreError:
+        return StoreError("NOT_A_STORE", f"{self.path} has an LMDB file that is not this broker's; choose another path")
 
     # -- transactions ------------------------------------------------------------------------------------------------------
 
@@ -269,16 +313,16 @@ class Store:
                 "CORRUPT", f"the store at {self.path} is damaged or not a store ({error}); restore it from a copy"
             ) from error
         except lmdb.ReadonlyError as error:
-            raise self._no_permission(error) from error
+            raise _no_permission(self.path, error) from error
         except lmdb.Error as error:
             text = str(error)
             if any(reason in text for reason in _FULL):
                 raise self._no_room(error) from error
             if "Permission denied" in text or "Read-only file system" in text:
-                raise self._no_permission(error) from error
+                raise _no_permission(self.path, error) from error
             raise StoreError("IO", f"the store at {self.path} failed to {what}: {text}") from error
         except PermissionError as error:
-            raise self._no_permission(error) from error
+            raise _no_permission(self.path, error) from error
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise self._no_room(error) from error
@@ -289,11 +333,11 @@ class Store:
             "FULL", f"no room on the disk of the store at {self.path} ({error}); nothing was changed: make room and try again"
         )
 
-    def _no_permission(self, error: Exception) -> StoreError:
-        return StoreError(
-            "PERMISSION",
-            f"no permission to use the store at {self.path} ({error}); run as the user who owns it, or choose another path",
-        )
+
+def _no_permission(path: Path, error: Exception) -> StoreError:
+    return StoreError(
+        "PERMISSION", f"no permission to use the store at {path} ({error}); run as the user who owns it, or choose another path"
+    )
 
 
 def _after_fork_in_child() -> None:

@@ -1,0 +1,74 @@
+"""Which columns of the written rows are messages', checked while the query is planned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, StringType, StructType
+
+from orderedmq.errors import SchemaError
+from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
+from orderedmq.sink_options import SinkOptions
+
+#: Columns of the source's rows that only a broker can set: taken along, ignored.
+BROKER_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in (*PRODUCER_COLUMNS, "topic", "queue_id"))
+_TEXT: Final = ("tags", "keys", "topic")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Columns of the input by role. ``key`` None: rows without a sharding key; ``topic`` None: the option names it."""
+
+    key: str | None
+    topic: str | None
+
+
+def planned(schema: StructType, options: SinkOptions) -> Plan:
+    """Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE."""
+    names = set(schema.names)
+    if "body" not in names:
+        raise SchemaError(
+            "MISSING_COLUMN",
+            f"the rows have no column 'body' (binary or string), only {', '.join(schema.names) or 'none'}; for example "
+            "select(to_json(struct('*')).alias('body'))",
+        )
+    _require(schema, "body", (BinaryType, StringType))
+    for name in _TEXT:
+        if name in names:
+            _require(schema, name, (StringType,))
+    if "properties" in names:
+        kind = schema["properties"].dataType
+        if not (isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)):
+            raise SchemaError("WRONG_TYPE", f"column 'properties' must be map<string,string>, it is {kind.simpleString()}")
+    key = options.sharding_key if options.sharding_key in names else None
+    if key is not None:
+        _require(schema, key, (StringType, BinaryType, IntegralType))
+    elif options.sharding_key_explicit:
+        raise SchemaError(
+            "MISSING_COLUMN", f"option shardingKey names column {options.sharding_key!r}, the rows have {', '.join(schema.names)}"
+        )
+    if options.topic is None and "topic" not in names:
+        raise SchemaError("MISSING_COLUMN", "no topic to write to: set option topic, or give the rows a column 'topic' (string)")
+    if options.selector == "queueId":
+        if "queue_id" not in names:
+            raise SchemaError("MISSING_COLUMN", "messageQueueSelector=queueId needs a column 'queue_id' (int)")
+        _require(schema, "queue_id", (IntegralType,))
+    known = {*PRODUCER_COLUMNS, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
+    order = {column.name for column in options.order_by}
+    for column in sorted(order - names):
+        raise SchemaError("MISSING_COLUMN", f"option orderBy names column {column!r}, the rows have {', '.join(schema.names)}")
+    for name in schema.names:
+        if name not in known | order:
+            raise SchemaError(
+                "UNKNOWN_COLUMN",
+                f"column {name!r} is not a message's: drop it, put it into body or properties, or name it in shardingKey or orderBy",
+            )
+    return Plan(key, "topic" if options.topic is None else None)
+
+
+def _require(schema: StructType, name: str, kinds: tuple[type[DataType], ...]) -> None:
+    kind = schema[name].dataType
+    if not isinstance(kind, kinds):
+        wanted = " or ".join(sorted({k.__name__.removesuffix("Type").lower() for k in kinds}))
+        raise SchemaError("WRONG_TYPE", f"column {name!r} must be {wanted}, it is {kind.simpleString()}; cast it first")

@@ -1,0 +1,118 @@
+"""The writers that Spark plans with, and what happens on the driver at the end of a batch: publish or discard."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+import orderedmq
+from ordered_sink.columns import Plan, planned
+from ordered_sink.keys import shared
+from ordered_sink.writer import Written, ensure_topic, write
+from orderedmq.errors import SinkError, StoreError
+from orderedmq.selector import selector
+from orderedmq.sink_options import SinkOptions
+
+log = logging.getLogger("orderedmq")
+
+
+class _Planned:
+    """Options and columns, checked before any row; the store's identity, so that another machine's is refused."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> None:
+        if overwrite:
+            raise SinkError(
+                "MODE",
+                "a queue cannot be overwritten: use outputMode('append') in a stream, mode('append') in a batch; complete mode would send "
+                "every row again in each batch",
+            )
+        self.options = SinkOptions.parse(options, streaming=streaming)
+        self.plan: Plan = planned(schema, self.options)
+        self.streaming = streaming
+        # A user's function is loaded here once, so that a mistake shows before any task starts.
+        selector(self.options.selector, 0)
+        with orderedmq.connect(self.options.path) as broker:
+            if self.options.topic is not None:
+                try:
+                    ensure_topic(broker, self.options.topic, self.options)
+                except StoreError as error:
+                    if error.sub != "MISSING" or self.options.topic_queue_nums is None:
+                        raise
+                    broker.admin.create_topic(
+                        self.options.topic, self.options.topic_queue_nums, compression=self.options.compression or "none"
+                    )
+            self.identity = broker.identity
+
+    def write(self, rows: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return write(rows, self.options, self.plan, self.identity, streaming=self.streaming)
+
+    def publish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        written = [message for message in messages if isinstance(message, Written)]
+        if not written:
+            return
+        self._check_keys(written)
+        with orderedmq.connect(self.options.path, identity=self.identity) as broker:
+            broker.outbox.publish(
+                written[0].batch,
+                [message.receipt for message in written],
+                # A batch write inside foreachBatch is one of several outputs: the offsets move at the end of the batch.
+                move_offsets=self.streaming,
+                skip_differing_replay=self.options.on_replay_differs == "skip",
+            )
+
+    def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        receipts = [message.receipt for message in messages if isinstance(message, Written)]
+        if receipts:
+            with orderedmq.connect(self.options.path, identity=self.identity) as broker:
+                broker.outbox.discard(receipts)
+
+    def _check_keys(self, written: Sequence[Written]) -> None:
+        if self.options.on_key_conflict == "ignore":
+            return
+        conflicts = shared([message.keys for message in written])
+        if not conflicts:
+            return
+        error = SinkError(
+            "KEY_CONFLICT",
+            f"{conflicts} sharding keys occur in more than one task of the batch, so their messages have no defined order: route the rows "
+            "first (ordered_sink.route(df, order_by=...)), or set onKeyConflict=warn or ignore if order within a batch does not matter",
+        )
+        if self.options.on_key_conflict == "error":
+            raise error
+        log.warning("%s", error)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """The sink of one streaming query: exactly once per (query, micro-batch)."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._planned = _Planned(options, schema, overwrite, streaming=True)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._planned.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        self._planned.publish(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        self._planned.discard(messages)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """A batch write: all rows or none; once per (txnAppId, txnVersion) if these are given."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        self._planned = _Planned(options, schema, overwrite, streaming=False)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return self._planned.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._planned.publish(messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._planned.discard(messages)

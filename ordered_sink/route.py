@@ -1,0 +1,78 @@
+"""Bring all rows of a queue into one task, in a given order, before they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import arrow_udf
+from pyspark.sql.types import IntegerType
+
+from orderedmq.errors import OptionError, SchemaError, SinkError
+from orderedmq.options import parse_size
+from orderedmq.selector import java_string_hash, select_by_hash
+from orderedmq.sink_options import SinkOptions
+
+_BUFFER: Final = "256m"
+
+
+def route(
+    df: DataFrame,
+    order_by: str | Sequence[str],
+    *,
+    sharding_key: str = "sharding_key",
+    queues: int | None = None,
+    buffer_size: str = _BUFFER,
+) -> DataFrame:
+    """``df`` repartitioned so that each queue has one writing task, its rows in the order of ``order_by``.
+
+    order_by: columns, each with ``asc`` or ``desc`` or neither, as in the sink's option; a shuffle leaves no other order. queues: the
+    target topic's number of queues; without it, equal keys still come together, but several tasks may write one queue. buffer_size:
+    bytes of rows that a task may hold to sort them. Works on streaming and batch DataFrames; the columns stay as they are.
+
+    Raises OptionError INVALID and SchemaError MISSING_COLUMN at once, SinkError ORDER_BUFFER_FULL when the query runs.
+    """
+    text = order_by if isinstance(order_by, str) else ", ".join(order_by)
+    columns = SinkOptions.parse_order_by(text)
+    for name in (sharding_key, *(column.name for column in columns)):
+        if name not in df.columns:
+            raise SchemaError("MISSING_COLUMN", f"route: no column {name!r}, only {', '.join(df.columns)}")
+    if queues is not None and queues < 1:
+        raise OptionError("INVALID", f"route: queues={queues} is not a number of queues")
+    if queues is None:
+        together = df.repartition(df[sharding_key])
+    else:
+        together = df.repartitionById(queues, _queue_of(queues)(df[sharding_key].cast("string")))
+    keys = [(column.name, "descending" if column.descending else "ascending") for column in columns]
+    return together.mapInArrow(_sorter(keys, parse_size(buffer_size, "buffer_size")), df.schema)
+
+
+def _queue_of(queues: int) -> Callable[..., Any]:
+    @arrow_udf(returnType=IntegerType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
+    def queue_of(keys: pa.Array) -> pa.Array:
+        # The sink's own rule; a row without a key goes to the first task and is spread by the sink.
+        return pa.array(select_by_hash(java_string_hash(keys), queues).astype("int32"))
+
+    return queue_of  # type: ignore[no-any-return, unused-ignore]
+
+
+def _sorter(keys: list[tuple[str, str]], limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def in_order(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        held, size = [], 0
+        for batch in batches:
+            held.append(batch)
+            size += batch.nbytes
+            if size > limit:
+                raise SinkError(
+                    "ORDER_BUFFER_FULL",
+                    f"route holds a task's rows in memory to sort them, and they take more than buffer_size={limit} bytes: raise it, or "
+                    "write smaller batches (maxOffsetsPerTrigger)",
+                )
+        if held:
+            whole = pa.concat_batches(held)
+            yield whole.take(pc.sort_indices(whole, sort_keys=keys))
+
+    return in_order

@@ -1,0 +1,200 @@
+"""One writing task: rows to queues by the selector, in row order, staged with the broker.
+
+Rules: rows keep their order, or get the order of ``orderBy``, which needs all rows of the task in memory (up to a limit). Rows are
+gathered to some 16 MiB before they are routed: a queue's share is then a chunk of good size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from ordered_sink.columns import Plan
+from ordered_sink.keys import SeenKeys
+from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging, kept
+from orderedmq.errors import MessageError, SinkError, TopicError
+from orderedmq.micro_batch import run_of
+from orderedmq.model import PRODUCER_COLUMNS, MessageQueue, check_topic
+from orderedmq.selector import HashedKeys, key_hash64, selector
+from orderedmq.sink_options import SinkOptions
+
+GATHER_BYTES: Final = 16 * 1024 * 1024
+GATHER_ROWS: Final = 131072
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task tells the commit: the batch it wrote for, its staged rows, its keys as sorted 64-bit hashes."""
+
+    batch: SinkBatch
+    receipt: Receipt
+    keys: bytes
+
+
+def sink_batch(options: SinkOptions, run: SourceRun | None, *, streaming: bool) -> SinkBatch:
+    """The identity under which rows are published once: (query, batch), or the user's transaction, or none."""
+    if options.txn_app_id is not None and options.txn_version is not None:
+        return SinkBatch(f"txn:{options.txn_app_id}", options.txn_version, run)
+    if streaming and run is not None:
+        return SinkBatch(run.query_id, run.batch_id, run)
+    return SinkBatch(None, 0, run)
+
+
+def write(rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, identity: str, *, streaming: bool) -> Written:
+    """Stage all rows of one attempt of one task; nothing is visible before the commit."""
+    context = TaskContext.get()
+    assert context is not None, "a writer runs in a Spark task"
+    batch = sink_batch(options, run_of(context.getLocalProperty), streaming=streaming)
+    broker = kept(options.path, identity)
+    staging = broker.outbox.open(batch, context.partitionId())
+    try:
+        seed = batch.batch_id * 65537 + context.partitionId()
+        task = _Task(broker, staging, options, plan, seed)
+        for gathered in _gather(rows, options):
+            task.route(gathered)
+        return Written(batch, staging.receipt(), task.seen.to_bytes())
+    except BaseException:
+        staging.abandon()
+        raise
+
+
+def _gather(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
+    """Batches of good size, in row order; all rows in one, sorted, with orderBy."""
+    waiting: list[pa.RecordBatch] = []
+    size = count = 0
+    for batch in rows:
+        if not batch.num_rows:
+            continue
+        waiting.append(batch)
+        size += batch.nbytes
+        count += batch.num_rows
+        if options.order_by:
+            if size > options.order_buffer_size:
+                raise SinkError(
+                    "ORDER_BUFFER_FULL",
+                    f"orderBy holds a task's rows in memory, and they take more than orderBufferSize={options.order_buffer_size} bytes: "
+                    "raise it, write smaller batches (maxOffsetsPerTrigger), or spread the rows over more tasks",
+                )
+        elif size >= GATHER_BYTES or count >= GATHER_ROWS:
+            yield pa.concat_batches(waiting)
+            waiting, size, count = [], 0, 0
+    if waiting:
+        whole = waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+        if options.order_by:
+            keys = [(column.name, "descending" if column.descending else "ascending") for column in options.order_by]
+            whole = whole.take(pc.sort_indices(whole, sort_keys=keys))
+        yield whole
+
+
+class _Task:
+    """The state of one writing task: known topics, round-robin position, keys seen."""
+
+    def __init__(self, broker: Broker, staging: Staging, options: SinkOptions, plan: Plan, seed: int) -> None:
+        self._broker = broker
+        self._staging = staging
+        self._options = options
+        self._plan = plan
+        self._selector = selector(options.selector, seed)
+        self._queues: dict[str, list[MessageQueue]] = {}
+        self.seen = SeenKeys()
+
+    def route(self, rows: pa.RecordBatch) -> None:
+        """Stage ``rows`` in their queues."""
+        if self._plan.topic is None:
+            assert self._options.topic is not None
+            self._route(self._options.topic, rows)
+            return
+        column = rows.column(rows.schema.get_field_index(self._plan.topic))
+        if column.null_count:
+            row = int(pc.index(column.is_null(), True).as_py())
+            raise MessageError("NULL_TOPIC", f"row {row} has no topic; fill the column or set option topic")
+        for topic in pc.unique(column):
+            name = topic.as_py()
+            mask = pc.equal(column, topic)
+            self._route(name, rows if mask.true_count == len(mask) else rows.filter(mask))
+
+    def _route(self, topic: str, rows: pa.RecordBatch) -> None:
+        queues = self._queues_of(topic)
+        keys = self._keys(rows)
+        chosen = self._selector.select(rows, keys, len(queues))
+        if keys is not None and self._options.on_key_conflict != "ignore":
+            hashes = keys.hash64 if keys.valid is None else keys.hash64[keys.valid]
+            if self._plan.topic is not None:
+                # The same key in another topic is another key.
+                hashes = hashes ^ key_hash64(pa.array([topic]))[0]
+            self.seen.add(hashes)
+        messages = self._messages(rows, keys)
+        first = chosen[0]
+        if (chosen == first).all():
+            self._staging.add(queues[first], messages)
+            return
+        order = np.argsort(chosen, kind="stable")
+        messages = messages.take(pa.array(order))
+        counts = np.bincount(chosen, minlength=len(queues))
+        begin = 0
+        for number in np.flatnonzero(counts):
+            self._staging.add(queues[number], messages.slice(begin, counts[number]))
+            begin += int(counts[number])
+
+    def _keys(self, rows: pa.RecordBatch) -> HashedKeys | None:
+        if self._plan.key is None:
+            return None
+        column = rows.column(rows.schema.get_field_index(self._plan.key))
+        return HashedKeys(column if pa.types.is_string(column.type) else column.cast(pa.string()))
+
+    def _messages(self, rows: pa.RecordBatch, keys: HashedKeys | None) -> pa.RecordBatch:
+        """The producer's columns; the sharding key is stored under its own name whatever column it came from."""
+        names, arrays = [], []
+        for name in PRODUCER_COLUMNS:
+            at = rows.schema.get_field_index(name)
+            column = rows.column(at) if at >= 0 else None
+            if name == "sharding_key":
+                column = None if keys is None else keys.keys
+            if column is None:
+                continue
+            if name == "body" and pa.types.is_string(column.type):
+                column = column.cast(pa.binary())
+            names.append(name)
+            arrays.append(column)
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+
+    def _queues_of(self, topic: str) -> list[MessageQueue]:
+        known = self._queues.get(topic)
+        if known is None:
+            if self._plan.topic is not None:
+                check_topic(topic, writing=True)
+            ensure_topic(self._broker, topic, self._options)
+            known = self._queues[topic] = self._broker.log.queues(topic)
+        return known
+
+
+def ensure_topic(broker: Broker, topic: str, options: SinkOptions) -> None:
+    """The topic is there with the queues that the options assert; made if they say how many.
+
+    Raises TopicError MISSING or QUEUE_COUNT: another number of queues would silently map keys to other queues.
+    """
+    wanted = options.topic_queue_nums
+    try:
+        found = broker.log.topic(topic)
+    except TopicError:
+        if wanted is None:
+            raise
+        try:
+            found = broker.admin.create_topic(topic, wanted, compression=options.compression or "none")
+        except TopicError as error:
+            if error.sub != "EXISTS":
+                raise
+            found = broker.log.topic(topic)
+    if wanted is not None and found.queues != wanted:
+        raise TopicError(
+            "QUEUE_COUNT",
+            f"topic {topic!r} has {found.queues} queues, option topicQueueNums says {wanted}: with another number keys go to other queues; "
+            "correct the option",
+        )

@@ -1,0 +1,88 @@
+"""How much of a backlog one micro-batch takes: Spark's read limit, the options, and the state between triggers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, ReadMinRows
+
+from orderedmq.broker import Log
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.offsets import admit, hold_back
+from orderedmq.source_options import SourceOptions
+
+_NO_LIMIT: Final = 2**63 - 1
+_BODY: Final = ("body",)
+
+
+class Admission:
+    """Shares a trigger's allowance over the queues. Keeps whose turn the remainder is, and since when it waits for more."""
+
+    def __init__(self, options: SourceOptions, now: float) -> None:
+        self._options = options
+        self._turn = 0
+        self._last_batch = now
+        #: With availableNow the query must end, so it never waits for more.
+        self.available_now = False
+
+    def default_limit(self) -> ReadLimit:
+        """Spark has no limit of several parts: one that is no ReadAllAvailable says that the options hold."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.min_offsets_per_trigger is not None or options.max_bytes_per_trigger is not None:
+            return ReadMaxRows(_NO_LIMIT)
+        return ReadAllAvailable()
+
+    def counts(
+        self, log: Log, backlog: Mapping[MessageQueue, OffsetRange], limit: ReadLimit, now: float
+    ) -> dict[MessageQueue, int] | None:
+        """Messages to take per queue; None: hold this trigger back and wait for more."""
+        waiting = {queue: span.messages for queue, span in backlog.items() if span.messages}
+        if isinstance(limit, ReadAllAvailable):
+            return self._taken(waiting, now)
+        least = self._options.min_offsets_per_trigger
+        if isinstance(limit, ReadMinRows):
+            least = max(least or 0, limit.min_rows)
+        if not self.available_now and hold_back(
+            sum(waiting.values()), least, now - self._last_batch, self._options.max_trigger_delay
+        ):
+            return None
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else _NO_LIMIT
+        out = admit(waiting, min(most, self._options.max_offsets_per_trigger or _NO_LIMIT), self._turn)
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes_per_trigger
+        if size is not None and out:
+            out = self._within(log, backlog, out, size)
+        return self._taken(out, now)
+
+    def _taken(self, counts: dict[MessageQueue, int], now: float) -> dict[MessageQueue, int]:
+        if counts:
+            self._last_batch = now
+            self._turn += 1
+        return counts
+
+    def _within(
+        self, log: Log, backlog: Mapping[MessageQueue, OffsetRange], counts: Mapping[MessageQueue, int], size: int
+    ) -> dict[MessageQueue, int]:
+        """At most ``size`` bytes of bodies in proportion to the counts; the queue whose turn it is gets its first message first.
+
+        A message that is larger than ``size`` goes alone: otherwise it would stop its queue for ever.
+        """
+        order = sorted(counts)
+        first = order[self._turn % len(order)]
+        begin = backlog[first].begin
+        head = log.pull(first, begin, 1, _NO_LIMIT, _BODY).column("body")
+        left = size - (len(head[0].as_py()) if len(head) else 0)
+        out = {first: 1}
+        if left <= 0:
+            return out
+        total = sum(counts.values())
+        for queue in order:
+            # Bodies of the first queue's first message are paid for.
+            offset = backlog[queue].begin + (1 if queue == first else 0)
+            end = backlog[queue].begin + counts[queue]
+            reached = log.advance(queue, offset, end, left * counts[queue] // total)
+            if reached > backlog[queue].begin:
+                out[queue] = reached - backlog[queue].begin
+        return out

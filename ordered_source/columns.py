@@ -1,0 +1,67 @@
+"""The message schema in Spark's terms, and which columns a user's schema asks for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from orderedmq.errors import SchemaError
+from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA
+
+_TYPES: Final[dict[str, DataType]] = {
+    "topic": StringType(),
+    "broker_name": StringType(),
+    "queue_id": IntegerType(),
+    "queue_offset": LongType(),
+    "body": BinaryType(),
+    "tags": StringType(),
+    "keys": StringType(),
+    "sharding_key": StringType(),
+    "message_id": StringType(),
+    "born_timestamp": TimestampType(),
+    "store_timestamp": TimestampType(),
+    "reconsume_times": IntegerType(),
+    "properties": MapType(StringType(), StringType()),
+}
+
+
+def full_schema(include_properties: bool) -> StructType:
+    """What a reader gets without a schema of its own."""
+    names = (*DEFAULT_COLUMNS, "properties") if include_properties else DEFAULT_COLUMNS
+    return StructType([StructField(name, _TYPES[name]) for name in names])
+
+
+def chosen_columns(schema: StructType) -> tuple[str, ...]:
+    """The columns that a user's schema names. Raises SchemaError UNKNOWN_COLUMN or WRONG_TYPE."""
+    for field in schema.fields:
+        expected = _TYPES.get(field.name)
+        if expected is None:
+            raise SchemaError("UNKNOWN_COLUMN", f"a message has no column {field.name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}")
+        if field.dataType != expected:
+            raise SchemaError(
+                "WRONG_TYPE",
+                f"column {field.name!r} is {expected.simpleString()}, the schema asks for {field.dataType.simpleString()}: cast it "
+                "after reading",
+            )
+    return tuple(schema.names)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The batch under exactly Spark's schema: names, nullability and the inner names of maps."""
+    columns = [
+        column if column.type.equals(field.type) else column.cast(field.type)
+        for column, field in zip(batch.columns, schema, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

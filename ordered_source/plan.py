@@ -1,0 +1,101 @@
+"""What both readers do on the driver before any row is read: schema, topics, and where reading begins and ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from pyspark.sql.types import StructType
+
+import orderedmq
+from ordered_source.columns import full_schema
+from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
+from orderedmq.errors import OffsetError, OptionError, TopicError
+from orderedmq.model import RESERVED_PREFIXES, MessageQueue
+from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets
+
+log = logging.getLogger("orderedmq")
+
+
+def planned_schema(options: Mapping[str, str]) -> StructType:
+    """The schema of ``load()`` without one; options, store and topics are checked here, while the DataFrame is built."""
+    parsed = SourceOptions.parse(options, streaming=None)
+    with orderedmq.connect(parsed.path) as broker:
+        topics(broker, parsed)
+    return full_schema(parsed.include_properties)
+
+
+def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
+    """The topics that the options ask for. Raises TopicError MISSING, also for a pattern that matches none."""
+    if options.topic_pattern is None:
+        return [broker.log.topic(name) for name in sorted(options.topics)]
+    # Dead letters are read by name only: a pattern such as ".*" means the user's own topics.
+    found = [topic for topic in broker.log.topics() if not topic.name.startswith(RESERVED_PREFIXES) and options.reads(topic.name)]
+    if not found:
+        raise TopicError("MISSING", f"no topic matches topicPattern {options.topic_pattern!r} yet; create one first")
+    return found
+
+
+def queues_of(broker: Broker, found: Sequence[TopicInfo]) -> list[MessageQueue]:
+    """All queues of the topics in order."""
+    return [queue for topic in found for queue in broker.log.queues(topic.name)]
+
+
+def never_committed(options: SourceOptions) -> StartingOffsets:
+    """Where a group begins in a queue of which it has no offset: consumeFromWhere."""
+    match options.consume_from:
+        case "last":
+            return StartingOffsets("latest")
+        case "timestamp":
+            return StartingOffsets("timestamp", timestamp=options.consume_timestamp)
+    return StartingOffsets("earliest")
+
+
+def beginnings(
+    source: Log, starting: StartingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
+) -> dict[MessageQueue, int]:
+    """Where ``starting`` (any kind but committed) lets each queue begin. Raises OffsetError INCOMPLETE or BEYOND_END."""
+    match starting.kind:
+        case "latest":
+            return {queue: bounds[queue].max_offset for queue in queues}
+        case "timestamp":
+            assert starting.timestamp is not None
+            return {queue: source.offset_at(queue, starting.timestamp) for queue in queues}
+        case "json":
+            return _named("startingOffsets", starting.offsets or {}, queues, bounds)
+    return {queue: bounds[queue].min_offset for queue in queues}
+
+
+def endings(
+    source: Log, ending: EndingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
+) -> dict[MessageQueue, int]:
+    """Where a batch ends in each queue (exclusive)."""
+    match ending.kind:
+        case "timestamp":
+            assert ending.timestamp is not None
+            return {queue: source.offset_at(queue, ending.timestamp) for queue in queues}
+        case "json":
+            return _named("endingOffsets", ending.offsets or {}, queues, bounds)
+    return {queue: bounds[queue].max_offset for queue in queues}
+
+
+def _named(
+    option: str, offsets: Mapping[MessageQueue, int], queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
+) -> dict[MessageQueue, int]:
+    missing = [str(queue) for queue in queues if queue not in offsets]
+    if missing:
+        raise OffsetError("INCOMPLETE", f"{option} must name every queue, it lacks {', '.join(missing[:8])}; -2 is earliest, -1 latest")
+    unknown = sorted(set(offsets) - set(queues))
+    if unknown:
+        raise OptionError("INVALID", f"{option} names queue {unknown[0]}, which does not exist")
+    out: dict[MessageQueue, int] = {}
+    for queue in queues:
+        at, offset = bounds[queue], offsets[queue]
+        if offset == EARLIEST:
+            offset = at.min_offset
+        elif offset == LATEST:
+            offset = at.max_offset
+        if offset > at.max_offset:
+            raise OffsetError("BEYOND_END", f"{option} has offset {offset} for queue {queue}, which ends at {at.max_offset}")
+        out[queue] = offset
+    return out

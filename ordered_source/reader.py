@@ -1,0 +1,359 @@
+"""The stream reader on the driver: runs the Owner's actions against a broker, at the moments that Spark gives.
+
+Rules (Spark's calls, as measured on 4.3): ``initialOffset`` decides nothing. ``latestOffset(start)`` means that everything below
+``start`` is processed; its answer is logged before it is planned. ``partitions`` of a logged batch may come first after a restart.
+``commit`` comes too late to be of use. SIGTERM comes twice; the handler must ignore the second to let ``stop`` run.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+import orderedmq
+from ordered_source import plan, task
+from ordered_source.admission import Admission
+from ordered_source.columns import chosen_columns
+from ordered_source.renewal import Renewal
+from ordered_source.task import QueuePartition
+from orderedmq.broker import Broker, TopicInfo
+from orderedmq.errors import DataLossError, LockError, OffsetError, TopicError, aged_out, recreated
+from orderedmq.lock import UNLOCK_DELAY, Client, LockToken, Refusal
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.offsets import Checkpoint, offsets_to_json, ranges
+from orderedmq.ownership import Commit, Lock, Owner
+from orderedmq.source_options import SourceOptions
+
+log = logging.getLogger("orderedmq")
+
+#: Seconds between two looks for new topics and queues, where the broker cannot tell that nothing changed.
+LISTING_INTERVAL: Final = 1.0
+#: Seconds between two tries for a lock that another owner has.
+RETRY: Final = 0.1
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The source of one streaming query. A copy of it, unconnected, reads partitions in executors."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self.options = SourceOptions.parse(options, streaming=True)
+        self.columns = chosen_columns(schema)
+        self.schema = schema
+        self._broker: Broker | None = None
+        self._renewal: Renewal | None = None
+        self._owner: Owner | None = None
+        self._client: Client | None = None
+        self._admission = Admission(self.options, time.monotonic())
+        self._target: dict[MessageQueue, int] | None = None
+        self._topics: list[TopicInfo] = []
+        #: (change number, moment) of the last listing.
+        self._listed: tuple[int | None, float] = (None, float("-inf"))
+        #: The incarnation of each topic whose queues are owned, and losses that were warned of.
+        self._owned_topics: dict[str, str] = {}
+        self._warned: set[tuple[str, str]] = set()
+        #: (change number, start) for which there was nothing to read.
+        self._quiet: tuple[int, Mapping[str, Any]] | None = None
+        self._terminated = False
+
+    # -- Spark's calls -----------------------------------------------------------------------------------------------------
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return self._admission.default_limit()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        broker = self._connect()
+        queues = plan.queues_of(broker, self._list(fresh=True))
+        self._target = {queue: at.max_offset for queue, at in broker.log.bounds(queues).items()}
+        self._admission.available_now = True
+
+    def initialOffset(self) -> dict[str, Any]:
+        return Checkpoint().to_spark()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        broker = self._connect()
+        self._raise_if_lost()
+        change = broker.log.change()
+        if change is not None and self._quiet == (change, start):
+            return start
+        since = Checkpoint.from_spark(start)
+        owner = self._owner_for(since)
+        known = self._same_topics(owner, since)
+        for action in owner.boundary(since, self._queues()):
+            if isinstance(action, Commit):
+                broker.groups.commit(action.offsets)
+            else:
+                self._take(owner, action)
+        self._place(owner, known)
+        backlog = owner.backlog(self._ends(owner))
+        counts = self._admission.counts(broker.log, backlog, limit, time.monotonic())
+        if not counts and not since.fresh:
+            self._quiet = (change, start) if change is not None and counts is not None else None
+            return start
+        # A fresh checkpoint is logged even without rows, so that it is decided once where each queue begins.
+        topics = {topic.name: topic.incarnation for topic in self._topics}
+        return owner.plan(counts or {}, topics, owner.reset).to_spark()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        if self._broker is None or self._owner is None:
+            return None
+        bounds = self._broker.log.bounds(list(self._owner.owned))
+        return {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if start == end:
+            return []
+        broker = self._connect()
+        self._raise_if_lost()
+        since, until = Checkpoint.from_spark(start), Checkpoint.from_spark(end)
+        owner = self._owner_for(until)
+        if owner.is_planned(until):
+            spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
+        else:
+            spans = self._replay(owner, since, until)
+        identity = broker.identity
+        return [
+            QueuePartition(
+                self.options.path,
+                identity,
+                queue,
+                span.begin,
+                span.end,
+                owner.owned[queue].token,
+                until.topics.get(queue.topic, ""),
+                self.options.fail_on_data_loss,
+                self.options.pull_batch_size,
+                streaming=True,
+            )
+            for queue, span in spans.items()
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, QueuePartition)
+        return task.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: it arrives after the next latestOffset, which has said it already."""
+
+    def stop(self) -> None:
+        if self._renewal is not None:
+            self._renewal.stop()
+        broker, owner, client = self._broker, self._owner, self._client
+        self._broker = None
+        if broker is None:
+            return
+        if owner is not None and client is not None and self.options.consumer_group is not None:
+            release = owner.stop(broker.groups.offsets(self.options.consumer_group, list(owner.owned)))
+            broker.groups.unlock(release.idle)
+            if self._terminated and release.in_flight:
+                # A task may still be at work. When the driver died instead, its tasks die too, and this process's end frees all.
+                broker.groups.unlock(release.in_flight, linger=UNLOCK_DELAY)
+            broker.groups.leave(client)
+        broker.close()
+
+    # -- connecting and locking --------------------------------------------------------------------------------------------
+
+    def _connect(self) -> Broker:
+        if self._broker is None:
+            broker = orderedmq.connect(self.options.path)
+            plan.topics(broker, self.options)
+            self._renewal = Renewal(broker.groups)
+            self._broker = broker
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, self._terminate)
+        return self._broker
+
+    def _terminate(self, signum: int, frame: object) -> None:
+        del signum, frame
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._terminated = True
+        raise SystemExit(0)
+
+    def _owner_for(self, offsets: Checkpoint) -> Owner:
+        if self._owner is None:
+            self._owner = Owner(offsets.owner or uuid.uuid4().hex)
+        elif offsets.owner is not None and offsets.owner != self._owner.owner_id:
+            raise OffsetError("INVALID", "the checkpoint belongs to another query than the one that is running; restart the query")
+        return self._owner
+
+    def _take(self, owner: Owner, action: Lock) -> None:
+        """Lock what is missing, all or none, until lockTimeout."""
+        broker, group = self._connect(), self.options.consumer_group
+        if group is None:
+            owner.assume(action.queues)
+            return
+        if self._client is None:
+            self._client = broker.groups.join(owner.owner_id)
+        deadline = time.monotonic() + self.options.lock_timeout
+        while True:
+            answers = broker.groups.lock(group, self._client, action.queues)
+            refused = [answer for answer in answers.values() if isinstance(answer, Refusal)]
+            granted = [answer for answer in answers.values() if isinstance(answer, LockToken)]
+            if not refused:
+                break
+            broker.groups.unlock(granted)
+            if time.monotonic() >= deadline:
+                raise _held(group, refused, len(action.queues))
+            time.sleep(RETRY)
+        owner.locked(granted)
+        assert self._renewal is not None
+        self._renewal.keep([owned.token for owned in owner.owned.values() if owned.token is not None])
+
+    def _raise_if_lost(self) -> None:
+        if self._renewal is not None and self._renewal.lost:
+            token = self._renewal.lost[0]
+            raise LockError(
+                "LOST",
+                f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}): this query was paused or cut off for longer than "
+                "its lock lives and another took it over, or the group was reset; restart it, it goes on without a gap",
+            )
+
+    # -- topics and queues -------------------------------------------------------------------------------------------------
+
+    def _list(self, *, fresh: bool = False) -> list[TopicInfo]:
+        change, now = self._connect().log.change(), time.monotonic()
+        known, listed = self._listed
+        if fresh or change != known or (change is None and now - listed >= LISTING_INTERVAL):
+            self._topics = plan.topics(self._connect(), self.options)
+            self._listed = (change, now)
+        return self._topics
+
+    def _queues(self) -> list[MessageQueue]:
+        queues = plan.queues_of(self._connect(), self._topics)
+        if self._target is None:
+            return queues
+        # With availableNow, what appears later is for the next run.
+        return [queue for queue in queues if queue in self._target]
+
+    def _same_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
+        """``start`` without the queues of topics that are not what they were. Raises DataLossError unless the user accepts it."""
+        try:
+            listed = {topic.name: topic.incarnation for topic in self._list()}
+        except TopicError as error:
+            if not start.topics:
+                raise
+            raise DataLossError("TOPIC_DELETED", f"{error.message}; this query has read it before") from error
+        gone = {name for name, incarnation in start.topics.items() if listed.get(name) != incarnation}
+        for name in sorted(gone):
+            deleted = DataLossError("TOPIC_DELETED", f"topic {name!r} was deleted; failOnDataLoss=false goes on without it")
+            if (name, listed.get(name, "")) not in self._warned or self.options.fail_on_data_loss:
+                self._warned.add((name, listed.get(name, "")))
+                self._lose(recreated(name) if name in listed else deleted)
+        stale = {name for name, incarnation in self._owned_topics.items() if listed.get(name) != incarnation}
+        if stale:
+            owner.drop([queue for queue in owner.owned if queue.topic in stale])
+        self._owned_topics = listed
+        if not gone:
+            return start
+        return replace(start, next={queue: offset for queue, offset in start.next.items() if queue.topic not in gone})
+
+    # -- where to read -----------------------------------------------------------------------------------------------------
+
+    def _place(self, owner: Owner, start: Checkpoint) -> None:
+        queues = owner.unplaced().queues
+        if not queues:
+            return
+        broker, group = self._connect(), self.options.consumer_group
+        bounds = broker.log.bounds(queues)
+        starting = self.options.starting
+        known: dict[MessageQueue, int] = {}
+        reset = 0
+        begins = {queue: bounds[queue].min_offset for queue in queues}
+        if start.fresh and starting.kind != "committed":
+            begins = plan.beginnings(broker.log, starting, queues, bounds)
+        elif start.fresh:
+            begins = plan.beginnings(broker.log, plan.never_committed(self.options), queues, bounds)
+        if group is not None:
+            known = broker.groups.offsets(group, queues)
+            reset = broker.groups.reset_number(group)
+            if start.fresh and starting.explicit and starting.kind != "committed":
+                log.warning("group %s is reset to %s, as the options say", group, offsets_to_json(begins))
+                reset = broker.groups.reset({_token(owner, queue): begins[queue] for queue in queues})
+                known = begins
+        commit, behind, left = owner.enter(start, known, reset, begins)
+        for late in behind:
+            log.warning(
+                "the checkpoint is behind group %s: queue %s is read again from %d, the group was at %d",
+                group, late.queue, late.checkpoint, late.group,
+            )  # fmt: skip
+        for queue, (logged, at) in left.items():
+            log.warning(
+                "another query had queue %s of group %s, or the group was reset: it goes on at the group's offset %d, not at %d",
+                queue, group, at, logged,
+            )  # fmt: skip
+        if commit is not None:
+            broker.groups.commit(commit.offsets)
+
+    def _ends(self, owner: Owner) -> dict[MessageQueue, int]:
+        """Each owned queue's end, the target at most; what is lost before it is an error or skipped with a warning."""
+        bounds = self._connect().log.bounds(list(owner.owned))
+        ends: dict[MessageQueue, int] = {}
+        for queue, owned in owner.owned.items():
+            at, position = bounds.get(queue), owned.position
+            if position is None:
+                continue
+            if at is None:
+                self._lose(DataLossError("QUEUE_DELETED", f"queue {queue} was deleted while it was read, at offset {position}"))
+                continue
+            if position < at.min_offset:
+                self._lose(aged_out(queue, position, at.min_offset))
+                owner.skip(queue, at.min_offset)
+            elif position > at.max_offset:
+                self._lose(
+                    DataLossError(
+                        "BEYOND_END",
+                        f"queue {queue} ends at {at.max_offset}, this query has read up to {position}: the store was replaced by an older "
+                        "copy; failOnDataLoss=false goes on at its end",
+                    )
+                )
+                owner.skip(queue, at.max_offset)
+            ends[queue] = at.max_offset if self._target is None else min(at.max_offset, self._target.get(queue, 0))
+        return ends
+
+    def _lose(self, error: DataLossError) -> None:
+        if self.options.fail_on_data_loss:
+            raise error
+        log.warning("%s", error)
+
+    def _replay(self, owner: Owner, start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:
+        """A batch that was logged before a restart."""
+        missing = tuple(sorted(queue for queue in end.next if queue not in owner.owned))
+        if missing:
+            self._take(owner, Lock(missing, all_or_none=True))
+        group = self.options.consumer_group
+        reset = self._connect().groups.reset_number(group) if group is not None else 0
+        spans = owner.replay(start, end, reset)
+        for queue in owner.unplaced().queues:
+            log.warning("queue %s of group %s had another owner, or was reset: its part of the logged batch is not repeated", queue, group)
+        return spans
+
+
+def _token(owner: Owner, queue: MessageQueue) -> LockToken:
+    token = owner.owned[queue].token
+    assert token is not None
+    return token
+
+
+def _held(group: str, refused: Sequence[Refusal], wanted: int) -> LockError:
+    first = refused[0]
+    if first.lingering:
+        state = "has stopped in the middle of a batch, its tasks may still be at work"
+    else:
+        state = "is alive" if first.alive else "is not known to be alive"
+    return LockError(
+        "HELD_BY_OTHER",
+        f"{len(refused)} of {wanted} queues of group {group!r} belong to query {first.owner} ({first.client_id}), which {state}; its lock "
+        f"of {first.queue} ends in {first.remaining:.0f} s unless it is renewed. Stop that query, or give this one a consumerGroup of its "
+        "own or messageModel=broadcasting to read everything too; for two outputs of one stream use foreachBatch",
+    )

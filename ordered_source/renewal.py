@@ -1,0 +1,53 @@
+"""A thread that keeps queue locks alive while the query runs, and notices when one is lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+from orderedmq.broker import Groups
+from orderedmq.errors import OrderedMQError
+from orderedmq.lock import RENEW_INTERVAL, LockToken
+
+
+class Renewal:
+    """Renews ``tokens`` every 20 s until stopped, or until the parent process is gone: nobody would process what it holds."""
+
+    def __init__(self, groups: Groups, interval: float = RENEW_INTERVAL) -> None:
+        self._groups = groups
+        self._interval = interval
+        self._parent = os.getppid()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._tokens: tuple[LockToken, ...] = ()
+        #: Tokens that were found lost.
+        self.lost: tuple[LockToken, ...] = ()
+        #: Why the last renewal failed; the next one tries again, and the broker's expiry decides.
+        self.failed: OrderedMQError | None = None
+
+    def keep(self, tokens: Sequence[LockToken]) -> None:
+        """From now on keep exactly these."""
+        self._tokens = tuple(tokens)
+        if self._thread is None and tokens:
+            self._thread = threading.Thread(target=self._run, name="orderedmq-renewal", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            if os.getppid() != self._parent:
+                return
+            try:
+                lost = self._groups.renew(self._tokens)
+            except OrderedMQError as error:
+                self.failed = error
+                continue
+            self.failed = None
+            if lost:
+                current = set(self._tokens)
+                self.lost = tuple(token for token in lost if token in current)

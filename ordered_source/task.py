@@ -1,0 +1,105 @@
+"""One InputPartition read in an executor: exactly its range of one queue, under the driver's lock, or a named error."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import InputPartition
+
+from ordered_source.columns import conform
+from orderedmq.broker import Broker, kept
+from orderedmq.errors import DataLossError, LockError, TopicError
+from orderedmq.lock import LockToken
+from orderedmq.micro_batch import run_of
+from orderedmq.model import MessageQueue, OffsetRange
+
+log = logging.getLogger("orderedmq")
+
+#: Bytes of bodies in one RecordBatch.
+PULL_BYTES: Final = 16 * 1024 * 1024
+#: Seconds between two looks at the lock while rows are read.
+CHECK_INTERVAL: Final = 5.0
+
+
+@dataclass
+class QueuePartition(InputPartition):
+    """What an executor needs to read one range of one queue.
+
+    ``token`` None: no group. ``streaming``: part of a micro-batch, so
+    its run is registered with the broker.
+    """
+
+    path: str
+    identity: str
+    queue: MessageQueue
+    begin: int
+    end: int
+    token: LockToken | None
+    incarnation: str
+    fail_on_data_loss: bool
+    pull_batch_size: int
+    streaming: bool
+
+
+def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the partition's rows. Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT."""
+    broker = kept(partition.path, partition.identity)
+    _check(broker, partition)
+    context = TaskContext.get()
+    run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
+    if run is not None and broker.capabilities.atomic_publish:
+        broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), partition.token)
+    position, checked = partition.begin, time.monotonic()
+    while position < partition.end:
+        wanted = min(partition.pull_batch_size, partition.end - position)
+        try:
+            batch = broker.log.pull(partition.queue, position, wanted, PULL_BYTES, columns, partition.incarnation)
+        except (DataLossError, TopicError) as error:
+            position = _behind(broker, partition, position, error)
+            continue
+        if batch.num_rows == 0:
+            raise DataLossError(
+                "BEYOND_END",
+                f"queue {partition.queue} ends at {position}, the batch was planned up to {partition.end}: the store was replaced by an "
+                "older copy",
+            )
+        yield conform(batch, schema)
+        position += batch.num_rows
+        if time.monotonic() - checked > CHECK_INTERVAL:
+            _check(broker, partition)
+            checked = time.monotonic()
+
+
+def _check(broker: Broker, partition: QueuePartition) -> None:
+    token = partition.token
+    if token is not None and not broker.groups.check(token):
+        raise LockError(
+            "LOST",
+            f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}) while a task read it: another query took it over, or "
+            "the group was reset; restart this query, it goes on without a gap",
+        )
+
+
+def _behind(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
+    """Where to go on behind lost messages, if the user accepts the loss; the error otherwise."""
+    queue = partition.queue
+    if isinstance(error, TopicError):
+        error = DataLossError(
+            "TOPIC_DELETED",
+            f"topic {queue.topic!r} was deleted while messages from {position} of queue {queue} were read; "
+            "failOnDataLoss=false goes on without them",
+        )
+    if partition.fail_on_data_loss:
+        raise error
+    after = partition.end
+    if error.sub == "AGED_OUT":
+        bounds = broker.log.bounds([queue])
+        after = min(bounds[queue].min_offset if queue in bounds else after, partition.end)
+    log.warning("%d messages of queue %s are lost, from %d to %d (%s)", after - position, queue, position, after - 1, error)
+    return after

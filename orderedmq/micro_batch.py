@@ -1,0 +1,22 @@
+"""Which local properties of a Spark task name the micro-batch that it belongs to. Pure: the properties are an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from orderedmq.broker import SourceRun
+
+#: Present in read and write tasks alike, jobs started inside foreachBatch included (Spark 4.3, classic and Connect).
+QUERY: Final = "sql.streaming.queryId"
+BATCH: Final = "streaming.sql.batchId"
+#: The job group of a micro-batch is its run id, new at every start of the query.
+RUN: Final = "spark.jobGroup.id"
+
+
+def run_of(local_property: Callable[[str], str | None]) -> SourceRun | None:
+    """The run, or None in a job that is no micro-batch's."""
+    query, batch = local_property(QUERY), local_property(BATCH)
+    if query is None or batch is None:
+        return None
+    return SourceRun(query, int(batch), local_property(RUN) or "")

@@ -1,0 +1,48 @@
+"""What Spark discovers: the format ``orderedmq``.
+
+Spark imports every top-level module named ``pyspark_*`` in each session that uses any Python data source, and all of them break if
+one import fails. So this module imports nothing but Spark's own classes and loads the rest when it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+
+class DefaultSource(DataSource):
+    """Ordered message queues as a streaming and batch source and sink; see the README for the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "orderedmq"
+
+    def schema(self) -> Any:
+        from ordered_source.plan import planned_schema
+
+        return planned_schema(self.options)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from ordered_source.batch import BatchReader
+
+        return BatchReader(self.options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from ordered_source.reader import StreamReader
+
+        return StreamReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from ordered_sink.commit import BatchWriter
+
+        return BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from ordered_sink.commit import StreamWriter
+
+        return StreamWriter(self.options, schema, overwrite)

@@ -1,0 +1,181 @@
+"""Spark finds the format by itself: from the wheel that users install, and from an editable install.
+
+It imports every top-level module whose name starts with ``pyspark_`` in each session that touches any Python data source, so
+ours must cost nothing there and must not fail: its error would break the data sources of others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pyspark
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# An option that no source has: ours refuses it by name, Spark says of a format that it does not know that it cannot find it.
+FIND = """
+import json, sys
+from orderedmq.java import ensure_java
+ensure_java()
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+
+def error(reader, name):
+    try:
+        reader.format(name).option("noSuchOption", "1").load()
+    except Exception as found:
+        return str(found)
+    return "none"
+
+import orderedmq, pyspark_orderedmq
+print(json.dumps({
+    "from": [orderedmq.__file__, pyspark_orderedmq.__file__],
+    "batch": error(spark.read, "orderedmq"),
+    "stream": error(spark.readStream, "orderedmq"),
+    "unknown": error(spark.read, "orderedmq_unknown"),
+}))
+spark.stop()
+"""
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Ours, but for what would let a test find the source tree on a side way, or have Spark run another Python."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    return {name: value for name, value in os.environ.items() if name not in ours} | {"SPARK_LOCAL_IP": "127.0.0.1"} | changes
+
+
+def run(python: Path | str, code: str, cwd: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, "-c", code], cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=150
+    )
+
+
+def find(python: Path | str, cwd: Path) -> list[str]:
+    """Run FIND with a Python, assert that Spark found the source, and return where it came from."""
+    done = run(python, FIND, cwd, PYSPARK_PYTHON=str(python), PYSPARK_DRIVER_PYTHON=str(python))
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert "DATA_SOURCE_NOT_FOUND" in said["unknown"]
+    for kind in ("batch", "stream"):
+        assert "ORDEREDMQ_OPTION.UNKNOWN" in said[kind], said[kind]
+        assert "nosuchoption" in said[kind].lower()
+    origins: list[str] = said["from"]
+    return origins
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a new environment with the wheel in it, and all that this one has but the editable install."""
+    home = tmp_path_factory.mktemp("clean") / "venv"
+    venv.create(home, symlinks=True, with_pip=False)
+    python = home / "bin" / "python"
+    (packages,) = home.glob("lib/python*/site-packages")
+    # Links instead of a download; pyspark alone has some 500 MB.
+    for entry in Path(pyspark.__file__).parents[1].iterdir():
+        if "orderedmq" not in entry.name and entry.name != "__pycache__":
+            (packages / entry.name).symlink_to(entry)
+    done = run(python, "import orderedmq", home)
+    assert "No module named 'orderedmq'" in done.stderr
+    subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel], cwd=home, env=environment(), check=True
+    )
+    return python
+
+
+def test_the_wheel_has_what_users_need_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    top = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == {"orderedmq", "ordered_source", "ordered_sink", "pyspark_orderedmq.py"}
+    for package in ("orderedmq", "ordered_source", "ordered_sink"):
+        assert f"{package}/py.typed" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_found_from_the_wheel(clean_python: Path, tmp_path: Path) -> None:
+    for origin in find(clean_python, tmp_path):
+        assert origin.startswith(str(clean_python.parents[1]))
+
+
+def test_found_from_an_editable_install(tmp_path: Path) -> None:
+    direct_url = distribution("orderedmq").read_text("direct_url.json")
+    assert direct_url
+    assert json.loads(direct_url)["dir_info"] == {"editable": True}
+    for origin in find(sys.executable, tmp_path):
+        assert Path(origin).is_relative_to(ROOT)
+
+
+def test_the_command_is_installed_with_the_wheel(clean_python: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [clean_python.with_name("orderedmq"), "--help"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout
+
+
+def test_what_spark_discovers_loads_nothing_of_weight(tmp_path: Path) -> None:
+    code = (
+        "import sys, pyspark.sql.datasource\n"
+        "before = set(sys.modules)\n"
+        "import pyspark_orderedmq\n"
+        "assert pyspark_orderedmq.DefaultSource.name() == 'orderedmq'\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    done = run(sys.executable, code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "pyspark_orderedmq" in loaded
+    heavy = {
+        "pyarrow",
+        "numpy",
+        "pandas",
+        "lmdb",
+        "xxhash",
+        "sortedcontainers",
+        "typer",
+        "rich",
+        "ordered_source",
+        "ordered_sink",
+    }
+    assert not {name.partition(".")[0] for name in loaded} & heavy
+    # The package itself and its errors are light; the rest brings pyarrow along, now or one day.
+    assert {name for name in loaded if name.startswith("orderedmq")} <= {"orderedmq", "orderedmq.errors"}
+
+
+@pytest.mark.parametrize(
+    "fault", ["raise RuntimeError('broken')", "import no_such_module", "this is no Python", "raise SystemExit(3)"]
+)
+def test_what_spark_discovers_survives_a_broken_package(fault: str, tmp_path: Path) -> None:
+    for package in ("orderedmq", "ordered_source", "ordered_sink", "pyarrow", "lmdb"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(fault + "\n")
+    code = "import pyspark_orderedmq; print(pyspark_orderedmq.DefaultSource.name())"
+    done = run(sys.executable, code, tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "orderedmq\n"
