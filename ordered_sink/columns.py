@@ -46,10 +46,13 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
         _require(schema, key, (StringType, BinaryType, IntegralType))
     elif options.sharding_key_explicit:
         raise SchemaError(
-            "MISSING_COLUMN", f"option shardingKey names column {options.sharding_key!r}, the rows have {', '.join(schema.names)}"
+            "MISSING_COLUMN",
+            f"option shardingKey names column {options.sharding_key!r}, the rows have {', '.join(schema.names)}",
         )
     if options.topic is None and "topic" not in names:
-        raise SchemaError("MISSING_COLUMN", "no topic to write to: set option topic, or give the rows a column 'topic' (string)")
+        raise SchemaError(
+            "MISSING_COLUMN", "no topic to write to: set option topic, or give the rows a column 'topic' (string)"
+        )
     if options.selector == "queueId":
         if "queue_id" not in names:
             raise SchemaError("MISSING_COLUMN", "messageQueueSelector=queueId needs a column 'queue_id' (int)")

@@ -42,7 +42,9 @@ class BatchReader(DataSourceReader):
             for queue in queues:
                 begin, end = begins[queue], ends[queue]
                 if begin > end:
-                    raise OffsetError("BEGIN_AFTER_END", f"queue {queue} would be read from {begin} to {end}; change the options")
+                    raise OffsetError(
+                        "BEGIN_AFTER_END", f"queue {queue} would be read from {begin} to {end}; change the options"
+                    )
                 if begin < min(bounds[queue].min_offset, end):
                     if options.fail_on_data_loss:
                         raise aged_out(queue, begin, min(bounds[queue].min_offset, end))
@@ -79,4 +81,3 @@ class BatchReader(DataSourceReader):
         if not isinstance(partition, QueuePartition):
             return iter(())
         return task.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
-

@@ -48,7 +48,9 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
     for field in schema.fields:
         expected = _TYPES.get(field.name)
         if expected is None:
-            raise SchemaError("UNKNOWN_COLUMN", f"a message has no column {field.name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}")
+            raise SchemaError(
+                "UNKNOWN_COLUMN", f"a message has no column {field.name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}"
+            )
         if field.dataType != expected:
             raise SchemaError(
                 "WRONG_TYPE",

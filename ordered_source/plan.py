@@ -30,7 +30,9 @@ def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
     if options.topic_pattern is None:
         return [broker.log.topic(name) for name in sorted(options.topics)]
     # Dead letters are read by name only: a pattern such as ".*" means the user's own topics.
-    found = [topic for topic in broker.log.topics() if not topic.name.startswith(RESERVED_PREFIXES) and options.reads(topic.name)]
+    found = [
+        topic for topic in broker.log.topics() if not topic.name.startswith(RESERVED_PREFIXES) and options.reads(topic.name)
+    ]
     if not found:
         raise TopicError("MISSING", f"no topic matches topicPattern {options.topic_pattern!r} yet; create one first")
     return found
@@ -84,7 +86,9 @@ def _named(
 ) -> dict[MessageQueue, int]:
     missing = [str(queue) for queue in queues if queue not in offsets]
     if missing:
-        raise OffsetError("INCOMPLETE", f"{option} must name every queue, it lacks {', '.join(missing[:8])}; -2 is earliest, -1 latest")
+        raise OffsetError(
+            "INCOMPLETE", f"{option} must name every queue, it lacks {', '.join(missing[:8])}; -2 is earliest, -1 latest"
+        )
     unknown = sorted(set(offsets) - set(queues))
     if unknown:
         raise OptionError("INVALID", f"{option} names queue {unknown[0]}, which does not exist")

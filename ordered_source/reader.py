@@ -184,7 +184,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._owner is None:
             self._owner = Owner(offsets.owner or uuid.uuid4().hex)
         elif offsets.owner is not None and offsets.owner != self._owner.owner_id:
-            raise OffsetError("INVALID", "the checkpoint belongs to another query than the one that is running; restart the query")
+            raise OffsetError(
+                "INVALID", "the checkpoint belongs to another query than the one that is running; restart the query"
+            )
         return self._owner
 
     def _take(self, owner: Owner, action: Lock) -> None:
@@ -335,7 +337,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reset = self._connect().groups.reset_number(group) if group is not None else 0
         spans = owner.replay(start, end, reset)
         for queue in owner.unplaced().queues:
-            log.warning("queue %s of group %s had another owner, or was reset: its part of the logged batch is not repeated", queue, group)
+            log.warning(
+                "queue %s of group %s had another owner, or was reset: its part of the logged batch is not repeated",
+                queue,
+                group,
+            )
         return spans
 
 

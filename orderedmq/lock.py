@@ -162,6 +162,6 @@ def unlock(lock: QueueLock | None, proof: LockToken, now: Instant, linger: float
     return replace(lock, held=False, lingering=False)
 
 
-def sought(lock: QueueLock, next_epoch: int, now: Instant) -> QueueLock:
+def sought(next_epoch: int, now: Instant) -> QueueLock:
     """The lock after the group's offset was set from outside: free, no lineage, and every token given out so far is stale."""
     return QueueLock("", "", next_epoch, next_epoch, held=False, renewed=now)

@@ -66,7 +66,8 @@ def _first(mask: pa.Array) -> int:
 def _check_body(body: pa.Array, where: str) -> None:
     if body.null_count:
         raise MessageError(
-            "NULL_BODY", f"row {_first(body.is_null())} for {where} has no body; filter such rows out, or write an empty one (b'')"
+            "NULL_BODY",
+            f"row {_first(body.is_null())} for {where} has no body; filter such rows out, or write an empty one (b'')",
         )
     lengths = pc.binary_length(body)
     longest = pc.max(lengths).as_py() or 0
@@ -109,7 +110,10 @@ def _check_properties(column: pa.Array, where: str) -> None:
         return
     # Keys and items are those of the whole array, also of a slice, and offsets count from their beginning.
     # Sizes as RocketMQ writes them: name, value and two separators.
-    pairs = pc.fill_null(pc.add(pc.binary_length(column.keys), pc.binary_length(column.items)), 0).to_numpy(zero_copy_only=False) + 2
+    pairs = (
+        pc.fill_null(pc.add(pc.binary_length(column.keys), pc.binary_length(column.items)), 0).to_numpy(zero_copy_only=False)
+        + 2
+    )
     ends = np.concatenate(([0], np.cumsum(pairs, dtype=np.int64)))
     sizes = ends[offsets[1:]] - ends[offsets[:-1]]
     row = int(np.argmax(sizes))

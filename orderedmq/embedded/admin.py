@@ -53,7 +53,9 @@ class EmbeddedAdmin:
             raise OptionError("INVALID", f"compression {compression!r} of topic {name!r} is not one of {', '.join(CODECS)}")
         for value, what in ((retention_seconds, "retention_seconds"), (retention_bytes, "retention_bytes")):
             if value is not None and value <= 0:
-                raise OptionError("INVALID", f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever")
+                raise OptionError(
+                    "INVALID", f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever"
+                )
         topic = TopicInfo(name, queues, new_incarnation(), retention_seconds, retention_bytes, compression)
         with self._open(True).write() as txn:
             if txn.get("topics", name.encode()) is not None:
@@ -141,17 +143,20 @@ class EmbeddedAdmin:
             for queue, offset in offsets.items():
                 at = index.state(txn, queue)
                 if not 0 <= offset <= at.max_offset:
-                    raise OffsetError("BEYOND_END", f"offset {offset} of queue {queue} is not between 0 and its end {at.max_offset}")
+                    raise OffsetError(
+                        "BEYOND_END", f"offset {offset} of queue {queue} is not between 0 and its end {at.max_offset}"
+                    )
                 lock = groups.lock_at(txn, group, queue)
                 if not force and lock is not None and lock.remaining(now) > 0 and members.alive(lock.client_id):
                     raise GroupError(
-                        "IN_USE", f"group {group!r} is in use: {lock.client_id} owns queue {queue}; stop that query first, or force it"
+                        "IN_USE",
+                        f"group {group!r} is in use: {lock.client_id} owns queue {queue}; stop that query first, or force it",
                     )
             for queue, offset in offsets.items():
                 groups.put_offset(txn, group, queue, offset)
                 lock = groups.lock_at(txn, group, queue)
                 if lock is not None:
-                    groups.put_lock(txn, group, queue, rules.sought(lock, txn.take_number("epoch"), now))
+                    groups.put_lock(txn, group, queue, rules.sought(txn.take_number("epoch"), now))
             return groups.raise_reset_number(txn, group)
 
     def locks(self, group: str | None = None) -> list[LockInfo]:

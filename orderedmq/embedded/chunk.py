@@ -73,7 +73,7 @@ def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[pa.Buffer, Chun
     payload = _to_stream(batch, codec)
     return payload, Chunk(
         payload=0,
-        count=rows.num_rows,
+        rows=rows.num_rows,
         columns=columns,
         codec=codec,
         checksum=xxhash.xxh3_64_intdigest(payload),
@@ -105,7 +105,7 @@ def verify(payload: bytes, chunk: Chunk, queue: MessageQueue, first: int) -> Non
     if len(payload) != chunk.stored_bytes or xxhash.xxh3_64_intdigest(payload) != chunk.checksum:
         raise StoreError(
             "CORRUPT",
-            f"messages {first} to {first + chunk.count - 1} of queue {queue} fail their checksum: the disk or another program "
+            f"messages {first} to {first + chunk.rows - 1} of queue {queue} fail their checksum: the disk or another program "
             "changed the store's file; restore it from a copy, or read on behind them with startingOffsets",
         )
 
@@ -121,7 +121,9 @@ def decode(payload: bytes, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa
     return dict(zip(batch.schema.names, batch.columns, strict=True))
 
 
-def rows_of(payload: bytes, chunk: Chunk, names: tuple[str, ...], queue: MessageQueue, first: int, incarnation: str) -> pa.RecordBatch:
+def rows_of(
+    payload: bytes, chunk: Chunk, names: tuple[str, ...], queue: MessageQueue, first: int, incarnation: str
+) -> pa.RecordBatch:
     """All messages of a chunk that begins at offset ``first``, in the columns ``names``."""
     stored = decode(payload, chunk, names)
     arrays = []
@@ -129,12 +131,12 @@ def rows_of(payload: bytes, chunk: Chunk, names: tuple[str, ...], queue: Message
         column = stored.get(name)
         arrays.append(column if column is not None else _made(name, chunk, queue, first, incarnation))
     if not names:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * chunk.count, pa.struct([])))
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * chunk.rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=select_schema(names))
 
 
 def _made(name: str, chunk: Chunk, queue: MessageQueue, first: int, incarnation: str) -> pa.Array:
-    count, kind = chunk.count, MESSAGE_SCHEMA.field(name).type
+    count, kind = chunk.rows, MESSAGE_SCHEMA.field(name).type
     constant: Any = None
     match name:
         case "topic":

@@ -72,14 +72,14 @@ def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> Offset
     key = layout.queue_key(queue)
     at = state(txn, queue)
     stamp = max(now, at.last_stored)
-    first, after = at.max_offset, at.max_offset + chunk.count
+    first, after = at.max_offset, at.max_offset + chunk.rows
     chunk = chunk._replace(first_stored=stamp, last_stored=stamp)
     parts = [(first, chunk)]
     read: list[tuple[bytes, Chunk]] = []
     while parts[0][0] > at.min_offset:
         tail = floor(txn, key, parts[0][0] - 1)
-        size = sum(part.count for _, part in parts)
-        if tail is None or tail[1].count >= MERGE_BELOW or tail[1].count > 2 * size or tail[1].count + size > codec.CHUNK_ROWS:
+        size = sum(part.rows for _, part in parts)
+        if tail is None or tail[1].rows >= MERGE_BELOW or tail[1].rows > 2 * size or tail[1].rows + size > codec.CHUNK_ROWS:
             break
         if tail[1].stored_bytes + sum(part.stored_bytes for _, part in parts) > codec.CHUNK_BYTES:
             break
@@ -118,7 +118,13 @@ def load(txn: Transaction, queue: MessageQueue, first: int, chunk: Chunk) -> byt
 
 
 def retire(
-    txn: Transaction, queue: MessageQueue, *, before: int | None = None, older: int | None = None, excess: int = 0, most: int | None = None
+    txn: Transaction,
+    queue: MessageQueue,
+    *,
+    before: int | None = None,
+    older: int | None = None,
+    excess: int = 0,
+    most: int | None = None,
 ) -> int:
     """Delete whole chunks from the front; returns how many messages.
 
@@ -131,7 +137,7 @@ def retire(
     for first, chunk in chunks(txn, key, at.min_offset):
         if most is not None and len(gone) >= most:
             break
-        by_offset = before is not None and first + chunk.count <= before
+        by_offset = before is not None and first + chunk.rows <= before
         by_age = older is not None and chunk.last_stored < older
         by_size = chunk.stored_bytes <= excess
         if not (by_offset or by_age or by_size):
@@ -143,7 +149,7 @@ def retire(
         txn.delete("index", layout.index_key(key, first))
     if not gone:
         return 0
-    begin = gone[-1][0] + gone[-1][1].count
+    begin = gone[-1][0] + gone[-1][1].rows
     left = at.stored_bytes - sum(chunk.stored_bytes for _, chunk in gone)
     txn.put("queues", key, QueueState(begin, at.max_offset, left, at.last_stored).pack())
     return begin - at.min_offset

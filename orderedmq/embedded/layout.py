@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
     """An index entry: where a payload is, and what is known of it without reading it. Times in µs since the epoch."""
 
     payload: int
-    count: int
+    rows: int
     #: Bit per stored column that the payload has (chunk.STORED).
     columns: int
     #: 0 none, 1 lz4.

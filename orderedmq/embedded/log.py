@@ -86,7 +86,7 @@ class EmbeddedLog:
                     break
                 first, chunk = found
                 if chunk.last_stored < timestamp:
-                    low = first + chunk.count
+                    low = first + chunk.rows
                 elif chunk.first_stored >= timestamp:
                     high = first
                 else:
@@ -102,15 +102,15 @@ class EmbeddedLog:
             for first, chunk in index.chunks(txn, layout.queue_key(queue), begin):
                 if first >= end:
                     break
-                whole = begin <= first and first + chunk.count <= end
+                whole = begin <= first and first + chunk.rows <= end
                 if whole and chunk.body_bytes <= left:
                     left -= chunk.body_bytes
                     continue
                 low = max(begin, first)
-                if low >= first + chunk.count:
+                if low >= first + chunk.rows:
                     break
                 body = codec.decode(index.load(txn, queue, first, chunk), chunk, _BODY)["body"]
-                sizes = pc.binary_length(body.slice(low - first, min(end, first + chunk.count) - low))
+                sizes = pc.binary_length(body.slice(low - first, min(end, first + chunk.rows) - low))
                 sums = pc.cumulative_sum(sizes.cast(pa.int64()))
                 fitting = int(pc.sum(pc.less_equal(sums, left)).as_py() or 0)
                 if fitting < len(sums):
@@ -159,7 +159,7 @@ class EmbeddedLog:
                 parts.append((first, chunk, last[2]))
             else:
                 parts.append((first, chunk, txn.get("payloads", layout.number(chunk.payload)) or b""))
-            rows += first + chunk.count - max(first, offset)
+            rows += first + chunk.rows - max(first, offset)
             size += chunk.body_bytes
         return parts
 

@@ -131,7 +131,7 @@ class EmbeddedOutbox:
             if not receipt.rows:
                 continue
             staged = [(key, *layout.from_staged(value)) for key, value in txn.scan("staged", receipt.token.encode() + b"\0")]
-            if sum(chunk.count for _, _, chunk in staged) != sum(receipt.rows.values()):
+            if sum(chunk.rows for _, _, chunk in staged) != sum(receipt.rows.values()):
                 raise SinkError(
                     "TOKEN_GONE",
                     f"the rows that partition {receipt.partition} staged are not in the store any more (token {receipt.token}): the "

@@ -132,7 +132,9 @@ class EmbeddedStaging:
                 about = {"sink": self._batch.sink_id, "batch": self._batch.batch_id, "since": self._clock.wall()}
                 txn.put("tokens", key, json.dumps(about).encode())
             elif txn.get("tokens", key) is None:
-                raise SinkError("TOKEN_GONE", f"what partition {self._partition} staged was swept: another run of its batch was published")
+                raise SinkError(
+                    "TOKEN_GONE", f"what partition {self._partition} staged was swept: another run of its batch was published"
+                )
             for queue, payload, chunk in encoded:
                 stored = index.store(txn, payload, chunk)
                 txn.put("staged", layout.staged_key(self.token, sequence), layout.staged_value(queue, stored))

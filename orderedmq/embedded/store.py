@@ -16,7 +16,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import lmdb
 
@@ -106,14 +106,15 @@ class Transaction:
 class Store:
     """The environment of one directory in this process; ``open`` shares it, the last ``close`` closes it."""
 
-    _shared: dict[str, Store] = {}
-    _guard = threading.Lock()
+    _shared: ClassVar[dict[str, Store]] = {}
+    _guard: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, path: Path, map_size: int) -> None:
         self.path = path
         self.map_size = map_size
         self.identity = ""
         self._users = 0
+        self._closed = False
         self._env: Any = None
         self._handles: dict[str, Any] = {}
         self._opening = threading.Lock()
@@ -165,6 +166,7 @@ class Store:
         with self._guard:
             self._users -= 1
             if self._users <= 0:
+                self._closed = True
                 self._shared.pop(os.path.realpath(self.path), None)
                 self._drop()
 
@@ -182,6 +184,8 @@ class Store:
         if env is not None:
             return env, handles
         with self._opening, self.mapped("open"):
+            if self._closed:
+                raise StoreError("IO", f"the connection to the store at {self.path} was closed; connect again")
             if self._env is None:
                 if create:
                     self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -265,28 +269,26 @@ class Store:
     def read(self) -> Iterator[Transaction]:
         """A snapshot. Copy values out; do not keep it open while rows are processed."""
         env, handles = self._environment()
-        with self.mapped("read"):
-            try:
-                txn = env.begin()
-            except lmdb.MapResizedError:
-                # Another process with a larger map has written beyond ours.
-                env.set_mapsize(0)
-                txn = env.begin()
-            with txn:
-                yield Transaction(txn, handles)
+        with self.mapped("read"), self._begin(env, write=False) as txn:
+            yield Transaction(txn, handles)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Transaction]:
         """The one writer at a time; all or nothing, on disk at the end."""
         env, handles = self._environment()
-        with self.mapped("write"):
-            try:
-                txn = env.begin(write=True)
-            except lmdb.MapResizedError:
-                env.set_mapsize(0)
-                txn = env.begin(write=True)
-            with txn:
-                yield Transaction(txn, handles)
+        with self.mapped("write"), self._begin(env, write=True) as txn:
+            yield Transaction(txn, handles)
+
+    def _begin(self, env: Any, *, write: bool) -> Any:
+        try:
+            return env.begin(write=write)
+        except lmdb.MapResizedError:
+            # Another process with a larger map has written beyond ours.
+            env.set_mapsize(0)
+        except lmdb.ReadersFullError:
+            # Slots of readers that were killed.
+            env.reader_check()
+        return env.begin(write=write)
 
     def last_change(self) -> int:
         """A number that grows with every write of any process; reading it costs next to nothing."""

@@ -1,0 +1,311 @@
+"""One judge for every test of faults: it reads a history of what was sent, granted, published and delivered, and names what is wrong.
+
+A history is a list of events, each a dict (one JSON object per line in a file), in the order in which they happened; an ``at`` (ns)
+sorts those that several processes wrote. A queue is its name, ``topic/broker/number``. What a test does not record is not judged.
+
+    send     queue offset key id outcome     outcome: ok, fail, unknown (then offset may be missing: found by id)
+    deliver  lane rows [batch]               rows: [queue, offset, key, id] as they came out; lane: the place where they have an order
+    loss     queue begin end                 the reader said that these are lost: nobody expects them
+    grant    group queue epoch owner         a lock was given (or seen to be given)
+    commit   group queue offset epoch accepted
+    offset   group queue offset              a group's offset as an observer saw it
+    reset    group                           a seek: its offsets may go back, its ranges may begin anywhere
+    read     query run batch group queue begin end epoch    a task of a run read this range
+    publish  query run batch accepted replayed [began]      the sink's commit of a run ended; began: when it was asked for
+    heal                                     from here on everything should have come through
+
+Anomalies have the names of Jepsen's Kafka checker where it has one:
+
+    lost                  never delivered, though the group's offset or a later message of the key is past it
+    unseen, stuck         not delivered at the end of a drained history; stuck after a heal
+    duplicate             a message came out twice (apart from whole batches, with ``repeats``)
+    skip                  delivered before its predecessor of the same key was
+    nonmonotonic          delivered behind a later message of the same source queue in a lane, or of the same key
+    split_key             a key in two lanes, so that it has no order
+    inconsistent_offset   two messages at one offset, or what came out is not what was sent there
+    aborted_read          came out, but was never sent, or its send failed
+    silent_gap            two published ranges of a queue do not touch, and nobody said so
+    range_overlap         two published ranges of a queue overlap: one offset in two accepted batches
+    epoch_regression      an epoch that is not above all earlier ones of its queue
+    fenced_write_accepted a commit or publish under an epoch that was not the highest any more
+    offset_regression     a group's offset went back without a reset
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from orderedmq.broker import Broker
+
+Event = Mapping[str, Any]
+Place = tuple[str, int]
+
+
+class Anomaly(NamedTuple):
+    kind: str
+    where: str
+    detail: str
+
+
+class Sent(NamedTuple):
+    key: str | None
+    id: str | None
+    outcome: str
+
+
+@dataclass
+class _Sends:
+    """What should come out: by place, and by key in the broker's order."""
+
+    at: dict[Place, Sent] = field(default_factory=dict)
+    ids: dict[str, Sent] = field(default_factory=dict)
+    queues: set[str] = field(default_factory=set)
+    lost: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def excused(self, place: Place) -> bool:
+        return any(queue == place[0] and begin <= place[1] < end for queue, begin, end in self.lost)
+
+    def expected(self) -> dict[tuple[str, str | None], list[int]]:
+        out: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+        for (queue, offset), sent in sorted(self.at.items()):
+            if sent.outcome == "ok" and not self.excused((queue, offset)):
+                out[queue, sent.key].append(offset)
+        return out
+
+
+def load(path: str | Path) -> list[dict[str, Any]]:
+    """A history from a file of JSON lines; a last line that was cut off by a kill is ignored."""
+    out: list[dict[str, Any]] = []
+    lines = Path(path).read_text().split("\n")
+    for number, line in enumerate(lines):
+        if line:
+            try:
+                out.append(json.loads(line))
+            except ValueError:
+                if number != len(lines) - 1:
+                    raise
+    return out
+
+
+def judge(history: Iterable[Event], *, repeats: bool = False, drained: bool = True) -> list[Anomaly]:
+    """Everything that is wrong with a history, empty when nothing is.
+
+    repeats: a sink that is at-least-once may get the last batch again, as a whole. drained: everything sent should have come out.
+    """
+    events = [dict(event, at=event.get("at", place)) for place, event in enumerate(history)]
+    events.sort(key=lambda event: event["at"])
+    anomalies: list[Anomaly] = []
+    sends = _sends(events, anomalies)
+    if any(event["event"] == "deliver" for event in events):
+        anomalies += _deliveries(events, sends, repeats, drained)
+    anomalies += _locks(events)
+    anomalies += _offsets(events)
+    anomalies += _ranges(events, sends)
+    return anomalies
+
+
+def _sends(events: Sequence[Event], anomalies: list[Anomaly]) -> _Sends:
+    sends = _Sends()
+    for event in events:
+        if event["event"] == "loss":
+            sends.lost.append((event["queue"], event["begin"], event["end"]))
+        if event["event"] != "send":
+            continue
+        sends.queues.add(event["queue"])
+        sent = Sent(event.get("key"), event.get("id"), event["outcome"])
+        if event.get("offset") is None:
+            if sent.id is not None:
+                sends.ids[sent.id] = sent
+            continue
+        place = (event["queue"], event["offset"])
+        known = sends.at.get(place)
+        if known is not None and known.outcome == sent.outcome == "ok" and known.id != sent.id:
+            anomalies.append(Anomaly("inconsistent_offset", _name(place), f"both {known.id} and {sent.id} were acknowledged there"))
+        if known is None or known.outcome != "ok":
+            sends.at[place] = sent
+    return sends
+
+
+def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: bool) -> Iterator[Anomaly]:
+    """Order, gaps, duplicates and losses of what came out."""
+    expected = sends.expected()
+    seen: dict[Place, str] = {}
+    ids: dict[str, Place] = {}
+    by_key: dict[tuple[str, str | None], int] = {}
+    by_lane: dict[tuple[str, str], int] = {}
+    lane_of: dict[str, str] = {}
+    for lane, rows in _once(events, repeats):
+        for queue, offset, key, message in rows:
+            place = (queue, offset)
+            if place in seen:
+                yield Anomaly("duplicate", _name(place), f"came out in {seen[place]} and again in {lane}")
+                continue
+            seen[place] = lane
+            yield from _as_sent(place, key, message, sends)
+            if message is not None and ids.setdefault(message, place) != place:
+                yield Anomaly("duplicate", _name(place), f"{message} came out at {_name(ids[message])} too")
+            if key is not None and lane_of.setdefault(key, lane) != lane:
+                yield Anomaly("split_key", _name(place), f"key {key} came out in {lane_of[key]} and in {lane}")
+            # Without a key there is no order across lanes.
+            last = -1 if key is None else by_key.get((queue, key), -1)
+            before = max(last, by_lane.get((lane, queue), -1))
+            if offset < before:
+                yield Anomaly("nonmonotonic", _name(place), f"came out behind {before} in {lane}")
+            between = [n for n in expected.get((queue, key), ()) if last < n < offset and (queue, n) not in seen]
+            if between and key is not None:
+                yield Anomaly("skip", _name(place), f"came out before {between[:5]} of its key {key}")
+            by_key[queue, key] = max(offset, by_key.get((queue, key), -1))
+            by_lane[lane, queue] = max(offset, by_lane.get((lane, queue), -1))
+    moved = [event for event in events if event["event"] in ("commit", "offset") and event.get("accepted", True)]
+    final = {event["queue"]: event["offset"] for event in moved}
+    healed = any(event["event"] == "heal" for event in events)
+    for (queue, key), offsets in expected.items():
+        for offset in offsets:
+            if (queue, offset) in seen:
+                continue
+            if offset < final.get(queue, 0) or (key is not None and offset < by_key.get((queue, key), -1)):
+                yield Anomaly("lost", _name((queue, offset)), f"key {key}: past it, but it never came out")
+            elif drained:
+                yield Anomaly("stuck" if healed else "unseen", _name((queue, offset)), f"key {key}: it never came out")
+
+
+def _once(events: Sequence[Event], repeats: bool) -> Iterator[tuple[str, list[Sequence[Any]]]]:
+    """What was delivered; with ``repeats``, without those that are the same batch again, as a whole and not after a later one."""
+    batches: dict[tuple[str, int], list[Any]] = {}
+    latest: dict[str, int] = {}
+    for event in events:
+        if event["event"] != "deliver":
+            continue
+        lane, batch, rows = event["lane"], event.get("batch"), [list(row) for row in event["rows"]]
+        if repeats and batch is not None:
+            known = batches.setdefault((lane, batch), rows)
+            if known is not rows and known == rows and batch == latest.get(lane):
+                continue
+            latest[lane] = max(batch, latest.get(lane, batch))
+        yield lane, rows
+
+
+def _as_sent(place: Place, key: str | None, message: str | None, sends: _Sends) -> Iterator[Anomaly]:
+    if place[0] not in sends.queues:
+        return
+    sent = sends.at.get(place) or (sends.ids.get(message) if message is not None else None)
+    if sent is None:
+        yield Anomaly("aborted_read", _name(place), f"{message} was never sent")
+    elif sent.outcome == "fail":
+        yield Anomaly("aborted_read", _name(place), f"the send of {message} failed")
+    elif (sent.key, sent.id) != (key, message):
+        yield Anomaly("inconsistent_offset", _name(place), f"{sent.id} of key {sent.key} was sent, {message} of {key} came out")
+
+
+def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
+    """One owner: epochs rise, and nothing is accepted under one that is not the highest."""
+    highest: dict[tuple[str, str], tuple[int, str]] = {}
+    grants: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    runs: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
+    for event in events:
+        match event["event"]:
+            case "grant":
+                lock, epoch, owner = (event["group"], event["queue"]), event["epoch"], event["owner"]
+                before = highest.get(lock, (-1, owner))
+                if epoch < before[0] or (epoch == before[0] and owner != before[1]):
+                    yield Anomaly("epoch_regression", event["queue"], f"epoch {epoch} for {owner} after {before[0]} for {before[1]}")
+                else:
+                    highest[lock] = (epoch, owner)
+                    grants[lock].append((event["at"], epoch))
+            case "commit" if event["accepted"]:
+                now = highest.get((event["group"], event["queue"]), (-1, ""))[0]
+                if event["epoch"] < now:
+                    detail = f"offset {event['offset']} was committed under epoch {event['epoch']}, {now} was granted before"
+                    yield Anomaly("fenced_write_accepted", event["queue"], detail)
+            case "read":
+                runs[event["query"], event["run"], event["batch"]].append(event)
+            case "publish" if event["accepted"] and not event.get("replayed"):
+                for read in runs[event["query"], event["run"], event["batch"]]:
+                    earlier = grants[read["group"], read["queue"]]
+                    now = max((epoch for at, epoch in earlier if at < event.get("began", event["at"])), default=-1)
+                    if read["epoch"] < now:
+                        detail = f"batch {event['batch']} was published under epoch {read['epoch']}, {now} was granted before"
+                        yield Anomaly("fenced_write_accepted", read["queue"], detail)
+
+
+def _offsets(events: Sequence[Event]) -> Iterator[Anomaly]:
+    """A group's offset moves forward only."""
+    highest: dict[tuple[str, str], int] = {}
+    for event in events:
+        if event["event"] == "reset":
+            highest = {lock: offset for lock, offset in highest.items() if lock[0] != event["group"]}
+        elif event["event"] == "offset" or (event["event"] == "commit" and event["accepted"]):
+            lock = (event["group"], event["queue"])
+            if event["offset"] < highest.get(lock, 0):
+                yield Anomaly("offset_regression", event["queue"], f"group {lock[0]} went from {highest[lock]} to {event['offset']}")
+            highest[lock] = event["offset"]
+
+
+def _ranges(events: Sequence[Event], sends: _Sends) -> Iterator[Anomaly]:
+    """The published ranges of a group's queue are one chain, whichever query and run published them."""
+    runs: dict[tuple[Any, ...], dict[str, Event]] = defaultdict(dict)
+    ends: dict[tuple[str, str], int] = {}
+    for event in events:
+        if event["event"] == "reset":
+            ends = {lock: end for lock, end in ends.items() if lock[0] != event["group"]}
+        elif event["event"] == "read":
+            runs[event["query"], event["run"], event["batch"]][event["queue"]] = event
+        elif event["event"] == "publish" and event["accepted"] and not event.get("replayed"):
+            for queue, read in runs[event["query"], event["run"], event["batch"]].items():
+                begin, end = read["begin"], ends.get((read["group"], queue), read["begin"])
+                if begin < end:
+                    yield Anomaly("range_overlap", queue, f"batch {event['batch']} begins at {begin}, another ended at {end}")
+                missing = [n for n in range(end, begin) if not sends.excused((queue, n))]
+                if missing:
+                    yield Anomaly("silent_gap", queue, f"batch {event['batch']} begins at {begin}, {missing[:5]} were in none")
+                ends[read["group"], queue] = max(end, read["end"])
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]}:{place[1]}"
+
+
+# -- histories from a broker ---------------------------------------------------------------------------------------------------
+
+
+def sent(broker: Broker, *topics: str) -> list[dict[str, Any]]:
+    """The messages of topics as sends that were acknowledged; a message's id is its body."""
+    return [
+        {"event": "send", "queue": f"{row['topic']}/{row['broker_name']}/{row['queue_id']}", "offset": row["queue_offset"],
+         "key": row["sharding_key"], "id": row["body"].decode(), "outcome": "ok"}
+        for topic in topics for queue in broker.log.queues(topic) for row in _rows(broker, queue)
+    ]  # fmt: skip
+
+
+def delivered(broker: Broker, *topics: str) -> list[dict[str, Any]]:
+    """The messages of topics as deliveries, a lane per queue; column ``keys`` says where a message comes from, ``queue:offset``."""
+    out = []
+    for topic in topics:
+        for queue in broker.log.queues(topic):
+            rows = []
+            for row in _rows(broker, queue):
+                origin, _, offset = row["keys"].rpartition(":")
+                rows.append([origin, int(offset), row["sharding_key"], row["body"].decode()])
+            out.append({"event": "deliver", "lane": str(queue), "rows": rows})
+    return out
+
+
+def offsets(broker: Broker, group: str) -> list[dict[str, Any]]:
+    """A group's offsets as they are now."""
+    found = broker.admin.group_offsets(group)
+    return [{"event": "offset", "group": group, "queue": str(queue), "offset": offset} for queue, offset in found.items()]
+
+
+def _rows(broker: Broker, queue: Any) -> Iterator[dict[str, Any]]:
+    at = broker.log.bounds([queue])[queue]
+    position = at.min_offset
+    while position < at.max_offset:
+        columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "keys", "sharding_key")
+        batch = broker.log.pull(queue, position, 65536, 1 << 26, columns)
+        yield from batch.to_pylist()
+        position += batch.num_rows

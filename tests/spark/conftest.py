@@ -1,0 +1,93 @@
+"""A store per test with topics filled by the broker itself, and queries over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import orderedmq
+from orderedmq.broker import Broker
+
+
+@dataclass
+class Rig:
+    """One store and what tests do with it."""
+
+    spark: SparkSession
+    broker: Broker
+    path: str
+    folder: Path
+
+    def topic(self, name: str, queues: int = 2, rows: int = 0) -> None:
+        self.broker.admin.create_topic(name, queues)
+        if rows:
+            self.fill(name, rows)
+
+    def fill(self, name: str, rows: int, first: int = 0) -> None:
+        """``rows`` messages, each body ``<queue>:<number>``, shared round-robin over the queues; ``first`` is the first number."""
+        queues = self.broker.log.queues(name)
+        for queue in queues:
+            numbers = range(first + queue.queue_id, first + rows, len(queues))
+            bodies = [f"{queue.queue_id}:{number}".encode() for number in numbers]
+            keys = [f"k{queue.queue_id}-{number % 5}" for number in numbers]
+            if bodies:
+                self.broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys}))
+
+    def stream(self, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = self.spark.readStream.format("orderedmq").option("path", self.path)
+        for name, value in options.items():
+            reader = reader.option(name, value)
+        return (reader.schema(schema) if schema else reader).load()
+
+    def batch(self, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = self.spark.read.format("orderedmq").option("path", self.path)
+        for name, value in options.items():
+            reader = reader.option(name, value)
+        return (reader.schema(schema) if schema else reader).load()
+
+    def run(self, df: DataFrame, checkpoint: str = "ck", **options: Any) -> Any:
+        """Write what is there now with availableNow, wait for the end, and give the finished query."""
+        query = self.start(df, checkpoint, available_now=True, **options)
+        query.awaitTermination()
+        return query
+
+    def start(self, df: DataFrame, checkpoint: str = "ck", *, available_now: bool = False, **options: Any) -> Any:
+        writer = df.writeStream.format("orderedmq").option("path", self.path)
+        writer = writer.option("checkpointLocation", str(self.folder / checkpoint))
+        for name, value in options.items():
+            writer = writer.option(name, value)
+        return (
+            writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="100 milliseconds")
+        ).start()
+
+    def bodies(self, topic: str) -> dict[int, list[str]]:
+        """All bodies of a topic per queue, in order."""
+        out: dict[int, list[str]] = {}
+        for queue in self.broker.log.queues(topic):
+            found: list[str] = []
+            at = self.broker.log.bounds([queue])[queue]
+            position = at.min_offset
+            while position < at.max_offset:
+                rows = self.broker.log.pull(queue, position, 10000, 1 << 24, ("body",))
+                found += [body.decode() for body in rows.column("body").to_pylist()]
+                position += rows.num_rows
+            out[queue.queue_id] = found
+        return out
+
+    def offsets(self, group: str) -> dict[int, int]:
+        return {queue.queue_id: offset for queue, offset in self.broker.admin.group_offsets(group).items()}
+
+
+@pytest.fixture
+def rig(spark: SparkSession, tmp_path: Path) -> Iterator[Rig]:
+    path = str(tmp_path / "store")
+    with orderedmq.connect(path) as broker:
+        yield Rig(spark, broker, path, tmp_path)
+    for query in spark.streams.active:
+        query.stop()

@@ -1,0 +1,221 @@
+"""The sink in real Spark: where rows go, in which order, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+import orderedmq
+from ordered_sink import route
+from tests.spark.conftest import Rig
+
+
+def save(rig: Rig, df: DataFrame, **options: Any) -> None:
+    writer = df.write.format("orderedmq").mode("append").option("path", rig.path)
+    for name, value in options.items():
+        writer = writer.option(name, value)
+    writer.save()
+
+
+def events(rig: Rig, count: int = 100, keys: int = 7) -> DataFrame:
+    return rig.spark.range(count).selectExpr(f"concat('k', id % {keys}) sharding_key", "cast(id as string) body", "id")
+
+
+def java_hash(text: str) -> int:
+    value = 0
+    for unit in text:
+        value = (31 * value + ord(unit)) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def test_a_key_goes_to_the_queue_that_javas_selector_chooses(rig: Rig) -> None:
+    rig.topic("out", 4)
+    save(rig, events(rig).drop("id").coalesce(1), topic="out")
+    for number, bodies in rig.bodies("out").items():
+        for body in bodies:
+            hashed = java_hash(f"k{int(body) % 7}")
+            assert abs(int(abs(hashed) % 4) * (1 if hashed >= 0 else -1)) == number
+        assert bodies == sorted(bodies, key=int)
+
+
+def test_rows_of_the_source_can_be_written_as_they_are(rig: Rig) -> None:
+    rig.topic("in", 2, rows=20)
+    rig.topic("out", 2)
+    save(rig, rig.batch(topic="in", includeProperties="true"), topic="out")
+    assert sum(map(len, rig.bodies("out").values())) == 20
+
+
+def test_the_topic_column_routes_when_no_option_does(rig: Rig) -> None:
+    rig.topic("a", 1)
+    rig.topic("b", 1)
+    df = rig.spark.range(10).selectExpr("if(id % 2 = 0, 'a', 'b') topic", "cast(id as string) body").coalesce(1)
+    save(rig, df)
+    assert rig.bodies("a") == {0: ["0", "2", "4", "6", "8"]}
+    assert rig.bodies("b") == {0: ["1", "3", "5", "7", "9"]}
+
+
+def test_queue_id_chooses_the_queue(rig: Rig) -> None:
+    rig.topic("out", 3)
+    df = rig.spark.range(9).selectExpr("cast(id % 3 as int) queue_id", "cast(id as string) body").coalesce(1)
+    save(rig, df, topic="out", messageQueueSelector="queueId")
+    assert rig.bodies("out") == {0: ["0", "3", "6"], 1: ["1", "4", "7"], 2: ["2", "5", "8"]}
+
+
+def test_rows_without_a_key_go_round(rig: Rig) -> None:
+    rig.topic("out", 4)
+    save(rig, rig.spark.range(100).selectExpr("cast(id as string) body").coalesce(1), topic="out")
+    assert {number: len(bodies) for number, bodies in rig.bodies("out").items()} == dict.fromkeys(range(4), 25)
+
+
+def test_order_by_orders_a_tasks_rows(rig: Rig) -> None:
+    rig.topic("out", 1)
+    save(rig, events(rig).coalesce(1), topic="out", orderBy="id desc")
+    assert rig.bodies("out")[0] == [str(number) for number in reversed(range(100))]
+
+
+def test_order_by_beyond_its_memory_is_refused_and_nothing_is_written(rig: Rig) -> None:
+    rig.topic("out", 1)
+    with pytest.raises(PySparkException, match="ORDEREDMQ_SINK.ORDER_BUFFER_FULL"):
+        save(rig, events(rig, 10000).coalesce(1), topic="out", orderBy="id", orderBufferSize="1k")
+    assert rig.bodies("out") == {0: []}
+
+
+def test_a_key_in_two_tasks_is_refused_and_nothing_is_visible(rig: Rig) -> None:
+    rig.topic("out", 2)
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_SINK.KEY_CONFLICT.*7 sharding keys"):
+        save(rig, events(rig).drop("id").repartition(2), topic="out")
+    assert sum(map(len, rig.bodies("out").values())) == 0
+    save(rig, events(rig).drop("id").repartition(2), topic="out", onKeyConflict="ignore")
+    assert sum(map(len, rig.bodies("out").values())) == 100
+
+
+def test_route_brings_each_queue_into_one_task_in_order(rig: Rig) -> None:
+    rig.topic("out", 4)
+    routed = route(events(rig, 1000).repartition(3), "id", queues=4)
+    save(rig, routed, topic="out", orderBy="id")
+    for bodies in rig.bodies("out").values():
+        assert bodies == sorted(bodies, key=int)
+    assert sum(map(len, rig.bodies("out").values())) == 1000
+
+
+def test_route_works_in_a_stream(rig: Rig) -> None:
+    rig.topic("in", 4, rows=200)
+    df = rig.stream(topic="in", consumerGroup="g").selectExpr(
+        "concat('x', queue_offset % 3) sharding_key", "body", "queue_offset"
+    )
+    rig.run(route(df, ["queue_offset"], queues=2), topic="out", topicQueueNums=2, orderBy="queue_offset")
+    assert sum(map(len, rig.bodies("out").values())) == 200
+
+
+def test_route_without_an_order_is_refused(rig: Rig) -> None:
+    with pytest.raises(orderedmq.OrderedMQError, match="order_by"):
+        route(events(rig), "")
+
+
+def test_a_missing_topic_and_store_are_made_when_the_number_of_queues_is_given(rig: Rig, tmp_path: Path) -> None:
+    path = str(tmp_path / "new")
+    save(rig, events(rig).drop("id").coalesce(1), path=path, topic="made", topicQueueNums="3", compression="lz4")
+    with orderedmq.connect(path) as broker:
+        made = broker.log.topic("made")
+        assert (made.queues, made.compression) == (3, "lz4")
+
+
+def test_another_number_of_queues_than_asserted_is_refused(rig: Rig) -> None:
+    rig.topic("out", 2)
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_TOPIC.QUEUE_COUNT.*has 2 queues"):
+        save(rig, events(rig).drop("id").coalesce(1), topic="out", topicQueueNums="3")
+
+
+def test_the_same_transaction_is_written_once(rig: Rig) -> None:
+    rig.topic("out", 2)
+    for _ in range(2):
+        save(rig, events(rig).drop("id").coalesce(1), topic="out", txnAppId="job", txnVersion="1")
+    assert sum(map(len, rig.bodies("out").values())) == 100
+    save(rig, events(rig).drop("id").coalesce(1), topic="out", txnAppId="job", txnVersion="2")
+    assert sum(map(len, rig.bodies("out").values())) == 200
+
+
+def test_two_outputs_of_one_stream_by_foreach_batch(rig: Rig) -> None:
+    rig.topic("in", 2, rows=60)
+    rig.topic("one", 2)
+    rig.topic("two", 2)
+    path = rig.path
+
+    def both(df: DataFrame, batch: int) -> None:
+        df.persist()
+        for topic in ("one", "two"):
+            writer = df.write.format("orderedmq").mode("append").option("path", path).option("topic", topic)
+            writer.option("txnAppId", f"copy-{topic}").option("txnVersion", batch).save()
+        df.unpersist()
+
+    df = rig.stream(topic="in", consumerGroup="g", maxOffsetsPerTrigger="20")
+    query = (
+        df.writeStream.foreachBatch(both)
+        .option("checkpointLocation", str(rig.folder / "ck"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    for topic in ("one", "two"):
+        assert sorted(int(body.partition(":")[2]) for found in rig.bodies(topic).values() for body in found) == list(range(60))
+    assert rig.offsets("g") == {0: 30, 1: 30}
+
+
+BAD = [
+    ("a foreign column", "'x' body, 1 foo", {"topic": "out"}, "ORDEREDMQ_SCHEMA.UNKNOWN_COLUMN", "foo"),
+    ("no body", "'x' sharding_key", {"topic": "out"}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "body"),
+    ("a body of another type", "1 body", {"topic": "out"}, "ORDEREDMQ_SCHEMA.WRONG_TYPE", "body"),
+    (
+        "a missing key column",
+        "'x' body",
+        {"topic": "out", "shardingKey": "order_id"},
+        "ORDEREDMQ_SCHEMA.MISSING_COLUMN",
+        "order_id",
+    ),
+    ("no topic at all", "'x' body", {}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "topic"),
+    ("a missing topic", "'x' body", {"topic": "nope"}, "ORDEREDMQ_TOPIC.MISSING", "topicQueueNums"),
+    ("a retry topic", "'x' body", {"topic": "%RETRY%g"}, "ORDEREDMQ_TOPIC.RESERVED", "%RETRY%g"),
+    ("a path in a name", "'x' body", {"topic": ".."}, "ORDEREDMQ_TOPIC.BAD_NAME", ".."),
+    ("a null body", "cast(null as binary) body", {"topic": "out"}, "ORDEREDMQ_MESSAGE.NULL_BODY", "row 0"),
+    ("an oversize body", "repeat('x', 4194305) body", {"topic": "out"}, "ORDEREDMQ_MESSAGE.TOO_LARGE", "4194305"),
+    ("a long key", "'x' body, repeat('k', 5000) sharding_key", {"topic": "out"}, "ORDEREDMQ_MESSAGE.KEY_TOO_LONG", "5000"),
+    (
+        "an unloadable selector",
+        "'x' body",
+        {"topic": "out", "messageQueueSelector": "no.such:f"},
+        "ORDEREDMQ_OPTION.INVALID",
+        "no.such",
+    ),
+]
+
+
+@pytest.mark.parametrize(("columns", "options", "condition", "word"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_bad_rows_and_options_are_refused_and_nothing_is_written(
+    rig: Rig, columns: str, options: dict[str, str], condition: str, word: str
+) -> None:
+    rig.topic("out", 2)
+    with pytest.raises(PySparkException, match="ORDEREDMQ_") as caught:
+        save(
+            rig,
+            rig.spark.range(1).selectExpr(*columns.split(", ")) if "repeat" not in columns else _long(rig, columns),
+            **options,
+        )
+    assert condition in str(caught.value)
+    assert word in str(caught.value)
+    assert sum(map(len, rig.bodies("out").values())) == 0
+
+
+def _long(rig: Rig, columns: str) -> DataFrame:
+    return rig.spark.sql(f"select {columns}")
+
+
+def test_overwrite_and_complete_mode_are_refused(rig: Rig) -> None:
+    rig.topic("out", 2)
+    with pytest.raises(PySparkException, match="ORDEREDMQ_SINK.MODE"):
+        events(rig).drop("id").write.format("orderedmq").mode("overwrite").option("path", rig.path).option(
+            "topic", "out"
+        ).save()

@@ -1,0 +1,312 @@
+"""Queue locks: RocketMQ's rules, and epochs, liveness, lingering and lineage on top of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderedmq import lock as rules
+from orderedmq.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock
+from orderedmq.model import MessageQueue
+
+Q = MessageQueue("orders", "embedded", 0)
+A1, A2 = Client("a", "a@1"), Client("a", "a@2")
+B1 = Client("b", "b@1")
+
+
+def at(seconds: float, boot: str = "boot") -> Instant:
+    return Instant(boot, seconds)
+
+
+def everyone(client_id: str) -> bool:
+    return True
+
+
+def nobody(client_id: str) -> bool:
+    return False
+
+
+def unasked(client_id: str) -> bool:
+    raise AssertionError("liveness does not decide here")
+
+
+def ask(
+    lock: QueueLock | None,
+    client: Client,
+    seconds: float,
+    epoch: int,
+    alive: Callable[[str], bool] = everyone,
+    boot: str = "boot",
+) -> QueueLock | None:
+    return rules.grant(lock, client, at(seconds, boot), next_epoch=epoch, alive=alive)
+
+
+def granted(client: Client = A1, seconds: float = 0.0, epoch: int = 1) -> QueueLock:
+    lock = ask(None, client, seconds, epoch, unasked)
+    assert lock is not None
+    return lock
+
+
+def proof(lock: QueueLock) -> LockToken:
+    return rules.token(lock, "g", Q)
+
+
+def given_back(lock: QueueLock, seconds: float = 1.0) -> QueueLock:
+    free = rules.unlock(lock, proof(lock), at(seconds))
+    assert free is not None
+    return free
+
+
+def lingering(lock: QueueLock, seconds: float, linger: float) -> QueueLock:
+    lasting = rules.unlock(lock, proof(lock), at(seconds), linger)
+    assert lasting is not None
+    return lasting
+
+
+def test_a_free_queue_is_granted_and_its_tenure_begins_with_the_epoch():
+    lock = granted(A1, 5.0, 7)
+    assert (lock.owner, lock.client_id, lock.epoch, lock.tenure, lock.held) == ("a", "a@1", 7, 7, True)
+    assert lock.renewed == at(5.0)
+
+
+def test_asking_again_renews_under_the_same_epoch():
+    again = ask(granted(), A1, 30.0, 2, unasked)
+    assert again == replace(granted(), renewed=at(30.0))
+
+
+def test_another_client_is_refused_and_told_who_holds_it_for_how_long():
+    lock = granted()
+    assert ask(lock, B1, 20.0, 2) is None
+    told = rules.refusal(lock, Q, at(20.0), True)
+    assert (told.queue, told.owner, told.client_id, told.alive, told.lingering, told.remaining) == (
+        Q,
+        "a",
+        "a@1",
+        True,
+        False,
+        40.0,
+    )
+
+
+def test_the_same_owner_in_another_living_process_is_refused():
+    assert ask(granted(), A2, 1.0, 2) is None
+
+
+def test_a_restarted_owner_gets_its_dead_processs_lock_at_once_and_its_tenure_goes_on():
+    lock = ask(granted(epoch=4), A2, 1.0, 9, nobody)
+    assert lock is not None
+    assert (lock.client_id, lock.epoch, lock.tenure) == ("a@2", 9, 4)
+
+
+def test_a_dead_owners_lock_is_free_at_once_for_another_and_a_new_tenure_begins():
+    lock = ask(granted(epoch=4), B1, 1.0, 9, nobody)
+    assert lock is not None
+    assert (lock.owner, lock.epoch, lock.tenure) == ("b", 9, 9)
+
+
+def test_a_lock_is_held_at_sixty_seconds_and_taken_over_after():
+    lock = granted()
+    assert ask(lock, B1, 60.0, 2) is None
+    assert rules.refusal(lock, Q, at(60.0), True).remaining == 0.0
+    taken = ask(lock, B1, 60.000001, 2, unasked)
+    assert taken is not None
+    assert taken.owner == "b"
+
+
+def test_a_renewal_prolongs_from_its_own_time():
+    lock = rules.renew(granted(), proof(granted()), at(50.0))
+    assert lock is not None
+    assert ask(lock, B1, 110.0, 2) is None
+    assert ask(lock, B1, 110.1, 2) is not None
+
+
+def test_a_lock_of_an_earlier_boot_is_expired_whatever_its_clock_says():
+    lock = granted(seconds=1000.0)
+    for seconds in (0.0, 999.0, 1000.0, 1001.0):
+        taken = ask(lock, B1, seconds, 2, unasked, boot="next boot")
+        assert taken is not None
+        assert taken.renewed == at(seconds, "next boot")
+    assert lock.remaining(at(1.0, "next boot")) == 0.0
+
+
+def test_the_same_owner_keeps_its_tenure_across_a_boot():
+    again = ask(granted(epoch=3), A2, 1.0, 8, unasked, boot="next boot")
+    assert again is not None
+    assert again.tenure == 3
+
+
+def test_asking_for_an_expired_lock_of_ones_own_is_a_new_grant_in_the_same_tenure():
+    again = ask(granted(epoch=3), A1, 100.0, 8, unasked)
+    assert again is not None
+    assert (again.epoch, again.tenure) == (8, 3)
+
+
+def test_renew_never_grants_a_free_queue():
+    free = given_back(granted())
+    assert rules.renew(free, proof(granted()), at(2.0)) is None
+    assert rules.renew(None, proof(granted()), at(2.0)) is None
+
+
+def test_renew_of_an_expired_lock_that_nobody_took_is_still_its_holders():
+    late = rules.renew(granted(), proof(granted()), at(500.0))
+    assert late is not None
+    assert late.epoch == 1
+    assert late.renewed == at(500.0)
+
+
+def test_renew_after_a_take_over_is_lost():
+    taken = ask(granted(), B1, 61.0, 2, unasked)
+    assert rules.renew(taken, proof(granted()), at(62.0)) is None
+
+
+def test_renew_does_not_bring_a_lingering_lock_back_to_life():
+    lock = lingering(granted(), 1.0, 20.0)
+    assert rules.renew(lock, proof(lock), at(2.0)) is None
+
+
+def test_after_an_unlock_the_same_owner_goes_on_in_its_tenure():
+    again = ask(given_back(granted(epoch=3)), A2, 2.0, 5, unasked)
+    assert again is not None
+    assert (again.epoch, again.tenure) == (5, 3)
+
+
+def test_after_an_unlock_another_owner_begins_a_tenure_and_the_first_ones_is_broken_for_good():
+    other = ask(given_back(granted(epoch=3)), B1, 2.0, 5, unasked)
+    assert other is not None
+    assert other.tenure == 5
+    back = ask(given_back(other), A1, 3.0, 6, unasked)
+    assert back is not None
+    assert (back.owner, back.tenure) == ("a", 6)
+
+
+def test_the_fence_lets_the_last_holder_through_until_somebody_is_granted_the_queue():
+    lock = granted()
+    token = proof(lock)
+    assert rules.is_current(lock, token)
+    free = given_back(lock)
+    assert rules.is_current(free, token)
+    assert not rules.is_held(free, token)
+    taken = ask(free, B1, 2.0, 2, unasked)
+    assert not rules.is_current(taken, token)
+    assert not rules.is_current(None, token)
+
+
+def test_the_fence_stops_the_same_owners_older_epoch():
+    again = ask(granted(), A2, 1.0, 2, nobody)
+    assert not rules.is_current(again, proof(granted()))
+
+
+def test_a_stale_token_unlocks_nothing():
+    taken = ask(granted(), B1, 61.0, 2, unasked)
+    assert rules.unlock(taken, proof(granted()), at(62.0)) is None
+    assert rules.unlock(None, proof(granted()), at(62.0)) is None
+    assert rules.unlock(given_back(granted()), proof(granted()), at(62.0)) is None
+
+
+def test_a_lingering_lock_outlives_its_dead_process_for_others():
+    lock = lingering(granted(), 10.0, 20.0)
+    assert ask(lock, B1, 30.0, 2, nobody) is None
+    assert rules.refusal(lock, Q, at(30.0), False).lingering
+    assert ask(lock, B1, 30.1, 2, unasked) is not None
+
+
+def test_a_lingering_lock_ends_for_its_own_query_with_its_process():
+    lock = lingering(granted(epoch=3), 10.0, 20.0)
+    assert ask(lock, A2, 11.0, 7, everyone) is None
+    again = ask(lock, A2, 11.0, 7, nobody)
+    assert again is not None
+    assert (again.epoch, again.tenure, again.lingering) == (7, 3, False)
+
+
+def test_lingering_never_prolongs_a_lock():
+    lock = lingering(granted(), 55.0, 20.0)
+    assert lock.remaining(at(55.0)) == 5.0
+    shorter = lingering(lock, 57.0, 20.0)
+    assert shorter.remaining(at(57.0)) == 3.0
+    assert lingering(granted(), 99.0, 20.0).expired(at(99.1))
+
+
+def test_a_lingering_lock_still_commits_and_can_be_given_back_at_once():
+    lock = lingering(granted(), 10.0, 20.0)
+    assert rules.is_current(lock, proof(lock))
+    assert rules.is_held(lock, proof(lock))
+    assert not given_back(lock, 11.0).held
+
+
+def test_a_grant_after_lingering_lives_its_full_life_again():
+    lock = lingering(granted(), 10.0, 5.0)
+    again = ask(lock, A2, 11.0, 2, nobody)
+    assert again is not None
+    assert again.remaining(at(11.0)) == LOCK_LIFE
+
+
+def test_a_seek_frees_the_queue_forgets_the_lineage_and_makes_every_token_stale():
+    lock = rules.sought(9, at(5.0))
+    assert not rules.is_current(lock, proof(granted(epoch=3)))
+    assert rules.renew(lock, proof(granted(epoch=3)), at(6.0)) is None
+    again = ask(lock, A1, 6.0, 10, unasked)
+    assert again is not None
+    assert again.tenure == 10
+
+
+@pytest.mark.parametrize("seconds", [0.0, 59.9, 60.0])
+def test_age_and_remaining_add_up_to_the_life(seconds):
+    assert granted().age(at(seconds)) + granted().remaining(at(seconds)) == pytest.approx(LOCK_LIFE)
+
+
+def test_a_lock_that_was_given_back_has_nothing_remaining():
+    assert given_back(granted()).remaining(at(1.0)) == 0.0
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["lock", "renew", "unlock", "linger", "seek", "die"]),
+        st.sampled_from([A1, A2, B1]),
+        st.sampled_from([0.0, 1.0, 20.0, 59.0, 60.0, 61.0]),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_at_most_one_client_holds_a_queue_and_epochs_only_grow(steps):
+    """Against the plainest reading of the rules: two living clients never both hold it, and what is granted is granted once."""
+    lock: QueueLock | None = None
+    now, epoch, best = 0.0, 0, 0
+    dead: set[str] = set()
+    tokens: dict[str, LockToken] = {}
+    for what, client, pause in steps:
+        now += pause
+        before = lock
+        token = tokens.get(client.client_id)
+        if what == "lock" and client.client_id not in dead:
+            epoch += 1
+            after = ask(lock, client, now, epoch, lambda one: one not in dead)
+            if after is not None:
+                lock = after
+                tokens[client.client_id] = proof(after)
+                assert after.epoch == epoch or (before is not None and after.epoch == before.epoch)
+                if before is not None and before.held and not before.expired(at(now)) and before.client_id != client.client_id:
+                    assert before.client_id in dead
+                    assert not before.lingering or before.owner == client.owner
+        elif what == "renew" and token is not None:
+            lock = rules.renew(lock, token, at(now)) or lock
+            assert lock is not None
+            assert lock.epoch == (before.epoch if before else 0)
+            assert lock.held == (before is not None and before.held)
+        elif what in ("unlock", "linger") and token is not None:
+            lock = rules.unlock(lock, token, at(now), 20.0 if what == "linger" else 0.0) or lock
+        elif what == "seek" and lock is not None:
+            epoch += 1
+            lock = rules.sought(epoch, at(now))
+        elif what == "die":
+            dead.add(client.client_id)
+        if lock is not None:
+            assert lock.epoch >= best
+            best = lock.epoch
+            assert lock.tenure <= lock.epoch
+            assert sum(rules.is_current(lock, one) for one in tokens.values()) <= 1

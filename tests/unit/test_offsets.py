@@ -1,0 +1,252 @@
+"""Offsets: the canonical form that Spark compares as text, the ranges that follow, and how much is admitted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderedmq.errors import OffsetError
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.offsets import Checkpoint, admit, hold_back, offsets_from_json, offsets_to_json, ranges
+
+
+def q(number: int, topic: str = "orders", broker: str = "embedded") -> MessageQueue:
+    return MessageQueue(topic, broker, number)
+
+
+def offset(next_: dict[int, int], entered: dict[int, int] | None = None) -> Checkpoint:
+    return Checkpoint(
+        "me", {q(key): value for key, value in next_.items()}, {q(key): value for key, value in (entered or {}).items()}
+    )
+
+
+QUEUES = st.builds(MessageQueue, st.text(max_size=4), st.text(max_size=3), st.integers(0, 70_000))
+MAPS = st.dictionaries(QUEUES, st.integers(0, 2**62), max_size=6)
+CHECKPOINTS = st.builds(
+    Checkpoint,
+    st.text(min_size=1, max_size=5),
+    MAPS,
+    MAPS,
+    MAPS,
+    st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3),
+    st.integers(0, 2**40),
+)
+
+
+@given(MAPS)
+def test_offsets_come_back_from_their_json(offsets):
+    assert offsets_from_json(json.loads(json.dumps(offsets_to_json(offsets))), "here") == offsets
+
+
+@given(MAPS, st.randoms())
+def test_the_json_of_offsets_does_not_depend_on_the_order_in_which_they_were_found(offsets, random):
+    items = list(offsets.items())
+    random.shuffle(items)
+    assert json.dumps(offsets_to_json(dict(items))) == json.dumps(offsets_to_json(offsets))
+
+
+def test_queues_are_ordered_by_number_not_as_text():
+    assert list(offsets_to_json({q(10): 1, q(9): 2, q(2): 3})["orders"]["embedded"]) == ["2", "9", "10"]
+
+
+@given(CHECKPOINTS)
+def test_a_checkpoint_comes_back_from_what_spark_keeps_and_its_text_is_stable(checkpoint):
+    text = json.dumps(checkpoint.to_spark())
+    again = Checkpoint.from_spark(json.loads(text))
+    assert again == checkpoint
+    assert json.dumps(again.to_spark()) == text
+
+
+def test_the_initial_offset_is_the_empty_object():
+    assert Checkpoint().to_spark() == {}
+    assert Checkpoint.from_spark({}) == Checkpoint()
+    assert Checkpoint().fresh
+    assert not Checkpoint("me").fresh
+
+
+def test_a_checkpoint_without_queues_is_not_the_initial_one():
+    assert Checkpoint.from_spark(Checkpoint("me").to_spark()) == Checkpoint("me")
+
+
+def test_a_newer_checkpoint_is_refused_with_what_to_do():
+    with pytest.raises(OffsetError, match="upgrade orderedmq") as caught:
+        Checkpoint.from_spark({"v": 2, "owner": "me", "next": "who knows"})
+    assert caught.value.sub == "NEWER_FORMAT"
+
+
+GOOD = replace(offset({0: 5}), topics={"orders": "X"}, reset=1).to_spark()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        5,
+        None,
+        [],
+        "",
+        "offset",
+        {"orders": {"0": 5}},
+        {**GOOD, "v": "1"},
+        {**GOOD, "v": True},
+        {**GOOD, "owner": None},
+        {**GOOD, "next": None},
+        {**GOOD, "next": {"orders": 5}},
+        {**GOOD, "next": {"orders": {"embedded": [5]}}},
+        {**GOOD, "next": {"orders": {"embedded": {"-1": 5}}}},
+        {**GOOD, "next": {"orders": {"embedded": {"²": 5}}}},
+        {**GOOD, "next": {"orders": {"embedded": {"0": -1}}}},
+        {**GOOD, "next": {"orders": {"embedded": {"0": 1.5}}}},
+        {**GOOD, "next": {"orders": {"embedded": {"0": True}}}},
+        {**GOOD, "entered": 1},
+        {**GOOD, "gen": {"a": {"b": {"c": 1}}}},
+        {**GOOD, "topics": ["orders"]},
+        {**GOOD, "topics": {"orders": 1}},
+        {**GOOD, "reset": "x"},
+        {**GOOD, "reset": -1},
+    ],
+)
+def test_what_this_source_did_not_write_is_refused(value):
+    with pytest.raises(OffsetError) as caught:
+        Checkpoint.from_spark(value)
+    assert caught.value.sub == "INVALID"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["a", "0", "7", "v"]), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(GOOD)), JSON, max_size=7))
+def test_any_other_json_is_refused_by_name_or_read(changes):
+    value: Any = {**GOOD, **changes}
+    try:
+        checkpoint = Checkpoint.from_spark(value)
+    except OffsetError:
+        return
+    assert Checkpoint.from_spark(checkpoint.to_spark()) == checkpoint
+
+
+@given(JSON)
+def test_offsets_in_any_json_are_refused_by_name_or_read(value):
+    try:
+        offsets = offsets_from_json(value, "option startingOffsets", least=-2)
+    except OffsetError:
+        return
+    assert all(number >= -2 for number in offsets.values())
+
+
+def test_the_least_offset_is_the_callers():
+    assert offsets_from_json({"t": {"b": {"0": -2}}}, "here", least=-2) == {q(0, "t", "b"): -2}
+    with pytest.raises(OffsetError, match="-3"):
+        offsets_from_json({"t": {"b": {"0": -3}}}, "here", least=-2)
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_ranges_go_from_where_the_last_batch_ended_or_from_where_a_queue_was_entered():
+    start, end = offset({0: 100, 1: 40}), offset({0: 130, 1: 40, 2: 7}, {2: 5})
+    assert ranges(start, end) == {q(0): OffsetRange(100, 130), q(1): OffsetRange(40, 40), q(2): OffsetRange(5, 7)}
+
+
+def test_where_a_queue_was_entered_goes_before_where_the_last_batch_ended():
+    for entered in (2, 9):
+        assert ranges(offset({0: 5}), offset({0: 9}, {0: entered})) == {q(0): OffsetRange(entered, 9)}
+
+
+def test_a_queue_that_was_given_up_has_no_range():
+    assert ranges(offset({0: 5, 1: 7}), offset({0: 6})) == {q(0): OffsetRange(5, 6)}
+
+
+def test_where_the_previous_batch_entered_does_not_count():
+    assert ranges(offset({0: 5}, {0: 1}), offset({0: 6})) == {q(0): OffsetRange(5, 6)}
+
+
+def test_the_first_batch_needs_every_queue_entered():
+    assert ranges(Checkpoint(), offset({0: 5, 1: 3}, {0: 0, 1: 3})) == {q(0): OffsetRange(0, 5), q(1): OffsetRange(3, 3)}
+    with pytest.raises(OffsetError, match="orders/embedded/1") as caught:
+        ranges(Checkpoint(), offset({0: 5, 1: 3}, {0: 0}))
+    assert caught.value.sub == "INCOMPLETE"
+
+
+@pytest.mark.parametrize(("start", "end"), [(offset({0: 6}), offset({0: 5})), (offset({0: 1}), offset({0: 5}, {0: 6}))])
+def test_a_range_that_begins_after_its_end_is_an_error(start, end):
+    with pytest.raises(OffsetError, match="from 6 to 5") as caught:
+        ranges(start, end)
+    assert caught.value.sub == "BEGIN_AFTER_END"
+
+
+@given(st.lists(st.dictionaries(st.integers(0, 3), st.integers(0, 5), max_size=4), max_size=6))
+def test_ranges_of_consecutive_batches_join_without_a_gap(steps):
+    """Queues come and go; each queue that stays is read on from where it was."""
+    start, at = Checkpoint(), dict.fromkeys(range(4), 0)
+    for owned in steps:
+        entered = {number: at[number] for number in owned if q(number) not in start.next}
+        begins = dict(at)
+        for number, count in owned.items():
+            at[number] += count
+        end = offset({number: at[number] for number in owned}, entered)
+        assert ranges(start, end) == {q(number): OffsetRange(begins[number], at[number]) for number in sorted(owned)}
+        start = end
+
+
+# -- admission --------------------------------------------------------------------------------------------------------------------
+
+BACKLOGS = st.dictionaries(st.integers(0, 50).map(q), st.integers(0, 10**12), max_size=20)
+LIMITS = st.integers(1, 10**13) | st.integers(1, 30)
+
+
+@given(BACKLOGS, LIMITS, st.integers(0, 100))
+def test_what_is_admitted_adds_up_to_the_limit_or_to_all_there_is(backlog, limit, turn):
+    shares = admit(backlog, limit, turn)
+    assert sum(shares.values()) == min(limit, sum(backlog.values()))
+    assert all(0 < n <= backlog[queue] for queue, n in shares.items())
+
+
+@given(BACKLOGS, LIMITS, st.integers(0, 100))
+def test_what_is_admitted_is_pro_rata_to_less_than_one_message(backlog, limit, turn):
+    total = sum(backlog.values())
+    shares = admit(backlog, limit, turn)
+    for queue, waiting in backlog.items():
+        exact = min(waiting * limit, waiting * total)
+        assert abs(shares.get(queue, 0) * total - exact) <= total
+
+
+@given(st.dictionaries(st.integers(0, 50).map(q), st.integers(1, 10**6), min_size=1, max_size=12), LIMITS, st.integers(0, 100))
+def test_every_waiting_queue_is_served_within_as_many_turns_as_there_are_queues(backlog, limit, first):
+    served = set()
+    for turn in range(first, first + len(backlog)):
+        served |= set(admit(backlog, limit, turn))
+    assert served == set(backlog)
+
+
+@given(st.dictionaries(st.integers(0, 9).map(q), st.integers(0, 200), max_size=6), st.integers(1, 20))
+def test_draining_admits_every_message_once(backlog, limit):
+    left, turn = dict(backlog), 0
+    while any(left.values()):
+        for queue, n in admit(left, limit, turn).items():
+            left[queue] -= n
+        turn += 1
+    assert turn == -(-sum(backlog.values()) // limit)
+    assert not any(left.values())
+
+
+def test_nothing_waiting_admits_nothing():
+    assert admit({}, 5) == {}
+    assert admit({q(0): 0}, 5, 3) == {}
+
+
+@pytest.mark.parametrize(
+    ("total", "least", "waited", "held"),
+    [(9, 10, 29.9, True), (10, 10, 0.0, False), (9, 10, 30.0, False), (0, None, 0.0, False), (0, 1, 30.0, False)],
+)
+def test_a_trigger_waits_for_more_messages_but_not_for_ever(total, least, waited, held):
+    assert hold_back(total, least, waited, 30.0) is held
