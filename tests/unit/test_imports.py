@@ -1,0 +1,69 @@
+"""Who may import whom: the queue knows no Spark, source and sink do not know each other, and no module is two."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Modules that decide or parse: no socket, file, clock or thread in them.
+PURE = ("model", "errors", "offsets", "process_queue", "lock", "ownership", "selector", "rows", "micro_batch")
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+
+
+def imported(package: str) -> dict[str, set[str]]:
+    return {str(path.relative_to(ROOT)): set(imports(path)) for path in (ROOT / package).rglob("*.py")}
+
+
+def roots(names: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def test_the_queue_imports_neither_spark_nor_source_nor_sink() -> None:
+    allowed = {"orderedmq/__init__.py": {"pyspark_orderedmq"}}
+    for path, names in imported("orderedmq").items():
+        found = roots(names) & {"pyspark", "pyspark_orderedmq", "ordered_source", "ordered_sink", "orderedmq_demo"}
+        assert found <= allowed.get(path, set()), path
+
+
+@pytest.mark.parametrize(("package", "other"), [("ordered_source", "ordered_sink"), ("ordered_sink", "ordered_source")])
+def test_source_and_sink_do_not_import_each_other(package: str, other: str) -> None:
+    for path, names in imported(package).items():
+        assert other not in roots(names), path
+
+
+@pytest.mark.parametrize("package", ["ordered_source", "ordered_sink"])
+def test_source_and_sink_know_no_kind_of_broker(package: str) -> None:
+    for path, names in imported(package).items():
+        assert not [name for name in names if name.startswith("orderedmq.embedded")], path
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_a_rule_is_pure(module: str) -> None:
+    impure = {"os", "io", "socket", "threading", "time", "subprocess", "lmdb", "pathlib", "datetime", "random"}
+    assert not roots(set(imports(ROOT / "orderedmq" / f"{module}.py"))) & impure
+
+
+def test_importing_the_package_loads_neither_arrow_nor_spark() -> None:
+    code = "import sys, orderedmq; print(sorted({'pyarrow', 'numpy', 'lmdb', 'pyspark'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_module_has_two_jobs_worth_of_lines() -> None:
+    for package in ("orderedmq", "ordered_source", "ordered_sink"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert len(path.read_text().splitlines()) <= 420, path
