@@ -1,0 +1,42 @@
+"""What the README says of options and tests is what the code has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from orderedmq.options import Role, option_table
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def table(kind: Role) -> str:
+    """The Markdown table of one side's options."""
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for row in option_table(kind):
+        meaning = row.meaning.replace("|", "\\|")
+        lines.append(f"| `{row.name}` | {row.default} | {meaning} |")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("kind", ["source", "sink"])
+def test_the_tables_of_options_are_the_declared_ones(kind: Role) -> None:
+    block = re.search(rf"<!-- options:{kind} -->\n(.*?)\n?<!-- /options -->", README, re.DOTALL)
+    assert block is not None
+    assert block[1].strip() == table(kind), f"paste into the README:\n{table(kind)}"
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    promises = README.partition("## What is promised")[2].partition("Not promised:")[0]
+    lines = [line for line in promises.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
+    assert len(lines) >= 9
+    for line in lines:
+        named = re.findall(r"`(tests/[^`]+)`", line)
+        assert named, line
+        for reference in named:
+            path, _, test = reference.partition("::")
+            assert (ROOT / path).exists(), reference
+            assert not test or f"def {test}(" in (ROOT / path).read_text(), reference
