@@ -22,6 +22,7 @@ from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging, kep
 from orderedmq.errors import MessageError, SinkError, TopicError
 from orderedmq.micro_batch import run_of
 from orderedmq.model import PRODUCER_COLUMNS, MessageQueue, check_topic
+from orderedmq.rows import normalise
 from orderedmq.selector import HashedKeys, key_hash64, selector
 from orderedmq.sink_options import SinkOptions
 
@@ -56,7 +57,7 @@ def write(rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, iden
     staging = broker.outbox.open(batch, context.partitionId())
     try:
         seed = batch.batch_id * 65537 + context.partitionId()
-        task = _Task(broker, staging, options, plan, seed)
+        task = _Task(broker, staging, options, plan, context.partitionId(), seed)
         for gathered in _gather(rows, options):
             task.route(gathered)
         return Written(batch, staging.receipt(), task.seen.to_bytes())
@@ -96,33 +97,43 @@ def _gather(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa
 class _Task:
     """The state of one writing task: known topics, round-robin position, keys seen."""
 
-    def __init__(self, broker: Broker, staging: Staging, options: SinkOptions, plan: Plan, seed: int) -> None:
+    def __init__(self, broker: Broker, staging: Staging, options: SinkOptions, plan: Plan, partition: int, seed: int) -> None:
         self._broker = broker
         self._staging = staging
         self._options = options
         self._plan = plan
+        self._partition = partition
+        self._rows = 0
         self._selector = selector(options.selector, seed)
         self._queues: dict[str, list[MessageQueue]] = {}
         self.seen = SeenKeys()
 
     def route(self, rows: pa.RecordBatch) -> None:
-        """Stage ``rows`` in their queues."""
+        """Check ``rows`` and stage them in their queues."""
+        keys = self._keys(rows)
+        messages = normalise(self._messages(rows, keys), f"partition {self._partition}", self._rows)
+        self._rows += rows.num_rows
         if self._plan.topic is None:
             assert self._options.topic is not None
-            self._route(self._options.topic, rows)
+            self._route(self._options.topic, rows, messages)
             return
         column = rows.column(rows.schema.get_field_index(self._plan.topic))
         if column.null_count:
-            row = int(pc.index(column.is_null(), True).as_py())
-            raise MessageError("NULL_TOPIC", f"row {row} has no topic; fill the column or set option topic")
+            row = self._rows - rows.num_rows + int(pc.index(column.is_null(), True).as_py())
+            raise MessageError(
+                "NULL_TOPIC", f"row {row} of partition {self._partition} has no topic; fill the column or set option topic"
+            )
         for topic in pc.unique(column):
-            name = topic.as_py()
             mask = pc.equal(column, topic)
-            self._route(name, rows if mask.true_count == len(mask) else rows.filter(mask))
+            if mask.true_count == len(mask):
+                self._route(topic.as_py(), rows, messages)
+            else:
+                self._route(topic.as_py(), rows.filter(mask), messages.filter(mask))
 
-    def _route(self, topic: str, rows: pa.RecordBatch) -> None:
+    def _route(self, topic: str, rows: pa.RecordBatch, messages: pa.RecordBatch) -> None:
         queues = self._queues_of(topic)
-        keys = self._keys(rows)
+        at = messages.schema.get_field_index("sharding_key")
+        keys = HashedKeys(messages.column(at)) if at >= 0 else None
         chosen = self._selector.select(rows, keys, len(queues))
         if keys is not None and self._options.on_key_conflict != "ignore":
             hashes = keys.hash64 if keys.valid is None else keys.hash64[keys.valid]
@@ -130,7 +141,6 @@ class _Task:
                 # The same key in another topic is another key.
                 hashes = hashes ^ key_hash64(pa.array([topic]))[0]
             self.seen.add(hashes)
-        messages = self._messages(rows, keys)
         first = chosen[0]
         if (chosen == first).all():
             self._staging.add(queues[first], messages)
@@ -143,26 +153,21 @@ class _Task:
             self._staging.add(queues[number], messages.slice(begin, counts[number]))
             begin += int(counts[number])
 
-    def _keys(self, rows: pa.RecordBatch) -> HashedKeys | None:
+    def _keys(self, rows: pa.RecordBatch) -> pa.Array | None:
         if self._plan.key is None:
             return None
         column = rows.column(rows.schema.get_field_index(self._plan.key))
-        return HashedKeys(column if pa.types.is_string(column.type) else column.cast(pa.string()))
+        return column if pa.types.is_string(column.type) else column.cast(pa.string())
 
-    def _messages(self, rows: pa.RecordBatch, keys: HashedKeys | None) -> pa.RecordBatch:
+    def _messages(self, rows: pa.RecordBatch, keys: pa.Array | None) -> pa.RecordBatch:
         """The producer's columns; the sharding key is stored under its own name whatever column it came from."""
         names, arrays = [], []
         for name in PRODUCER_COLUMNS:
             at = rows.schema.get_field_index(name)
-            column = rows.column(at) if at >= 0 else None
-            if name == "sharding_key":
-                column = None if keys is None else keys.keys
-            if column is None:
-                continue
-            if name == "body" and pa.types.is_string(column.type):
-                column = column.cast(pa.binary())
-            names.append(name)
-            arrays.append(column)
+            column = keys if name == "sharding_key" else rows.column(at) if at >= 0 else None
+            if column is not None:
+                names.append(name)
+                arrays.append(column)
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _queues_of(self, topic: str) -> list[MessageQueue]:

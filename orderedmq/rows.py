@@ -22,11 +22,11 @@ from orderedmq.model import (
 _TEXT = ("tags", "keys", "sharding_key")
 
 
-def normalise(rows: pa.RecordBatch, where: str) -> pa.RecordBatch:
+def normalise(rows: pa.RecordBatch, where: str, first: int = 0) -> pa.RecordBatch:
     """The producer's columns of ``rows`` in the message schema's types, checked; reserved properties are taken out.
 
-    ``where`` names the target in errors. Raises SchemaError MISSING_COLUMN or WRONG_TYPE, MessageError NULL_BODY, TOO_LARGE,
-    KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's number in the batch.
+    ``where`` names the target in errors, which count rows from ``first``. Raises SchemaError MISSING_COLUMN or WRONG_TYPE,
+    MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's number.
     """
     if "body" not in rows.schema.names:
         raise SchemaError("MISSING_COLUMN", f"rows for {where} have no column 'body' (binary or string)")
@@ -47,14 +47,14 @@ def normalise(rows: pa.RecordBatch, where: str) -> pa.RecordBatch:
         fields.append(field)
         arrays.append(column)
     checked = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-    _check_body(checked.column("body"), where)
+    _check_body(checked.column("body"), where, first)
     for name in _TEXT:
         if name in checked.schema.names:
-            _check_length(checked.column(name), name, where)
+            _check_length(checked.column(name), name, where, first)
     if "properties" in checked.schema.names:
         place = checked.schema.get_field_index("properties")
         column = _without_reserved(checked.column(place))
-        _check_properties(column, where)
+        _check_properties(column, where, first)
         checked = checked.set_column(place, checked.schema.field(place), column)
     return checked
 
@@ -63,11 +63,11 @@ def _first(mask: pa.Array) -> int:
     return int(pc.index(mask, True).as_py())
 
 
-def _check_body(body: pa.Array, where: str) -> None:
+def _check_body(body: pa.Array, where: str, first: int) -> None:
     if body.null_count:
         raise MessageError(
             "NULL_BODY",
-            f"row {_first(body.is_null())} for {where} has no body; filter such rows out, or write an empty one (b'')",
+            f"row {first + _first(body.is_null())} for {where} has no body; filter such rows out, or write an empty one (b'')",
         )
     lengths = pc.binary_length(body)
     longest = pc.max(lengths).as_py() or 0
@@ -75,12 +75,12 @@ def _check_body(body: pa.Array, where: str) -> None:
         row = _first(pc.greater(lengths, MAX_BODY_BYTES))
         raise MessageError(
             "TOO_LARGE",
-            f"row {row} for {where} has a body of {lengths[row].as_py()} bytes, at most {MAX_BODY_BYTES} are allowed: split it, or "
+            f"row {first + row} for {where} has a body of {lengths[row].as_py()} bytes, at most {MAX_BODY_BYTES} are allowed: split it, or "
             "write a reference to it",
         )
 
 
-def _check_length(column: pa.Array, name: str, where: str) -> None:
+def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
     if column.null_count == len(column):
         return
     lengths = pc.binary_length(column)
@@ -88,7 +88,7 @@ def _check_length(column: pa.Array, name: str, where: str) -> None:
         row = _first(pc.fill_null(pc.greater(lengths, MAX_KEY_BYTES), False))
         raise MessageError(
             "KEY_TOO_LONG",
-            f"row {row} for {where} has a {name} of {lengths[row].as_py()} bytes, at most {MAX_KEY_BYTES} are allowed",
+            f"row {first + row} for {where} has a {name} of {lengths[row].as_py()} bytes, at most {MAX_KEY_BYTES} are allowed",
         )
 
 
@@ -104,7 +104,7 @@ def _without_reserved(column: pa.Array) -> pa.Array:
     return pa.array(kept, column.type)
 
 
-def _check_properties(column: pa.Array, where: str) -> None:
+def _check_properties(column: pa.Array, where: str, first: int) -> None:
     offsets = column.offsets.to_numpy().astype(np.int64)
     if offsets[-1] == offsets[0]:
         return
@@ -120,5 +120,5 @@ def _check_properties(column: pa.Array, where: str) -> None:
     if sizes[row] > MAX_PROPERTIES_BYTES:
         raise MessageError(
             "PROPERTIES_TOO_LARGE",
-            f"row {row} for {where} has properties of {sizes[row]} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",
+            f"row {first + row} for {where} has properties of {sizes[row]} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",
         )
