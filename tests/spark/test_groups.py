@@ -1,0 +1,81 @@
+"""Two queries and one group in one session: refused, released, left alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from tests.spark.conftest import Rig
+from tests.spark.test_source import numbers, wait_for
+
+
+def start(rig: Rig, name: str, **options: Any) -> Any:
+    df = rig.stream(topic="in", **{"consumerGroup": "g", "lockTimeout": "1s", **options})
+    return rig.start(df, name, topic="out", topicQueueNums=2, onKeyConflict="ignore")
+
+
+def test_a_second_query_of_the_group_is_refused_and_the_first_goes_on(rig: Rig) -> None:
+    rig.topic("in", 2, rows=20)
+    first = start(rig, "one")
+    wait_for(lambda: rig.offsets("g") == {0: 10, 1: 10} if rig.broker.admin.groups() else False)
+    second = start(rig, "two")
+    with pytest.raises(PySparkException) as caught:
+        second.awaitTermination()
+    text = str(caught.value)
+    owner = rig.broker.admin.locks()[0]
+    assert "[ORDEREDMQ_LOCK.HELD_BY_OTHER]" in text
+    assert f"query {owner.owner} ({owner.client_id}), which is alive" in text
+    assert re.search(r"ends in [1-6]?\d s unless it is renewed", text)
+    assert "foreachBatch" in text
+    assert "broadcasting" in text
+    rig.fill("in", 10, first=20)
+    wait_for(lambda: numbers(rig.bodies("out")) == list(range(30)))
+    assert first.isActive
+    first.stop()
+
+
+def test_a_stopped_idle_query_gives_its_queues_back_at_once(rig: Rig) -> None:
+    rig.topic("in", 2, rows=20)
+    first = start(rig, "one")
+    wait_for(lambda: rig.offsets("g") == {0: 10, 1: 10} if rig.broker.admin.groups() else False)
+    wait_for(lambda: first.lastProgress is not None and not first.status["isTriggerActive"])
+    first.stop()
+    wait_for(lambda: not any(lock.held for lock in rig.broker.admin.locks()), 5.0)
+    second = start(rig, "two")
+    rig.fill("in", 4, first=20)
+    wait_for(lambda: numbers(rig.bodies("out")) == list(range(24)))
+    second.stop()
+
+
+def test_one_query_may_be_restarted_from_its_checkpoint_at_once(rig: Rig) -> None:
+    rig.topic("in", 2, rows=2000)
+    for _ in range(4):
+        query = start(rig, "one", maxOffsetsPerTrigger="100", lockTimeout="10s")
+        wait_for(lambda query=query: query.lastProgress is not None or query.exception() is not None)  # type: ignore[misc]
+        assert query.exception() is None
+        query.stop()
+    query = rig.run(rig.stream(topic="in", consumerGroup="g"), "one", topic="out", onKeyConflict="ignore")
+    assert numbers(rig.bodies("out")) == list(range(2000))
+    for bodies in rig.bodies("out").values():
+        per_source: dict[str, list[int]] = {}
+        for body in bodies:
+            queue, _, number = body.partition(":")
+            per_source.setdefault(f"{queue}-{int(number) % 5}", []).append(int(number))
+        for found in per_source.values():
+            assert found == sorted(found)
+
+
+def test_a_query_of_another_group_reads_everything_too(rig: Rig) -> None:
+    rig.topic("in", 2, rows=20)
+    first = start(rig, "one")
+    second = start(rig, "two", consumerGroup="h")
+    wait_for(lambda: numbers(rig.bodies("out")) == sorted([*range(20), *range(20)]) if _out(rig) else False)
+    first.stop()
+    second.stop()
+
+
+def _out(rig: Rig) -> bool:
+    return any(topic.name == "out" for topic in rig.broker.log.topics())
