@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  fi; \
 	fi
 	@echo "setup: installing the build tools"
-	@$(PIP) install --constraint constraints.txt hatchling editables
+	@$(PIP) install --constraint constraints.txt hatchling editables setuptools wheel
 	@echo "setup: installing orderedmq and what it needs (the first time: Spark, some 500 MB)"
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
