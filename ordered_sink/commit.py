@@ -13,6 +13,7 @@ import orderedmq
 from ordered_sink.columns import Plan, planned
 from ordered_sink.keys import shared
 from ordered_sink.writer import Written, ensure_topic, write
+from orderedmq.broker import Published
 from orderedmq.errors import SinkError, StoreError
 from orderedmq.selector import selector
 from orderedmq.sink_options import SinkOptions
@@ -50,13 +51,14 @@ class _Planned:
     def write(self, rows: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return write(rows, self.options, self.plan, self.identity, streaming=self.streaming)
 
-    def publish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+    def publish(self, messages: Sequence[WriterCommitMessage | None]) -> Published | None:
+        """What became visible; None when no task had anything to say."""
         written = [message for message in messages if isinstance(message, Written)]
         if not written:
-            return
+            return None
         self._check_keys(written)
         with orderedmq.connect(self.options.path, identity=self.identity) as broker:
-            broker.outbox.publish(
+            return broker.outbox.publish(
                 written[0].batch,
                 [message.receipt for message in written],
                 # A batch write inside foreachBatch is one of several outputs: the offsets move at the end of the batch.

@@ -4,7 +4,7 @@ A history is a list of events, each a dict (one JSON object per line in a file),
 sorts those that several processes wrote. A queue is its name, ``topic/broker/number``. What a test does not record is not judged.
 
     send     queue offset key id outcome     outcome: ok, fail, unknown (then offset may be missing: found by id)
-    deliver  lane rows [batch]               rows: [queue, offset, key, id] as they came out; lane: the place where they have an order
+    deliver  lane rows [batch]               rows: [queue, offset, key, id] as they came out; lane: where they have an order
     loss     queue begin end                 the reader said that these are lost: nobody expects them
     grant    group queue epoch owner         a lock was given (or seen to be given)
     commit   group queue offset epoch accepted
@@ -24,8 +24,7 @@ Anomalies have the names of Jepsen's Kafka checker where it has one:
     split_key             a key in two lanes, so that it has no order
     inconsistent_offset   two messages at one offset, or what came out is not what was sent there
     aborted_read          came out, but was never sent, or its send failed
-    silent_gap            two published ranges of a queue do not touch, and nobody said so
-    range_overlap         two published ranges of a queue overlap: one offset in two accepted batches
+    silent_gap            between two published ranges of a queue something is missing, and nobody said so; range_overlap: in both
     epoch_regression      an epoch that is not above all earlier ones of its queue
     fenced_write_accepted a commit or publish under an epoch that was not the highest any more
     offset_regression     a group's offset went back without a reset
@@ -33,7 +32,9 @@ Anomalies have the names of Jepsen's Kafka checker where it has one:
 
 from __future__ import annotations
 
+import contextlib
 import json
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orderedmq.broker import Broker
+from orderedmq.model import MessageQueue
 
 Event = Mapping[str, Any]
 Place = tuple[str, int]
@@ -60,7 +62,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class _Sends:
-    """What should come out: by place, and by key in the broker's order."""
+    """What should come out."""
 
     at: dict[Place, Sent] = field(default_factory=dict)
     ids: dict[str, Sent] = field(default_factory=dict)
@@ -80,15 +82,10 @@ class _Sends:
 
 def load(path: str | Path) -> list[dict[str, Any]]:
     """A history from a file of JSON lines; a last line that was cut off by a kill is ignored."""
-    out: list[dict[str, Any]] = []
-    lines = Path(path).read_text().split("\n")
-    for number, line in enumerate(lines):
-        if line:
-            try:
-                out.append(json.loads(line))
-            except ValueError:
-                if number != len(lines) - 1:
-                    raise
+    *lines, rest = Path(path).read_text().split("\n")
+    out: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    with contextlib.suppress(ValueError):
+        out.append(json.loads(rest))
     return out
 
 
@@ -97,25 +94,23 @@ def judge(history: Iterable[Event], *, repeats: bool = False, drained: bool = Tr
 
     repeats: a sink that is at-least-once may get the last batch again, as a whole. drained: everything sent should have come out.
     """
-    events = [dict(event, at=event.get("at", place)) for place, event in enumerate(history)]
+    events: list[Event] = []
+    at = 0
+    for place, event in enumerate(history):
+        at = event.get("at", at)
+        events.append({**event, "at": (at, place)})
     events.sort(key=lambda event: event["at"])
     anomalies: list[Anomaly] = []
     sends = _sends(events, anomalies)
     if any(event["event"] == "deliver" for event in events):
         anomalies += _deliveries(events, sends, repeats, drained)
-    anomalies += _locks(events)
-    anomalies += _offsets(events)
-    anomalies += _ranges(events, sends)
-    return anomalies
+    return [*anomalies, *_locks(events), *_offsets(events), *_ranges(events, sends)]
 
 
 def _sends(events: Sequence[Event], anomalies: list[Anomaly]) -> _Sends:
     sends = _Sends()
-    for event in events:
-        if event["event"] == "loss":
-            sends.lost.append((event["queue"], event["begin"], event["end"]))
-        if event["event"] != "send":
-            continue
+    sends.lost = [(event["queue"], event["begin"], event["end"]) for event in events if event["event"] == "loss"]
+    for event in (event for event in events if event["event"] == "send"):
         sends.queues.add(event["queue"])
         sent = Sent(event.get("key"), event.get("id"), event["outcome"])
         if event.get("offset") is None:
@@ -124,10 +119,10 @@ def _sends(events: Sequence[Event], anomalies: list[Anomaly]) -> _Sends:
             continue
         place = (event["queue"], event["offset"])
         known = sends.at.get(place)
-        if known is not None and known.outcome == sent.outcome == "ok" and known.id != sent.id:
-            anomalies.append(Anomaly("inconsistent_offset", _name(place), f"both {known.id} and {sent.id} were acknowledged there"))
         if known is None or known.outcome != "ok":
             sends.at[place] = sent
+        elif sent.outcome == "ok" and known.id != sent.id:
+            anomalies.append(Anomaly("inconsistent_offset", _name(place), f"acknowledged for {known.id} and for {sent.id}"))
     return sends
 
 
@@ -136,9 +131,9 @@ def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: 
     expected = sends.expected()
     seen: dict[Place, str] = {}
     ids: dict[str, Place] = {}
+    lane_of: dict[str, str] = {}
     by_key: dict[tuple[str, str | None], int] = {}
     by_lane: dict[tuple[str, str], int] = {}
-    lane_of: dict[str, str] = {}
     for lane, rows in _once(events, repeats):
         for queue, offset, key, message in rows:
             place = (queue, offset)
@@ -156,14 +151,15 @@ def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: 
             before = max(last, by_lane.get((lane, queue), -1))
             if offset < before:
                 yield Anomaly("nonmonotonic", _name(place), f"came out behind {before} in {lane}")
-            between = [n for n in expected.get((queue, key), ()) if last < n < offset and (queue, n) not in seen]
-            if between and key is not None:
+            known = expected.get((queue, key), []) if key is not None else []
+            between = [n for n in known[bisect_right(known, last) : bisect_left(known, offset)] if (queue, n) not in seen]
+            if between:
                 yield Anomaly("skip", _name(place), f"came out before {between[:5]} of its key {key}")
             by_key[queue, key] = max(offset, by_key.get((queue, key), -1))
             by_lane[lane, queue] = max(offset, by_lane.get((lane, queue), -1))
     moved = [event for event in events if event["event"] in ("commit", "offset") and event.get("accepted", True)]
     final = {event["queue"]: event["offset"] for event in moved}
-    healed = any(event["event"] == "heal" for event in events)
+    late = "stuck" if any(event["event"] == "heal" for event in events) else "unseen"
     for (queue, key), offsets in expected.items():
         for offset in offsets:
             if (queue, offset) in seen:
@@ -171,16 +167,14 @@ def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: 
             if offset < final.get(queue, 0) or (key is not None and offset < by_key.get((queue, key), -1)):
                 yield Anomaly("lost", _name((queue, offset)), f"key {key}: past it, but it never came out")
             elif drained:
-                yield Anomaly("stuck" if healed else "unseen", _name((queue, offset)), f"key {key}: it never came out")
+                yield Anomaly(late, _name((queue, offset)), f"key {key}: it never came out")
 
 
-def _once(events: Sequence[Event], repeats: bool) -> Iterator[tuple[str, list[Sequence[Any]]]]:
+def _once(events: Sequence[Event], repeats: bool) -> Iterator[tuple[str, list[Any]]]:
     """What was delivered; with ``repeats``, without those that are the same batch again, as a whole and not after a later one."""
     batches: dict[tuple[str, int], list[Any]] = {}
     latest: dict[str, int] = {}
-    for event in events:
-        if event["event"] != "deliver":
-            continue
+    for event in (event for event in events if event["event"] == "deliver"):
         lane, batch, rows = event["lane"], event.get("batch"), [list(row) for row in event["rows"]]
         if repeats and batch is not None:
             known = batches.setdefault((lane, batch), rows)
@@ -205,15 +199,15 @@ def _as_sent(place: Place, key: str | None, message: str | None, sends: _Sends) 
 def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
     """One owner: epochs rise, and nothing is accepted under one that is not the highest."""
     highest: dict[tuple[str, str], tuple[int, str]] = {}
-    grants: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    grants: dict[tuple[str, str], list[tuple[tuple[int, int], int]]] = defaultdict(list)
     runs: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
     for event in events:
         match event["event"]:
             case "grant":
                 lock, epoch, owner = (event["group"], event["queue"]), event["epoch"], event["owner"]
-                before = highest.get(lock, (-1, owner))
-                if epoch < before[0] or (epoch == before[0] and owner != before[1]):
-                    yield Anomaly("epoch_regression", event["queue"], f"epoch {epoch} for {owner} after {before[0]} for {before[1]}")
+                known, holder = highest.get(lock, (-1, owner))
+                if epoch < known or (epoch == known and owner != holder):
+                    yield Anomaly("epoch_regression", event["queue"], f"epoch {epoch} for {owner} after {known} for {holder}")
                 else:
                     highest[lock] = (epoch, owner)
                     grants[lock].append((event["at"], epoch))
@@ -225,9 +219,9 @@ def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
             case "read":
                 runs[event["query"], event["run"], event["batch"]].append(event)
             case "publish" if event["accepted"] and not event.get("replayed"):
+                began = (event["began"], -1) if "began" in event else event["at"]
                 for read in runs[event["query"], event["run"], event["batch"]]:
-                    earlier = grants[read["group"], read["queue"]]
-                    now = max((epoch for at, epoch in earlier if at < event.get("began", event["at"])), default=-1)
+                    now = max((epoch for at, epoch in grants[read["group"], read["queue"]] if at < began), default=-1)
                     if read["epoch"] < now:
                         detail = f"batch {event['batch']} was published under epoch {read['epoch']}, {now} was granted before"
                         yield Anomaly("fenced_write_accepted", read["queue"], detail)
@@ -242,7 +236,9 @@ def _offsets(events: Sequence[Event]) -> Iterator[Anomaly]:
         elif event["event"] == "offset" or (event["event"] == "commit" and event["accepted"]):
             lock = (event["group"], event["queue"])
             if event["offset"] < highest.get(lock, 0):
-                yield Anomaly("offset_regression", event["queue"], f"group {lock[0]} went from {highest[lock]} to {event['offset']}")
+                yield Anomaly(
+                    "offset_regression", event["queue"], f"{lock[0]} was at {highest[lock]}, now at {event['offset']}"
+                )
             highest[lock] = event["offset"]
 
 
@@ -257,7 +253,8 @@ def _ranges(events: Sequence[Event], sends: _Sends) -> Iterator[Anomaly]:
             runs[event["query"], event["run"], event["batch"]][event["queue"]] = event
         elif event["event"] == "publish" and event["accepted"] and not event.get("replayed"):
             for queue, read in runs[event["query"], event["run"], event["batch"]].items():
-                begin, end = read["begin"], ends.get((read["group"], queue), read["begin"])
+                begin: int = read["begin"]
+                end = ends.get((read["group"], queue), begin)
                 if begin < end:
                     yield Anomaly("range_overlap", queue, f"batch {event['batch']} begins at {begin}, another ended at {end}")
                 missing = [n for n in range(end, begin) if not sends.excused((queue, n))]
@@ -270,28 +267,23 @@ def _name(place: Place) -> str:
     return f"{place[0]}:{place[1]}"
 
 
-# -- histories from a broker ---------------------------------------------------------------------------------------------------
-
-
 def sent(broker: Broker, *topics: str) -> list[dict[str, Any]]:
     """The messages of topics as sends that were acknowledged; a message's id is its body."""
     return [
-        {"event": "send", "queue": f"{row['topic']}/{row['broker_name']}/{row['queue_id']}", "offset": row["queue_offset"],
-         "key": row["sharding_key"], "id": row["body"].decode(), "outcome": "ok"}
-        for topic in topics for queue in broker.log.queues(topic) for row in _rows(broker, queue)
-    ]  # fmt: skip
+        {"event": "send", "queue": str(queue), "offset": at, "key": key, "id": body.decode(), "outcome": "ok"}
+        for topic in topics
+        for queue in broker.log.queues(topic)
+        for at, body, key, _ in _rows(broker, queue)
+    ]
 
 
 def delivered(broker: Broker, *topics: str) -> list[dict[str, Any]]:
     """The messages of topics as deliveries, a lane per queue; column ``keys`` says where a message comes from, ``queue:offset``."""
     out = []
-    for topic in topics:
-        for queue in broker.log.queues(topic):
-            rows = []
-            for row in _rows(broker, queue):
-                origin, _, offset = row["keys"].rpartition(":")
-                rows.append([origin, int(offset), row["sharding_key"], row["body"].decode()])
-            out.append({"event": "deliver", "lane": str(queue), "rows": rows})
+    for queue in (queue for topic in topics for queue in broker.log.queues(topic)):
+        origins = [(origin.rpartition(":"), key, body.decode()) for _, body, key, origin in _rows(broker, queue)]
+        rows = [[source, int(at), key, body] for (source, _, at), key, body in origins]
+        out.append({"event": "deliver", "lane": str(queue), "rows": rows})
     return out
 
 
@@ -301,11 +293,10 @@ def offsets(broker: Broker, group: str) -> list[dict[str, Any]]:
     return [{"event": "offset", "group": group, "queue": str(queue), "offset": offset} for queue, offset in found.items()]
 
 
-def _rows(broker: Broker, queue: Any) -> Iterator[dict[str, Any]]:
+def _rows(broker: Broker, queue: MessageQueue) -> Iterator[tuple[int, bytes, str | None, str]]:
     at = broker.log.bounds([queue])[queue]
     position = at.min_offset
     while position < at.max_offset:
-        columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "keys", "sharding_key")
-        batch = broker.log.pull(queue, position, 65536, 1 << 26, columns)
-        yield from batch.to_pylist()
+        batch = broker.log.pull(queue, position, 65536, 1 << 26, ("queue_offset", "body", "sharding_key", "keys"))
+        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
         position += batch.num_rows

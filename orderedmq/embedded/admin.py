@@ -115,6 +115,8 @@ class EmbeddedAdmin:
                 return index.retain(txn, topic, self._clock.wall(), most=None)
             out: dict[MessageQueue, int] = {}
             for queue in sorted(before):
+                if queue.topic != name:
+                    raise TopicError("NO_SUCH_QUEUE", f"topic {name!r} has no queue {queue}")
                 gone = index.retire(txn, queue, before=before[queue])
                 if gone:
                     out[queue] = gone

@@ -32,6 +32,11 @@ def require_current(txn: Transaction, proof: LockToken, doing: str) -> None:
         raise lost(proof, lock, doing)
 
 
+def _require_all(txn: Transaction, offsets: Mapping[LockToken, int]) -> None:
+    for proof, offset in offsets.items():
+        require_current(txn, proof, f"its offset {offset} was committed")
+
+
 def lost(proof: LockToken, lock: QueueLock | None, doing: str) -> LockError:
     now = "it was given to nobody since" if lock is None or not lock.owner else f"it went to {lock.client_id or lock.owner}"
     return LockError(
@@ -78,6 +83,8 @@ class EmbeddedGroups:
         self._store = store
         self._clock = clock
         self._present: dict[str, Presence] = {}
+        #: How long the locks live that are granted from here, in seconds.
+        self.life = LOCK_LIFE
 
     def join(self, owner: str) -> Client:
         with self._store.mapped("join a group"):
@@ -113,7 +120,7 @@ class EmbeddedGroups:
             for queue in queues:
                 before = lock_at(txn, group, queue)
                 # A number that is not used leaves a gap in the epochs, which only have to grow.
-                after = rules.grant(before, client, now, next_epoch=txn.take_number("epoch"), alive=alive)
+                after = rules.grant(before, client, now, next_epoch=txn.take_number("epoch"), alive=alive, life=self.life)
                 if after is None:
                     assert before is not None
                     out[queue] = rules.refusal(before, queue, now, alive(before.client_id))
@@ -158,17 +165,13 @@ class EmbeddedGroups:
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         # A reader asks after every batch, and the sink's publish has moved most offsets already: no write for nothing.
         with self._store.read() as txn:
-            news: dict[LockToken, int] = {}
-            for proof, offset in offsets.items():
-                require_current(txn, proof, f"its offset {offset} was committed")
-                known = offset_at(txn, proof.group, proof.queue)
-                if known is None or known < offset:
-                    news[proof] = offset
-        if not news:
-            return
+            known = {proof: offset_at(txn, proof.group, proof.queue) for proof in offsets}
+            if all(at is not None and at >= offsets[proof] for proof, at in known.items()):
+                _require_all(txn, offsets)
+                return
         with self._store.write() as txn:
-            for proof, offset in news.items():
-                require_current(txn, proof, f"its offset {offset} was committed")
+            _require_all(txn, offsets)
+            for proof, offset in offsets.items():
                 forward(txn, proof.group, proof.queue, offset)
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:

@@ -131,5 +131,7 @@ def lock_to_json(lock: QueueLock) -> bytes:
 
 
 def lock_from_json(value: bytes) -> QueueLock:
-    fields = json.loads(value)
-    return QueueLock(**{**fields, "renewed": Instant(**fields["renewed"])})
+    # Decoded here: json would first look for the encoding of bytes.
+    fields = json.loads(value.decode())
+    fields["renewed"] = Instant(**fields["renewed"])
+    return QueueLock(**fields)

@@ -6,6 +6,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +22,8 @@ from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.rows import normalise
 
 _BODY = ("body",)
+#: Bytes of payloads after whose reading the map's memory is given back.
+UNMAP_BYTES: Final = 64 * 1024 * 1024
 
 
 def topic_of(txn: Transaction, name: str) -> TopicInfo:
@@ -48,6 +51,8 @@ class EmbeddedLog:
         self._clock = clock
         #: The chunk that was read last: a reader with small pulls takes several from one.
         self._last: tuple[int, tuple[str, ...], pa.RecordBatch] | None = None
+        #: Bytes of payloads read since the map's memory was given back.
+        self._read_bytes = 0
 
     def topics(self) -> list[TopicInfo]:
         with self._store.read() as txn:
@@ -106,11 +111,11 @@ class EmbeddedLog:
                 if whole and chunk.body_bytes <= left:
                     left -= chunk.body_bytes
                     continue
-                low = max(begin, first)
-                if low >= first + chunk.rows:
+                low, high = max(begin, first), min(end, first + chunk.rows)
+                if low >= high:
                     break
                 body = codec.decode(index.load(txn, queue, first, chunk), chunk, _BODY)["body"]
-                sizes = pc.binary_length(body.slice(low - first, min(end, first + chunk.rows) - low))
+                sizes = pc.binary_length(body.slice(low - first, high - low))
                 sums = pc.cumulative_sum(sizes.cast(pa.int64()))
                 fitting = int(pc.sum(pc.less_equal(sums, left)).as_py() or 0)
                 if fitting < len(sums):
@@ -143,6 +148,10 @@ class EmbeddedLog:
             if offset == at.max_offset:
                 return _empty(columns)
             parts = self._gather(txn, queue, offset, max_messages, max_bytes, columns)
+        self._read_bytes += sum(chunk.stored_bytes for _, chunk, _ in parts)
+        if self._read_bytes >= UNMAP_BYTES:
+            self._read_bytes = 0
+            self._store.unmap()
         return self._join(parts, queue, offset, max_messages, max_bytes, columns, topic.incarnation)
 
     def _gather(

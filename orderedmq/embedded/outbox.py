@@ -183,14 +183,15 @@ def _record(sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dic
             [source.token.group if source.token else None, source.queue.topic, source.queue.queue_id, *source.offsets]
             for source in sources
         ],
-        "rows": [[queue.topic, queue.queue_id, rows[queue]] for queue in sorted(rows)],
+        "rows": [[queue.topic, queue.queue_id, rows[queue]] for queue in sorted(rows) if rows[queue]],
     }
 
 
 def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Why a batch that comes again is not the recorded one, or None.
 
-    By its source ranges, which may have shrunk (a replay drops what another owner took over), else by its rows per queue.
+    By its source ranges, else by its rows per queue. A replay may lack queues (another owner took them over) and first messages
+    (they aged out), but never ends earlier: the next batch would go on there and publish the rest again.
     """
     known: dict[tuple[str | None, str, int], list[tuple[int, int]]] = {}
     for group, topic, queue_id, begin, end in old["sources"]:
@@ -207,6 +208,6 @@ def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
         then = known.get((group, topic, queue_id))
         if then is None:
             return f"queue {queue} was not part of it"
-        if not any(first <= begin and end <= last for first, last in then):
+        if not any(first <= begin <= end == last for first, last in then):
             return f"queue {queue} was read from {then[0][0]} to {then[0][1]} then, from {begin} to {end} now"
     return None

@@ -8,8 +8,10 @@ they are copied out. Everything that is written is on disk when ``write`` return
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
+import resource
 import stat
 import sys
 import threading
@@ -26,6 +28,8 @@ from orderedmq.errors import StoreError, StoreFullError
 #: Address space, not disk: the file grows as it is written.
 MAP_SIZE: Final = 1 << 40
 MAX_READERS: Final = 1024
+#: Writes of a process after which it clears the slots of killed readers: they keep freed pages from being used again.
+CLEAR_READERS: Final = 256
 _NETWORK: Final = frozenset(
     (
         "nfs",
@@ -44,7 +48,12 @@ _NETWORK: Final = frozenset(
         "fuse.rclone",
     )
 )
+_MADV_DONTNEED: Final = 4
+_libc: Final = ctypes.CDLL(None)
 _FULL: Final = ("No space left on device", "File too large", "Disk quota exceeded")
+#: lmdb says this too when a write fitted only in part, which is how a full disk shows first.
+_SHORT: Final = "Input/output error"
+_LITTLE: Final = 64 * 1024 * 1024
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
 
@@ -114,10 +123,12 @@ class Store:
         self.map_size = map_size
         self.identity = ""
         self._users = 0
+        self._writes = 0
         self._closed = False
         self._env: Any = None
         self._handles: dict[str, Any] = {}
         self._opening = threading.Lock()
+        self._unmapping = threading.Lock()
 
     # -- opening -----------------------------------------------------------------------------------------------------------
 
@@ -171,13 +182,15 @@ class Store:
                 self._drop()
 
     def _drop(self) -> None:
-        env, self._env, self._handles = self._env, None, {}
-        if env is not None:
-            env.close()
+        with self._unmapping:
+            env, self._env, self._handles = self._env, None, {}
+            if env is not None:
+                env.close()
 
     def _forget(self) -> None:
-        """In a child after fork: the environment is the parent's."""
-        self._env, self._handles, self._opening = None, {}, threading.Lock()
+        """In a child after fork: the environment is the parent's. Not closed: that would end the parent's read transactions."""
+        self._env, self._handles = None, {}
+        self._opening, self._unmapping = threading.Lock(), threading.Lock()
 
     def _environment(self, *, create: bool = False) -> tuple[Any, dict[str, Any]]:
         env, handles = self._env, self._handles
@@ -217,6 +230,14 @@ class Store:
                 "NOT_A_STORE",
                 f"{self.path} has a data.mdb that is no LMDB file, or its first pages are damaged ({error}); choose "
                 "another path, or restore it from a copy",
+            ) from error
+        except lmdb.Error as error:
+            if "already open in this process" not in str(error):
+                raise
+            raise StoreError(
+                "IO",
+                f"the store at {self.path} cannot be opened in this process, which was forked while another thread was using it: start "
+                "processes another way (multiprocessing's spawn)",
             ) from error
 
     def _prepare(self, env: Any, create: bool) -> dict[str, Any]:
@@ -280,6 +301,10 @@ class Store:
             yield Transaction(txn, handles)
 
     def _begin(self, env: Any, *, write: bool) -> Any:
+        if write:
+            self._writes += 1
+            if self._writes % CLEAR_READERS == 0:
+                env.reader_check()
         try:
             return env.begin(write=write)
         except lmdb.MapResizedError:
@@ -289,6 +314,15 @@ class Store:
             # Slots of readers that were killed.
             env.reader_check()
         return env.begin(write=write)
+
+    def unmap(self) -> None:
+        """Give back the memory of pages that were read: the kernel counts them as this process's until the map is gone.
+
+        They stay in the file's cache. What is read next is mapped again.
+        """
+        with self._unmapping:
+            if self._env is not None:
+                _drop_pages(self.path / "data.mdb")
 
     def last_change(self) -> int:
         """A number that grows with every write of any process; reading it costs next to nothing."""
@@ -318,7 +352,7 @@ class Store:
             raise _no_permission(self.path, error) from error
         except lmdb.Error as error:
             text = str(error)
-            if any(reason in text for reason in _FULL):
+            if any(reason in text for reason in _FULL) or (_SHORT in text and self._little_room()):
                 raise self._no_room(error) from error
             if "Permission denied" in text or "Read-only file system" in text:
                 raise _no_permission(self.path, error) from error
@@ -330,6 +364,15 @@ class Store:
                 raise self._no_room(error) from error
             raise StoreError("IO", f"the store at {self.path} failed to {what}: {error}") from error
 
+    def _little_room(self) -> bool:
+        """Whether the disk, or what this process may write, has hardly any room left."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        disk = os.statvfs(self.path)
+        free = disk.f_bavail * disk.f_frsize
+        if limit != resource.RLIM_INFINITY:
+            free = min(free, limit - os.stat(self.path / "data.mdb").st_size)
+        return free < _LITTLE
+
     def _no_room(self, error: Exception) -> StoreFullError:
         return StoreFullError(
             "FULL", f"no room on the disk of the store at {self.path} ({error}); nothing was changed: make room and try again"
@@ -340,6 +383,22 @@ def _no_permission(path: Path, error: Exception) -> StoreError:
     return StoreError(
         "PERMISSION", f"no permission to use the store at {path} ({error}); run as the user who owns it, or choose another path"
     )
+
+
+def _drop_pages(path: Path) -> None:
+    """Unmap the pages of each read-only, shared map of ``path``. Elsewhere than on Linux, nothing."""
+    try:
+        inode = os.stat(path).st_ino
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return
+    for line in maps.splitlines():
+        # begin-end permissions offset device inode path
+        fields = line.split(maxsplit=5)
+        if fields[4] == str(inode) and fields[1] == "r--s":
+            begin, end = (int(part, 16) for part in fields[0].split("-"))
+            # Of a shared map of a file this drops no data; lmdb writes into the file, not into the map.
+            _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
 
 
 def _after_fork_in_child() -> None:

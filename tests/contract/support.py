@@ -1,0 +1,122 @@
+"""What the contract's tests share: queues, rows, and how a refusal is asserted. Nothing here knows a kind of broker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pytest
+
+from orderedmq.broker import Broker
+from orderedmq.errors import OrderedMQError
+from orderedmq.lock import Client, Instant, LockToken
+from orderedmq.model import DEFAULT_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
+
+SECOND = 1_000_000
+EVERYTHING = 1 << 40
+
+
+@dataclass
+class FakeClock:
+    """A machine's clocks, moved by hand. ``seconds`` since boot, ``micros`` since the epoch."""
+
+    seconds: float = 1000.0
+    micros: int = 1_700_000_000_000_000
+    boot: str = "boot-1"
+
+    def instant(self) -> Instant:
+        return Instant(self.boot, self.seconds)
+
+    def wall(self) -> int:
+        return self.micros
+
+    def pass_(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.micros += int(seconds * SECOND)
+
+    def reboot(self) -> None:
+        self.boot, self.seconds = self.boot + "'", 3.0
+
+
+class Place(Protocol):
+    """One broker, to which any number of connections can be made."""
+
+    clock: FakeClock
+
+    def connect(self) -> Broker: ...
+
+
+def queues_of(broker: Broker, topic: str = "orders") -> list[MessageQueue]:
+    return broker.log.queues(topic)
+
+
+def rows(values: Sequence[Any], **columns: Any) -> pa.RecordBatch:
+    """Messages with these bodies (numbers and text become bytes)."""
+    bodies = [value if isinstance(value, bytes) else str(value).encode() for value in values]
+    arrays: dict[str, pa.Array] = {"body": pa.array(bodies, pa.binary())}
+    for name, column in columns.items():
+        arrays[name] = pa.array(column, PRODUCER_SCHEMA.field(name).type)
+    return pa.record_batch(arrays)
+
+
+def pull(
+    broker: Broker, queue: MessageQueue, offset: int = 0, columns: tuple[str, ...] = DEFAULT_COLUMNS, **limits: int
+) -> pa.RecordBatch:
+    return broker.log.pull(queue, offset, limits.get("messages", EVERYTHING), limits.get("size", EVERYTHING), columns)
+
+
+def read(
+    broker: Broker, queue: MessageQueue, offset: int | None = None, columns: tuple[str, ...] = ("queue_offset", "body")
+) -> list:
+    """Every message from ``offset`` on, or from the first that is there, as rows of Python values."""
+    bounds = broker.log.bounds([queue])[queue]
+    at = bounds.min_offset if offset is None else offset
+    out: list = []
+    while at < bounds.max_offset:
+        batch = pull(broker, queue, at, columns)
+        assert batch.num_rows
+        out += batch.to_pylist()
+        at += batch.num_rows
+    return out
+
+
+def bodies(broker: Broker, queue: MessageQueue, offset: int | None = None) -> list[str]:
+    return [row["body"].decode() for row in read(broker, queue, offset)]
+
+
+@contextlib.contextmanager
+def refused(condition: str, *words: object) -> Iterator[None]:
+    """What runs inside is refused under ``condition`` in one line that has these words."""
+    with pytest.raises(OrderedMQError) as caught:
+        yield
+    assert caught.value.condition == f"ORDEREDMQ_{condition}", str(caught.value)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert str(word) in caught.value.message
+
+
+def locked(broker: Broker, group: str, client: Client, queues: Sequence[MessageQueue]) -> list[LockToken]:
+    """All of these queues, which nobody refuses."""
+    out = broker.groups.lock(group, client, queues)
+    tokens = [out[queue] for queue in queues]
+    assert all(isinstance(one, LockToken) for one in tokens), out
+    return tokens  # type: ignore[return-value]
+
+
+def state(broker: Broker, topics: Sequence[str]) -> Mapping[str, Any]:
+    """All that a reader can see: to assert that a refusal changed nothing."""
+    out: dict[str, Any] = {"topics": broker.log.topics(), "groups": broker.admin.groups()}
+    for topic in topics:
+        for queue in broker.log.queues(topic):
+            out[str(queue)] = (broker.log.bounds([queue])[queue], read(broker, queue))
+    for group in broker.admin.groups():
+        out[group] = (broker.admin.group_offsets(group), broker.groups.reset_number(group))
+        out[group, "locks"] = [(lock.queue, lock.client_id, lock.epoch, lock.held) for lock in broker.admin.locks(group)]
+    return out
+
+
+def span(begin: int, end: int) -> OffsetRange:
+    return OffsetRange(begin, end)

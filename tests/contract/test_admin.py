@@ -1,0 +1,262 @@
+"""The Admin protocol: topics, retention, trimming, names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orderedmq.broker import Broker, QueueBounds, SinkBatch
+from orderedmq.errors import OrderedMQError
+from orderedmq.model import MAX_NAME_LENGTH, MAX_QUEUES, RESERVED_PREFIXES
+from tests.contract.support import FakeClock, bodies, locked, queues_of, refused, rows, state
+
+
+def test_a_topic_is_what_it_was_made(broker: Broker):
+    made = broker.admin.create_topic("t", 5, retention_seconds=60.5, retention_bytes=1 << 20, compression="lz4")
+    assert (made.name, made.queues, made.retention_seconds, made.retention_bytes, made.compression) == (
+        "t",
+        5,
+        60.5,
+        1 << 20,
+        "lz4",
+    )
+    assert broker.log.topic("t") == made
+    assert [broker.log.bounds([queue])[queue] for queue in queues_of(broker, "t")] == [QueueBounds(0, 0)] * 5
+
+
+def test_a_topic_that_exists_is_not_made_again(broker: Broker):
+    before = state(broker, ["orders"])
+    with refused("TOPIC.EXISTS", "'orders'", 3):
+        broker.admin.create_topic("orders", 4)
+    assert state(broker, ["orders"]) == before
+
+
+@pytest.mark.parametrize("count", [0, -1, MAX_QUEUES + 1])
+def test_a_count_of_queues_out_of_range_is_refused(broker: Broker, count: int):
+    for call in (lambda: broker.admin.create_topic("t", count), lambda: broker.admin.add_queues("orders", count)):
+        with refused("TOPIC.QUEUE_COUNT", count):
+            call()
+    assert [topic.name for topic in broker.log.topics()] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    ("settings_", "word"),
+    [
+        ({"compression": "zip"}, "zip"),
+        ({"retention_seconds": 0}, "retention_seconds"),
+        ({"retention_bytes": -1}, "retention_bytes"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(broker: Broker, settings_, word):
+    with refused("OPTION.INVALID", word):
+        broker.admin.create_topic("t", 1, **settings_)
+    assert [topic.name for topic in broker.log.topics()] == ["orders"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "a/b", "a\\b", "a b", "a\0b", "ä", "\u202eabc", "a\n", "x" * (MAX_NAME_LENGTH + 1), "a.b", "a,b", "*"],
+)
+def test_a_name_that_is_no_topics_is_refused(broker: Broker, name: str):
+    with refused("TOPIC.BAD_NAME"):
+        broker.admin.create_topic(name, 1)
+
+
+@pytest.mark.parametrize("prefix", RESERVED_PREFIXES)
+def test_a_topic_of_a_group_cannot_be_made(broker: Broker, prefix: str):
+    with refused("TOPIC.RESERVED", prefix):
+        broker.admin.create_topic(prefix + "g", 1)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=130) | st.text("abcXYZ019_-%|./\0 ", max_size=130))
+def test_any_name_is_a_topic_or_refused_before_anything_is_made(broker: Broker, name: str):
+    before = broker.log.topics()
+    try:
+        broker.admin.create_topic(name, 1)
+    except OrderedMQError:
+        assert broker.log.topics() == before
+    else:
+        broker.log.append(queues_of(broker, name)[0], rows(["a"]))
+        assert bodies(broker, queues_of(broker, name)[0]) == ["a"]
+        broker.admin.delete_topic(name)
+
+
+def test_a_topic_grows_and_its_queues_stay(broker: Broker):
+    broker.log.append(queues_of(broker)[0], rows("abc"))
+    incarnation = broker.log.topic("orders").incarnation
+    grown = broker.admin.add_queues("orders", 5)
+    assert (grown.queues, grown.incarnation) == (5, incarnation)
+    assert [len(bodies(broker, queue)) for queue in queues_of(broker)] == [3, 0, 0, 0, 0]
+    broker.log.append(queues_of(broker)[4], rows("x"))
+    assert broker.admin.add_queues("orders", 5) == grown
+    with refused("TOPIC.QUEUE_COUNT", 5, 4):
+        broker.admin.add_queues("orders", 4)
+    with refused("TOPIC.MISSING"):
+        broker.admin.add_queues("nothing", 4)
+
+
+def test_a_deleted_topic_takes_its_groups_offsets_and_locks_with_it(broker: Broker):
+    broker.admin.create_topic("other", 1)
+    queues, [other] = queues_of(broker), queues_of(broker, "other")
+    broker.log.append(queues[0], rows("abc"))
+    broker.log.append(other, rows("xyz"))
+    tokens = locked(broker, "g", broker.groups.join("me"), [*queues, other])
+    broker.groups.commit(dict.fromkeys(tokens, 0))
+    broker.admin.delete_topic("orders")
+    assert broker.admin.group_offsets("g") == {other: 0}
+    assert [lock.queue for lock in broker.admin.locks("g")] == [other]
+    assert broker.log.bounds(queues) == {}
+    assert bodies(broker, other) == ["x", "y", "z"]
+    with refused("TOPIC.MISSING"):
+        broker.admin.delete_topic("orders")
+    with refused("LOCK.LOST"):
+        broker.groups.commit({tokens[0]: 0})
+    broker.admin.create_topic("orders", 3)
+    with refused("LOCK.LOST"):
+        broker.groups.commit({tokens[0]: 0})
+    assert broker.groups.renew(tokens) == tokens[:3]
+    assert bodies(broker, queues[0]) == []
+
+
+def test_rows_staged_for_a_deleted_topic_are_refused_when_published(broker: Broker):
+    broker.admin.create_topic("other", 1)
+    queue, [other] = queues_of(broker)[0], queues_of(broker, "other")
+    staging = broker.outbox.open(SinkBatch("s", 0), 0)
+    staging.add(queue, rows("a"))
+    staging.add(other, rows("b"))
+    receipt = staging.receipt()
+    broker.admin.delete_topic("other")
+    with refused("TOPIC.MISSING", "'other'"):
+        broker.outbox.publish(SinkBatch("s", 0), [receipt])
+    assert bodies(broker, queue) == []
+
+
+# -- retention --------------------------------------------------------------------------------------------------------------------
+
+BIG = 5000  # rows: a chunk of its own
+
+
+def test_retention_by_age_deletes_whole_chunks_that_are_too_old(broker: Broker, clock: FakeClock):
+    broker.admin.create_topic("t", 1, retention_seconds=100.0)
+    queue = queues_of(broker, "t")[0]
+    for _ in range(4):
+        broker.log.append(queue, rows(range(BIG)))
+        clock.pass_(40)
+    assert broker.log.bounds([queue])[queue] == QueueBounds(BIG, 4 * BIG)
+    broker.log.append(queue, rows(["last"]))
+    assert broker.log.bounds([queue])[queue] == QueueBounds(2 * BIG, 4 * BIG + 1)
+    with refused("DATA_LOSS.AGED_OUT", f"0 to {2 * BIG - 1} ({2 * BIG})"):
+        broker.log.pull(queue, 0, 10, 10, ("body",))
+    clock.pass_(1000)
+    assert broker.admin.trim("t") == {queue: 2 * BIG + 1}
+    assert broker.log.bounds([queue])[queue] == QueueBounds(4 * BIG + 1, 4 * BIG + 1)
+    assert broker.admin.trim("t") == {}
+
+
+def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(broker: Broker):
+    """Bodies that do not compress; what was just written is never deleted for being too large."""
+    broker.admin.create_topic("t", 1, retention_bytes=300_000)
+    queue = queues_of(broker, "t")[0]
+    for turn in range(10):
+        begin = broker.log.append(queue, rows([b"x" * 20] * BIG)).begin
+        [info] = broker.admin.describe_topic("t")
+        assert info.bounds.min_offset <= begin
+        chunk = info.stored_bytes // info.chunks
+        assert info.stored_bytes >= 300_000 or info.bounds.min_offset == 0
+        assert info.stored_bytes < 300_000 + chunk
+    assert info.bounds.min_offset > 0
+
+
+def test_a_single_append_above_the_retention_stays_readable(broker: Broker):
+    broker.admin.create_topic("t", 1, retention_bytes=1000)
+    queue = queues_of(broker, "t")[0]
+    broker.log.append(queue, rows([b"x" * 5000]))
+    assert len(bodies(broker, queue)) == 1
+    broker.log.append(queue, rows([b"y" * 5000] * BIG))
+    assert broker.log.bounds([queue])[queue].max_offset == BIG + 1
+
+
+def test_retention_by_size_counts_all_queues_together(broker: Broker):
+    broker.admin.create_topic("t", 4, retention_bytes=600_000)
+    for _ in range(6):
+        for queue in queues_of(broker, "t"):
+            broker.log.append(queue, rows([b"x" * 20] * BIG))
+    infos = broker.admin.describe_topic("t")
+    total, chunks = sum(info.stored_bytes for info in infos), sum(info.chunks for info in infos)
+    assert 600_000 <= total < 600_000 + 4 * total // chunks
+    assert all(info.bounds.min_offset > 0 for info in infos)
+
+
+def test_publishing_applies_retention_too(broker: Broker, clock: FakeClock):
+    broker.admin.create_topic("t", 1, retention_seconds=10.0)
+    queue = queues_of(broker, "t")[0]
+    for number in range(3):
+        staging = broker.outbox.open(SinkBatch("s", number), 0)
+        staging.add(queue, rows(range(BIG)))
+        broker.outbox.publish(SinkBatch("s", number), [staging.receipt()])
+        clock.pass_(11)
+    assert broker.log.bounds([queue])[queue] == QueueBounds(2 * BIG, 3 * BIG)
+
+
+def test_without_retention_nothing_is_deleted(broker: Broker, clock: FakeClock):
+    queue = queues_of(broker)[0]
+    broker.log.append(queue, rows(range(BIG)))
+    clock.pass_(1e9)
+    broker.log.append(queue, rows(["a"]))
+    assert broker.admin.trim("orders") == {}
+    assert broker.log.bounds([queue])[queue] == QueueBounds(0, BIG + 1)
+
+
+def test_trim_deletes_whole_chunks_before_an_offset(broker: Broker):
+    first, second, _ = queues_of(broker)
+    for _ in range(3):
+        broker.log.append(first, rows(range(BIG)))
+    broker.log.append(second, rows(range(BIG)))
+    assert broker.admin.trim("orders", {first: BIG - 1, second: 0}) == {}
+    assert broker.admin.trim("orders", {first: 2 * BIG + 1}) == {first: 2 * BIG}
+    assert broker.log.bounds([first, second]) == {first: QueueBounds(2 * BIG, 3 * BIG), second: QueueBounds(0, BIG)}
+    assert bodies(broker, first) == [str(number) for number in range(BIG)]
+    assert broker.admin.trim("orders", {first: 1 << 40}) == {first: BIG}
+    assert broker.log.append(first, rows("ab")).begin == 3 * BIG
+    assert bodies(broker, first) == ["a", "b"]
+    with refused("TOPIC.MISSING"):
+        broker.admin.trim("nothing")
+    with refused("TOPIC.NO_SUCH_QUEUE"):
+        broker.admin.trim("orders", {first._replace(queue_id=9): 5})
+
+
+def test_trim_of_one_topic_does_not_touch_another(broker: Broker):
+    broker.admin.create_topic("other", 1)
+    [other] = queues_of(broker, "other")
+    broker.log.append(other, rows("abc"))
+    with refused("TOPIC.NO_SUCH_QUEUE", "other"):
+        broker.admin.trim("orders", {other: 3})
+    assert len(bodies(broker, other)) == 3
+
+
+def test_a_topic_is_described_queue_by_queue(broker: Broker, clock: FakeClock):
+    first = queues_of(broker)[0]
+    begin = clock.micros
+    broker.log.append(first, rows(range(BIG)))
+    clock.pass_(5)
+    broker.log.append(first, rows(range(BIG)))
+    one, two, _ = broker.admin.describe_topic("orders")
+    assert (one.queue, one.bounds, one.chunks) == (first, QueueBounds(0, 2 * BIG), 2)
+    assert (one.first_timestamp, one.last_timestamp) == (begin, begin + 5_000_000)
+    assert one.stored_bytes > 2 * BIG
+    assert (two.bounds, two.chunks, two.stored_bytes, two.first_timestamp) == (QueueBounds(0, 0), 0, 0, None)
+    with refused("TOPIC.MISSING"):
+        broker.admin.describe_topic("nothing")
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_compression_changes_sizes_not_rows(broker: Broker, compression: str):
+    broker.admin.create_topic("t", 1, compression=compression)
+    queue = queues_of(broker, "t")[0]
+    for _ in range(5):
+        broker.log.append(queue, rows([b"abcd" * 100] * 500, tags=["x"] * 500))
+    assert bodies(broker, queue) == ["abcd" * 100] * 2500
+    [info] = broker.admin.describe_topic("t")
+    assert (info.stored_bytes < 200_000) is (compression == "lz4")

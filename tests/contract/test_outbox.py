@@ -1,0 +1,383 @@
+"""The Outbox protocol: rows are invisible until their batch is published, once, in order, under its sources' locks."""
+
+from __future__ import annotations
+
+import pytest
+
+from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun
+from orderedmq.model import MessageQueue
+from tests.contract.support import FakeClock, Place, bodies, locked, queues_of, refused, rows, span, state
+
+WEEK = 7 * 24 * 3600.0
+
+
+@pytest.fixture(autouse=True)
+def _atomic(broker: Broker):
+    if not broker.capabilities.atomic_publish:
+        pytest.skip("this kind of broker publishes otherwise")
+
+
+def staged(broker: Broker, batch: SinkBatch, partition: int, *parts: tuple[MessageQueue, object]) -> Receipt:
+    staging = broker.outbox.open(batch, partition)
+    for queue, values in parts:
+        staging.add(queue, rows(values))  # type: ignore[arg-type]
+    return staging.receipt()
+
+
+def numbered(batch: int, run: str = "run", sink: str | None = "sink") -> SinkBatch:
+    """A batch of a sink that a Spark run writes."""
+    return SinkBatch(sink, batch, SourceRun("query", batch, run))
+
+
+def test_staged_rows_are_invisible_until_published(place: Place, broker: Broker):
+    first, second, _ = queues_of(broker)
+    receipt = staged(broker, numbered(0), 0, (first, "ab"), (second, "x"), (first, "c"))
+    assert receipt.rows == {first: 3, second: 1}
+    other = place.connect()
+    assert (bodies(other, first), bodies(other, second)) == ([], [])
+    published = other.outbox.publish(numbered(0), [receipt])
+    assert not published.replayed
+    assert published.ranges == {first: span(0, 3), second: span(0, 1)}
+    assert (bodies(broker, first), bodies(broker, second)) == (["a", "b", "c"], ["x"])
+
+
+def test_rows_become_visible_in_the_order_of_partitions_and_rows(broker: Broker):
+    queue = queues_of(broker)[0]
+    broker.log.append(queue, rows("0"))
+    late = staged(broker, numbered(0), 2, (queue, "e"), (queue, "f"))
+    early = staged(broker, numbered(0), 0, (queue, "ab"))
+    middle = staged(broker, numbered(0), 1, (queue, "cd"))
+    assert broker.outbox.publish(numbered(0), [late, middle, early]).ranges == {queue: span(1, 7)}
+    assert bodies(broker, queue) == list("0abcdef")
+
+
+def test_columns_and_large_batches_survive_staging(broker: Broker):
+    queue = queues_of(broker)[0]
+    staging = broker.outbox.open(numbered(0), 0)
+    count = 20
+    for part in range(count):
+        staging.add(queue, rows([b"%d" % part * 200_000], tags=[f"t{part}"], properties=[[("part", str(part))]]))
+    receipt = staging.receipt()
+    assert receipt.rows == {queue: count}
+    broker.outbox.publish(numbered(0), [receipt])
+    got = []
+    while len(got) < count:
+        got += broker.log.pull(queue, len(got), 100, 1 << 30, ("body", "tags", "properties")).to_pylist()
+    assert got == [
+        {"body": b"%d" % part * 200_000, "tags": f"t{part}", "properties": [("part", str(part))]} for part in range(count)
+    ]
+
+
+def test_an_empty_batch_is_published_too(broker: Broker):
+    assert broker.outbox.publish(numbered(0), [staged(broker, numbered(0), 0)]).ranges == {}
+    assert broker.outbox.publish(numbered(0), []).replayed
+    staging = broker.outbox.open(numbered(1), 0)
+    staging.add(queues_of(broker)[0], rows([]))
+    assert broker.outbox.publish(numbered(1), [staging.receipt()]).ranges == {}
+
+
+# -- once -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_batch_again_changes_nothing(place: Place, broker: Broker):
+    first, second, _ = queues_of(broker)
+    for attempt in range(3):
+        receipt = staged(broker, numbered(0, f"run {attempt}"), 0, (first, "ab"), (second, "c"))
+        published = place.connect().outbox.publish(numbered(0, f"run {attempt}"), [receipt])
+        assert published.replayed is (attempt > 0)
+    assert (bodies(broker, first), bodies(broker, second)) == (["a", "b"], ["c"])
+
+
+def test_the_same_batch_with_other_rows_per_queue_is_refused_and_can_be_skipped(broker: Broker):
+    first, second, _ = queues_of(broker)
+    broker.outbox.publish(numbered(0), [staged(broker, numbered(0), 0, (first, "ab"))])
+    before = state(broker, ["orders"])
+    for parts in ([(first, "abc")], [(second, "ab")], [(first, "ab"), (second, "c")], []):
+        receipt = staged(broker, numbered(0), 0, *parts)
+        with refused("SINK.REPLAY_DIFFERS", "batch 0"):
+            broker.outbox.publish(numbered(0), [receipt])
+        assert broker.outbox.publish(numbered(0), [receipt], skip_differing_replay=True).replayed
+        assert state(broker, ["orders"]) == before
+
+
+def test_sinks_do_not_mix(broker: Broker):
+    queue = queues_of(broker)[0]
+    for sink in ("a", "a/b", "ä", "x" * 1000, "x" * 1001, "a\0b", ""):
+        batch = SinkBatch(sink, 0)
+        assert not broker.outbox.publish(batch, [staged(broker, batch, 0, (queue, "m"))]).replayed
+        assert broker.outbox.publish(batch, [staged(broker, batch, 0, (queue, "m"))]).replayed
+    assert len(bodies(broker, queue)) == 7
+
+
+def test_a_batch_without_identity_is_published_each_time(broker: Broker):
+    queue = queues_of(broker)[0]
+    batch = SinkBatch(None)
+    for turn in range(1, 4):
+        assert not broker.outbox.publish(batch, [staged(broker, batch, 0, (queue, "a"))]).replayed
+        assert len(bodies(broker, queue)) == turn
+
+
+def test_a_hundred_batches_are_remembered_and_an_older_one_is_refused(broker: Broker):
+    queue = queues_of(broker)[0]
+    for number in range(105):
+        broker.outbox.publish(numbered(number), [staged(broker, numbered(number), 0, (queue, "a"))])
+    for number in (104, 5):
+        assert broker.outbox.publish(numbered(number), [staged(broker, numbered(number), 0, (queue, "a"))]).replayed
+    receipt = staged(broker, numbered(4), 0, (queue, "a"))
+    with refused("SINK.BATCH_TOO_OLD", "batch 4", 104):
+        broker.outbox.publish(numbered(4), [receipt])
+    assert broker.outbox.publish(numbered(4), [receipt], skip_differing_replay=True).replayed
+    assert len(bodies(broker, queue)) == 105
+
+
+# -- attempts ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sink", ["sink", None])
+def test_of_two_attempts_of_one_partition_the_first_one_named_counts(broker: Broker, sink: str | None):
+    queue = queues_of(broker)[0]
+    batch = SinkBatch(sink, 0)
+    one, two = staged(broker, batch, 0, (queue, "ab")), staged(broker, batch, 0, (queue, "ab"))
+    other = staged(broker, batch, 1, (queue, "c"))
+    assert broker.outbox.publish(batch, [two, other, one]).ranges == {queue: span(0, 3)}
+    assert bodies(broker, queue) == ["a", "b", "c"]
+    with refused("SINK.TOKEN_GONE"):
+        broker.outbox.publish(SinkBatch(None), [one])
+
+
+def test_a_token_that_is_gone_refuses_the_whole_batch(broker: Broker):
+    queue = queues_of(broker)[0]
+    one, two = staged(broker, numbered(0), 0, (queue, "a")), staged(broker, numbered(0), 1, (queue, "b"))
+    broker.outbox.discard([two])
+    with refused("SINK.TOKEN_GONE", two.token):
+        broker.outbox.publish(numbered(0), [one, two])
+    assert bodies(broker, queue) == []
+    assert broker.outbox.publish(numbered(0), [one]).ranges == {queue: span(0, 1)}
+
+
+def test_what_was_published_cannot_be_discarded(broker: Broker):
+    queue = queues_of(broker)[0]
+    receipt = staged(broker, numbered(0), 0, (queue, "ab"))
+    broker.outbox.publish(numbered(0), [receipt])
+    broker.outbox.discard([receipt])
+    broker.outbox.discard([])
+    assert bodies(broker, queue) == ["a", "b"]
+
+
+def test_an_abandoned_attempt_leaves_nothing(broker: Broker):
+    queue = queues_of(broker)[0]
+    for size in (10, 3_000_000):
+        staging = broker.outbox.open(numbered(0), 0)
+        staging.add(queue, rows([b"x" * size]))
+        staging.add(queue, rows([b"y" * size]))
+        staging.abandon()
+        staging.abandon()
+    staging = broker.outbox.open(numbered(0), 0)
+    staging.add(queue, rows(["a"]))
+    receipt = staging.receipt()
+    staging.abandon()
+    with refused("SINK.TOKEN_GONE"):
+        broker.outbox.publish(numbered(0), [receipt])
+
+
+def test_a_zombie_that_ends_after_its_batch_was_aborted_stays_invisible(broker: Broker):
+    queue = queues_of(broker)[0]
+    zombie = broker.outbox.open(numbered(0, "first run"), 0)
+    zombie.add(queue, rows(["zombie"]))
+    broker.outbox.discard([staged(broker, numbered(0, "first run"), 1, (queue, "b"))])
+    late = zombie.receipt()
+    again = staged(broker, numbered(0, "second run"), 0, (queue, "a"))
+    broker.outbox.publish(numbered(0, "second run"), [again])
+    assert bodies(broker, queue) == ["a"]
+    with refused("SINK.TOKEN_GONE"):
+        broker.outbox.publish(SinkBatch(None), [late])
+
+
+def test_a_zombie_that_writes_on_after_its_batch_was_published_is_told_so(broker: Broker):
+    """Enough rows that some are on disk before the publish, and the rest comes after it."""
+    queue = queues_of(broker)[0]
+    zombie = broker.outbox.open(numbered(0, "first run"), 0)
+    for _ in range(12):
+        zombie.add(queue, rows([b"z" * 1_000_000]))
+    broker.outbox.publish(numbered(0, "second run"), [staged(broker, numbered(0, "second run"), 0, (queue, "a"))])
+    with refused("SINK.TOKEN_GONE"):
+        for _ in range(12):
+            zombie.add(queue, rows([b"z" * 1_000_000]))
+        late = zombie.receipt()
+        # Nothing of it was on disk when the batch was published: it is swept with the next one.
+        broker.outbox.publish(numbered(1), [])
+        broker.outbox.publish(SinkBatch(None), [late])
+    assert bodies(broker, queue) == ["a"]
+
+
+def test_orphans_of_this_sinks_batches_are_swept_and_others_after_a_week(broker: Broker, clock: FakeClock):
+    queue = queues_of(broker)[0]
+    orphan = staged(broker, numbered(0), 5, (queue, ["orphan"]))
+    ahead = staged(broker, numbered(2), 0, (queue, ["ahead"]))
+    theirs = staged(broker, numbered(0, sink="other"), 0, (queue, ["theirs"]))
+    nameless = staged(broker, SinkBatch(None), 0, (queue, ["nameless"]))
+    broker.outbox.publish(numbered(1), [staged(broker, numbered(1), 0, (queue, "a"))])
+    with refused("SINK.TOKEN_GONE"):
+        broker.outbox.publish(SinkBatch(None), [orphan])
+    clock.pass_(WEEK)
+    broker.outbox.publish(numbered(0, sink="third"), [])
+    broker.outbox.publish(numbered(2), [ahead])
+    assert bodies(broker, queue) == ["a", "ahead"]
+    clock.pass_(1)
+    broker.outbox.publish(numbered(3), [])
+    for gone in (theirs, nameless):
+        with refused("SINK.TOKEN_GONE"):
+            broker.outbox.publish(SinkBatch(None), [gone])
+
+
+def test_rows_that_are_no_messages_are_refused_when_they_are_added(broker: Broker):
+    queue = queues_of(broker)[0]
+    staging = broker.outbox.open(numbered(0), 0)
+    staging.add(queue, rows(["a"]))
+    with refused("MESSAGE.TOO_LARGE", queue):
+        staging.add(queue, rows([b"x" * 5_000_000]))
+    with refused("TOPIC.MISSING", "'nothing'"):
+        staging.add(queue._replace(topic="nothing"), rows(["a"]))
+    with refused("TOPIC.NO_SUCH_QUEUE", 7):
+        staging.add(queue._replace(queue_id=7), rows(["a"]))
+    assert staging.receipt().rows == {queue: 1}
+
+
+# -- sources ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(broker: Broker) -> list[MessageQueue]:
+    """Queues of another topic, with ten messages each."""
+    broker.admin.create_topic("in", 2)
+    for queue in queues_of(broker, "in"):
+        broker.log.append(queue, rows(range(10)))
+    return queues_of(broker, "in")
+
+
+def test_a_publish_moves_the_group_offsets_of_its_runs_sources(broker: Broker, source):
+    a, b = locked(broker, "g", broker.groups.join("me"), source)
+    batch = numbered(0)
+    assert batch.run is not None
+    broker.outbox.register(batch.run, source[0], span(0, 4), a)
+    broker.outbox.register(batch.run, source[1], span(2, 3), b)
+    broker.outbox.register(SourceRun("query", 0, "another run"), source[1], span(0, 9), b)
+    broker.outbox.register(SourceRun("query", 1, "run"), source[1], span(0, 9), b)
+    broker.outbox.publish(batch, [staged(broker, batch, 0, (queues_of(broker)[0], "a"))])
+    assert broker.groups.offsets("g", source) == {source[0]: 4, source[1]: 3}
+    broker.groups.commit({a: 4, b: 3})
+
+
+def test_a_publish_never_moves_an_offset_back(broker: Broker, source):
+    [token] = locked(broker, "g", broker.groups.join("me"), source[:1])
+    broker.groups.commit({token: 8})
+    batch = numbered(0)
+    broker.outbox.register(batch.run, source[0], span(0, 4), token)  # type: ignore[arg-type]
+    broker.outbox.publish(batch, [])
+    assert broker.groups.offsets("g", source) == {source[0]: 8}
+
+
+def test_a_write_inside_a_batch_checks_the_epochs_and_leaves_the_offsets(broker: Broker, source, clock: FakeClock):
+    [token] = locked(broker, "g", broker.groups.join("me"), source[:1])
+    batch = SinkBatch("app", 7, SourceRun("query", 0, "run"))
+    broker.outbox.register(batch.run, source[0], span(0, 4), token)  # type: ignore[arg-type]
+    queue = queues_of(broker)[0]
+    broker.outbox.publish(batch, [staged(broker, batch, 0, (queue, "a"))], move_offsets=False)
+    assert broker.groups.offsets("g", source) == {}
+    assert bodies(broker, queue) == ["a"]
+    clock.pass_(61)
+    locked(broker, "g", broker.groups.join("them"), source)
+    late = SinkBatch("app", 8, batch.run)
+    with refused("LOCK.LOST", source[0]):
+        broker.outbox.publish(late, [staged(broker, late, 0, (queue, "b"))], move_offsets=False)
+    assert bodies(broker, queue) == ["a"]
+
+
+def test_an_earlier_runs_registrations_bind_only_that_run(broker: Broker, source, clock: FakeClock):
+    queue = queues_of(broker)[0]
+    me = broker.groups.join("me")
+    old = locked(broker, "g", me, source)
+    first, second = numbered(0, "first"), numbered(0, "second")
+    for place, token in zip(source, old):
+        broker.outbox.register(first.run, place, span(0, 2), token)  # type: ignore[arg-type]
+    zombie = staged(broker, first, 0, (queue, ["zombie"]))
+    clock.pass_(61)
+    locked(broker, "g", broker.groups.join("them"), source[1:])
+    with refused("LOCK.LOST"):
+        broker.outbox.publish(first, [zombie])
+    [again] = locked(broker, "g", me, source[:1])
+    broker.outbox.register(second.run, source[0], span(0, 2), again)  # type: ignore[arg-type]
+    broker.outbox.publish(second, [staged(broker, second, 0, (queue, "a"))])
+    assert bodies(broker, queue) == ["a"]
+    assert broker.groups.offsets("g", source) == {source[0]: 2}
+    with refused("SINK.REPLAY_DIFFERS"):
+        broker.outbox.publish(first, [zombie])
+    assert bodies(broker, queue) == ["a"]
+
+
+def replayed(broker: Broker, run: str, ranges: dict[MessageQueue, tuple[int, int]], values: str) -> bool:
+    batch = numbered(0, run)
+    for queue, (begin, end) in ranges.items():
+        broker.outbox.register(batch.run, queue, span(begin, end), None)  # type: ignore[arg-type]
+    return broker.outbox.publish(batch, [staged(broker, batch, 0, (queues_of(broker)[0], values))]).replayed
+
+
+def test_a_replay_is_known_by_its_source_ranges_whatever_rows_it_has(broker: Broker, source):
+    assert not replayed(broker, "1", {source[0]: (0, 5), source[1]: (0, 5)}, "abc")
+    assert replayed(broker, "2", {source[0]: (0, 5), source[1]: (0, 5)}, "x")
+    assert bodies(broker, queues_of(broker)[0]) == ["a", "b", "c"]
+
+
+def test_a_replay_that_lost_queues_is_the_same_batch(broker: Broker, source):
+    assert not replayed(broker, "1", {source[0]: (0, 5), source[1]: (0, 5)}, "abc")
+    assert replayed(broker, "2", {source[1]: (0, 5)}, "b")
+    assert replayed(broker, "3", {}, "")
+    assert bodies(broker, queues_of(broker)[0]) == ["a", "b", "c"]
+
+
+def test_a_replay_whose_first_messages_have_aged_out_is_the_same_batch(broker: Broker, source):
+    assert not replayed(broker, "1", {source[0]: (0, 5)}, "abc")
+    assert replayed(broker, "2", {source[0]: (2, 5)}, "bc")
+
+
+@pytest.mark.parametrize("other", [{0: (0, 6)}, {0: (5, 9)}, {0: (0, 5), 1: (0, 1)}, {1: (0, 5)}, {0: (0, 3)}], ids=str)
+def test_a_replay_that_read_anything_else_differs(broker: Broker, source, other):
+    """Also one that ends earlier: the next batch would publish the rest again."""
+    assert not replayed(broker, "1", {source[0]: (0, 5)}, "abc")
+    before = state(broker, ["orders"])
+    with refused("SINK.REPLAY_DIFFERS", "batch 0"):
+        replayed(broker, "2", {source[number]: ends for number, ends in other.items()}, "abc")
+    assert state(broker, ["orders"]) == before
+
+
+def test_a_replay_without_its_sources_differs(broker: Broker, source):
+    assert not replayed(broker, "1", {source[0]: (0, 5)}, "abc")
+    with refused("SINK.REPLAY_DIFFERS"):
+        replayed(broker, "2", {}, "abc")
+
+
+def test_a_query_may_read_a_queue_twice(broker: Broker, source):
+    """Without a group: a union of two reads of one topic."""
+    for run in ("1", "2"):
+        batch = numbered(0, run)
+        for ends in ((0, 9), (5, 9), (0, 9)):
+            broker.outbox.register(batch.run, source[0], span(*ends), None)  # type: ignore[arg-type]
+        receipt = staged(broker, batch, 0, (queues_of(broker)[0], "ab"))
+        assert broker.outbox.publish(batch, [receipt]).replayed is (run == "2")
+
+
+# -- small publishes --------------------------------------------------------------------------------------------------------------
+
+
+def test_thousands_of_small_publishes_leave_few_chunks_and_every_row(broker: Broker, clock: FakeClock):
+    queue = queues_of(broker)[0]
+    turns = 1500
+    for number in range(turns):
+        batch = numbered(number)
+        broker.outbox.publish(batch, [staged(broker, batch, 0, (queue, [f"{number}a", f"{number}b"]))])
+        clock.pass_(0.25)
+    assert bodies(broker, queue) == [f"{number}{letter}" for number in range(turns) for letter in "ab"]
+    assert broker.admin.describe_topic("orders")[0].chunks <= 16
+    stamps = [row for row in broker.log.pull(queue, 0, 1 << 20, 1 << 30, ("store_timestamp",)).column(0).to_pylist()]
+    assert stamps == sorted(stamps)
+    assert len(set(stamps[::2])) == len(stamps[::2])

@@ -1,0 +1,184 @@
+"""The checker on hand-made histories: it is silent about good ones and names what is wrong with each bad one, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import orderedmq
+from orderedmq.lock import LockToken
+from orderedmq.model import MessageQueue
+from tests import checker
+
+Event = dict[str, Any]
+IN = "in/embedded/0"
+LANE = "out/embedded/3"
+
+
+def send(offset: int | None, key: str | None = "k", outcome: str = "ok", name: str | None = None, queue: str = IN) -> Event:
+    return {"event": "send", "queue": queue, "offset": offset, "key": key, "id": name or f"m{offset}", "outcome": outcome}
+
+
+def deliver(*offsets: int, lane: str = LANE, batch: int | None = None, key: str | None = "k", queue: str = IN) -> Event:
+    rows = [[queue, offset, key, f"m{offset}"] for offset in offsets]
+    return {"event": "deliver", "lane": lane, "rows": rows} | ({} if batch is None else {"batch": batch})
+
+
+def grant(epoch: int, owner: str = "a") -> Event:
+    return {"event": "grant", "group": "g", "queue": IN, "epoch": epoch, "owner": owner}
+
+
+def commit(offset: int, epoch: int, accepted: bool = True) -> Event:
+    return {"event": "commit", "group": "g", "queue": IN, "offset": offset, "epoch": epoch, "accepted": accepted}
+
+
+def offset(value: int) -> Event:
+    return {"event": "offset", "group": "g", "queue": IN, "offset": value}
+
+
+def read(batch: int, begin: int, end: int, epoch: int = 1, run: str = "r1", query: str = "a") -> Event:
+    where = {"group": "g", "queue": IN, "begin": begin, "end": end, "epoch": epoch}
+    return {"event": "read", "query": query, "run": run, "batch": batch, **where}
+
+
+def publish(batch: int, run: str = "r1", query: str = "a", **more: Any) -> Event:
+    return {"event": "publish", "query": query, "run": run, "batch": batch, "accepted": True, **more}
+
+
+RESET: Event = {"event": "reset", "group": "g"}
+THREE = [send(0), send(1), send(2)]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        pytest.param([], id="nothing happened"),
+        pytest.param([*THREE, deliver(0, 1, 2), offset(3)], id="all in order"),
+        pytest.param([*THREE, deliver(0), deliver(1, 2)], id="in several batches"),
+        pytest.param([send(0, "a"), send(1, "b"), deliver(1, lane="x", key="b"), deliver(0, lane="y", key="a")], id="keys in two lanes"),
+        pytest.param([send(0, None), send(1, None), deliver(1, lane="x", key=None), deliver(0, lane="y", key=None)], id="without a key"),
+        pytest.param([send(0), send(1, outcome="unknown"), deliver(0)], id="an unknown send that did not happen"),
+        pytest.param([send(0), send(1, outcome="unknown"), deliver(0, 1)], id="an unknown send that did"),
+        pytest.param([send(0), send(None, outcome="unknown", name="m1"), deliver(0, 1)], id="an unknown send without an offset"),
+        pytest.param([send(0), send(1, outcome="fail"), deliver(0)], id="a send that failed"),
+        pytest.param([*THREE, {"event": "loss", "queue": IN, "begin": 0, "end": 2}, deliver(2), offset(3)], id="a loss that was named"),
+        pytest.param([grant(1), grant(1), commit(2, 1), grant(4, "b"), commit(2, 1, accepted=False), commit(3, 4)], id="a take-over"),
+        pytest.param([commit(5, 1), RESET, commit(2, 1)], id="a seek"),
+        pytest.param([read(0, 0, 2), publish(0), read(1, 2, 3), publish(1)], id="ranges that touch"),
+        pytest.param([read(0, 0, 2), read(0, 0, 2, run="r2"), publish(0, "r2"), read(1, 2, 3, run="r2"), publish(1, "r2")], id="a replay"),
+        pytest.param([read(0, 0, 2), publish(0), read(0, 0, 2, run="r2"), publish(0, "r2", replayed=True)], id="a replay that was known"),
+        pytest.param(
+            [read(0, 0, 2), grant(2, "b"), publish(0, accepted=False), read(0, 0, 2, 2, "r2", "b"), publish(0, "r2", "b")],
+            id="a late publish that was refused",
+        ),
+        pytest.param([read(0, 0, 2), publish(0, began=3, at=9), grant(2, "b") | {"at": 5}], id="a grant while it was published"),
+        pytest.param([read(0, 0, 2), publish(0), RESET, read(1, 0, 1), publish(1)], id="ranges after a seek"),
+    ],
+)  # fmt: skip
+def test_a_good_history_has_no_anomalies(history: Sequence[Event]) -> None:
+    assert checker.judge(history) == []
+
+
+@pytest.mark.parametrize(
+    ("history", "kinds"),
+    [
+        pytest.param([*THREE, deliver(0, 1), offset(3)], {"lost"}, id="the group is past it"),
+        pytest.param([*THREE, deliver(0, 1), commit(3, 1)], {"lost"}, id="committed past it"),
+        pytest.param([*THREE, deliver(0, 2)], {"lost", "skip"}, id="in the middle of a key"),
+        pytest.param([*THREE, deliver(0, 1), offset(2)], {"unseen"}, id="at the end"),
+        pytest.param([*THREE, {"event": "heal"}, deliver(0, 1)], {"stuck"}, id="after a heal"),
+        pytest.param([*THREE, deliver(0, 1, 1, 2)], {"duplicate"}, id="twice in a batch"),
+        pytest.param([*THREE, deliver(0, 1), deliver(0, 1), deliver(2)], {"duplicate"}, id="a batch twice"),
+        pytest.param([*THREE, deliver(0, 1, 2), deliver(0, lane="x")], {"duplicate"}, id="twice in two lanes"),
+        pytest.param([*THREE, deliver(0, 2, 1)], {"skip", "nonmonotonic"}, id="a key out of order"),
+        pytest.param([send(0, "a"), send(1, "b"), {**deliver(0, 1), "rows": [[IN, 1, "b", "m1"], [IN, 0, "a", "m0"]]}],
+                     {"nonmonotonic"}, id="a queue out of order, its keys not"),
+        pytest.param([*THREE, deliver(0, 1), deliver(2, lane="x")], {"split_key"}, id="a key in two lanes"),
+        pytest.param([send(0), send(0, name="x"), deliver(0)], {"inconsistent_offset"}, id="two at one offset"),
+        pytest.param([send(0, name="x"), deliver(0)], {"inconsistent_offset"}, id="another body"),
+        pytest.param([send(0, "a"), deliver(0)], {"inconsistent_offset"}, id="another key"),
+        pytest.param([*THREE, deliver(0, 1, 2, 3)], {"aborted_read"}, id="never sent"),
+        pytest.param([send(0), send(1, outcome="fail"), deliver(0, 1)], {"aborted_read"}, id="its send failed"),
+        pytest.param([read(0, 0, 2), publish(0), read(1, 3, 4), publish(1)], {"silent_gap"}, id="ranges with a gap"),
+        pytest.param([read(0, 0, 2), publish(0), read(1, 1, 4), publish(1)], {"range_overlap"}, id="ranges that overlap"),
+        pytest.param([grant(2), grant(1, "b")], {"epoch_regression"}, id="a lower epoch"),
+        pytest.param([grant(2), grant(2, "b")], {"epoch_regression"}, id="one epoch, two owners"),
+        pytest.param([grant(1), grant(2, "b"), commit(5, 1)], {"fenced_write_accepted"}, id="a late commit"),
+        pytest.param([read(0, 0, 2), grant(2, "b"), publish(0)], {"fenced_write_accepted"}, id="a late publish"),
+        pytest.param([commit(5, 1), commit(4, 1)], {"offset_regression"}, id="a commit that goes back"),
+        pytest.param([offset(5), offset(4)], {"offset_regression"}, id="an offset seen to go back"),
+    ],
+)  # fmt: skip
+def test_each_anomaly_is_named(history: Sequence[Event], kinds: set[str]) -> None:
+    found = checker.judge(history)
+    assert {anomaly.kind for anomaly in found} == kinds, found
+
+
+def test_a_history_that_is_not_drained_may_lack_its_end() -> None:
+    assert checker.judge([*THREE, deliver(0, 1)], drained=False) == []
+    assert [anomaly.kind for anomaly in checker.judge([*THREE, deliver(1)], drained=False)] == ["skip", "lost"]
+
+
+def test_with_repeats_the_last_batch_may_come_again_as_a_whole_and_only_so() -> None:
+    def kinds(*deliveries: Event) -> list[str]:
+        return [anomaly.kind for anomaly in checker.judge([*THREE, *deliveries], repeats=True)]
+
+    first, second = deliver(0, 1, batch=0), deliver(2, batch=1)
+    assert kinds(first, first, second, second, second) == []
+    assert kinds(first, second, first) == ["duplicate", "duplicate"], "an earlier batch again"
+    assert kinds(first, deliver(1, batch=0), second) == ["duplicate"], "a part of a batch again"
+    assert kinds(first, deliver(0, 1, batch=1), second) == ["duplicate", "duplicate"], "the same rows under another number"
+    assert {anomaly.kind for anomaly in checker.judge([*THREE, first, first, second])} == {"duplicate"}, "where none may be"
+
+
+def test_events_of_several_processes_are_sorted_by_their_time() -> None:
+    late, early = commit(5, 1) | {"at": 20}, grant(2, "b") | {"at": 10}
+    assert [anomaly.kind for anomaly in checker.judge([late, early])] == ["fenced_write_accepted"]
+    assert checker.judge([late, early | {"at": 30}]) == []
+
+
+def test_a_history_is_read_up_to_the_line_that_a_kill_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "history.jsonl"
+    file.write_text(json.dumps(offset(1)) + "\n" + json.dumps(offset(2)) + '\n{"event": "off')
+    assert checker.load(file) == [offset(1), offset(2)]
+    file.write_text('{"event": "off\n' + json.dumps(offset(2)) + "\n")
+    with pytest.raises(ValueError):
+        checker.load(file)
+
+
+def test_topics_and_groups_of_a_broker_become_histories(tmp_path: Path) -> None:
+    with orderedmq.connect(tmp_path / "store") as broker:
+        broker.admin.create_topic("in", 2)
+        broker.admin.create_topic("out", 1)
+        source = [MessageQueue("in", "embedded", number) for number in range(2)]
+        for queue in source:
+            bodies = [f"m{queue.queue_id}-{place}".encode() for place in range(2)]
+            broker.log.append(queue, pa.record_batch({"body": bodies, "sharding_key": [f"k{queue.queue_id}"] * 2}))
+        target = broker.log.queues("out")[0]
+
+        def copy(*origins: tuple[int, int]) -> None:
+            rows = {
+                "body": [f"m{number}-{place}".encode() for number, place in origins],
+                "sharding_key": [f"k{number}" for number, _ in origins],
+                "keys": [f"{source[number]}:{place}" for number, place in origins],
+            }
+            broker.log.append(target, pa.record_batch(rows))
+
+        copy((0, 0), (1, 0), (1, 1))
+        tokens = broker.groups.lock("g", broker.groups.join("owner"), source).values()
+        broker.groups.commit({token: 1 for token in tokens if isinstance(token, LockToken)})
+
+        def judged() -> list[str]:
+            history = [*checker.sent(broker, "in"), *checker.delivered(broker, "out"), *checker.offsets(broker, "g")]
+            return [f"{anomaly.kind} {anomaly.where}" for anomaly in checker.judge(history)]
+
+        assert judged() == [f"unseen {source[0]}:1"]
+        copy((0, 1))
+        assert judged() == []
+        copy((0, 0))
+        assert judged() == [f"duplicate {source[0]}:0"]

@@ -1,0 +1,166 @@
+"""The store's check: a sound store has no findings, and each kind of damage is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orderedmq.broker import SinkBatch
+from orderedmq.embedded import layout
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.check import check
+from orderedmq.embedded.layout import Chunk, QueueState
+from orderedmq.embedded.store import Store, Transaction
+from orderedmq.model import MessageQueue
+from tests.contract.support import locked, queues_of, refused, rows
+
+Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))
+K0 = layout.queue_key(Q0)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    """Three chunks in the first queue, one in the second, staged rows, a lock, an offset, a batch."""
+    with EmbeddedBroker(tmp_path / "store") as broker:
+        broker.admin.create_topic("orders", 2)
+        for _ in range(3):
+            broker.log.append(Q0, rows(range(5000)))
+        broker.log.append(Q1, rows("ab", tags=["x", None]))
+        [token] = locked(broker, "g", broker.groups.join("me"), [Q0])
+        broker.groups.commit({token: 7})
+        for number in range(2):
+            staging = broker.outbox.open(SinkBatch("s", number), 0)
+            staging.add(Q0, rows("ab"))
+            staging.add(Q1, rows("c"))
+            receipt = staging.receipt()
+            if number == 0:
+                broker.outbox.publish(SinkBatch("s", 0), [receipt])
+        yield broker
+
+
+def test_a_sound_store_has_no_findings_also_after_deleting(broker: EmbeddedBroker):
+    assert check(broker) == check(broker.path) == check(str(broker.path)) == []
+    broker.admin.trim("orders", {Q0: 6000})
+    assert check(broker) == []
+    broker.admin.delete_topic("orders")
+    assert check(broker) == []
+
+
+def test_what_cannot_be_opened_is_not_checked(tmp_path: Path):
+    with refused("STORE.MISSING"):
+        check(tmp_path / "nothing")
+
+
+def entry(txn: Transaction, first: int = 5000) -> Chunk:
+    value = txn.get("index", layout.index_key(K0, first))
+    assert value is not None
+    return Chunk.unpack(value)
+
+
+def change(**fields: int) -> Callable[[Transaction], None]:
+    def damage(txn: Transaction) -> None:
+        txn.put("index", layout.index_key(K0, 5000), entry(txn)._replace(**fields).pack())
+
+    return damage
+
+
+def queue_state(**fields: int) -> Callable[[Transaction], None]:
+    def damage(txn: Transaction) -> None:
+        value = txn.get("queues", K0)
+        assert value is not None
+        txn.put("queues", K0, QueueState.unpack(value)._replace(**fields).pack())
+
+    return damage
+
+
+def first_of(database: str, txn: Transaction) -> tuple[bytes, bytes]:
+    return next(iter(list(txn.scan(database))))
+
+
+def flip(txn: Transaction) -> None:
+    key = layout.number(entry(txn).payload)
+    value = bytearray(txn.get("payloads", key) or b"")
+    value[len(value) // 2] ^= 4
+    txn.put("payloads", key, bytes(value))
+
+
+def second_use(txn: Transaction) -> None:
+    txn.put("index", layout.index_key(K0, 10_000), entry(txn).pack())
+
+
+def lose_token(txn: Transaction) -> None:
+    txn.delete("tokens", first_of("tokens", txn)[0])
+
+
+def empty_token(txn: Transaction) -> None:
+    txn.put("tokens", b"f" * 32, b"{}")
+
+
+def gap_in_staged(txn: Transaction) -> None:
+    txn.delete("staged", first_of("staged", txn)[0])
+
+
+def group_ahead(txn: Transaction) -> None:
+    txn.put("groups", layout.group_key("g", Q1), layout.number(99))
+
+
+def group_of_nothing(txn: Transaction) -> None:
+    txn.put("groups", layout.group_key("g", Q1._replace(topic="nothing")), layout.number(0))
+
+
+def future_epoch(txn: Transaction) -> None:
+    key, value = first_of("locks", txn)
+    txn.put("locks", key, layout.lock_to_json(replace(layout.lock_from_json(value), epoch=999)))
+
+
+DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
+    (lambda txn: txn.delete("index", layout.index_key(K0, 5000)), "has a chunk at 10000 where one at 5000 is expected"),
+    (change(rows=4999), "of other length than 4999"),
+    (change(rows=0), "empty chunk"),
+    (change(checksum=1), "5000 to 9999 of queue orders/embedded/0 fail their checksum"),
+    (change(payload=999), "payload 999 of chunk 5000 of queue orders/embedded/0 is not there"),
+    (change(body_bytes=1), "other body bytes"),
+    (change(columns=3), "has not the columns of its entry"),
+    (change(first_stored=1), "goes back in time at 5000"),
+    (change(last_stored=1 << 60), "goes back in time at 10000"),
+    (queue_state(last_stored=1), "was written last at 1, before"),
+    (change(stored_bytes=1), "fail their checksum"),
+    (flip, "fail their checksum"),
+    (second_use, "belongs to chunk 10000 of queue orders/embedded/0 and to chunk 5000"),
+    (queue_state(max_offset=15_000), "its chunks end at 15002"),
+    (queue_state(min_offset=5000), "has a chunk at 0 where one at 5000 is expected"),
+    (queue_state(stored_bytes=1), "counts 1 bytes"),
+    (lambda txn: txn.put("payloads", layout.number(888), b"x"), "payload 888 belongs to nothing"),
+    (lambda txn: txn.put("payloads", layout.number(888), b"x"), "payload 888 is beyond the last number"),
+    (
+        lambda txn: txn.put("topics", b"orders", b'{"name": "orders", "queues": 3, "incarnation": "A"}'),
+        "orders/embedded/2 has no state",
+    ),
+    (lambda txn: txn.put("topics", b"other", b'{"name": "orders", "queues": 2, "incarnation": "A"}'), "calls itself"),
+    (lose_token, "which is not there"),
+    (empty_token, "has no rows"),
+    (gap_in_staged, "has rows 1 where 0 are expected"),
+    (group_ahead, "is at 99 of queue orders/embedded/1, which ends at 3"),
+    (group_of_nothing, "which is not there"),
+    (future_epoch, "has epoch 999"),
+    (lambda txn: txn.put("batches", b"s\0" + layout.number(5), b"{}"), "batch 5 of sink b's'"),
+]
+
+
+@pytest.mark.parametrize(("damage", "finding"), DAMAGE, ids=[finding for _, finding in DAMAGE])
+def test_damage_is_found(broker: EmbeddedBroker, damage, finding: str):
+    assert check(broker) == []
+    opened = Store.open(broker.path)
+    try:
+        with opened.write() as txn:
+            damage(txn)
+    finally:
+        opened.close()
+    assert any(finding in one for one in check(broker)), check(broker)
+
+
+def test_the_places_used_here_are_the_brokers(broker: EmbeddedBroker):
+    assert queues_of(broker) == [Q0, Q1]

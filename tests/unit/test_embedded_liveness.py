@@ -1,0 +1,178 @@
+"""Who is alive: a dead owner is known to be dead at once, a stopped or a forking one is alive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orderedmq.broker import Broker
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.liveness import Presence, is_alive
+from orderedmq.lock import LockToken, Refusal
+from tests.contract.support import queues_of
+
+ROOT = Path(__file__).parents[2]
+
+OWNER = """
+    import os, subprocess, sys
+    from orderedmq import connect
+    broker = connect(sys.argv[1])
+    queue = broker.log.queues("orders")[0]
+    client = broker.groups.join("them")
+    token = broker.groups.lock("g", client, [queue])[queue]
+    {more}
+    print(client.client_id, flush=True)
+    sys.stdin.readline()
+    broker.close()
+"""
+
+
+class OwnerProcess:
+    """A process that owns a queue until it is told to go, or killed."""
+
+    def __init__(self, path: Path, more: str) -> None:
+        code = textwrap.dedent(OWNER).format(more=more)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, str(path)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.client_id = self.process.stdout.readline().strip()
+
+    def go(self) -> None:
+        self.process.communicate("go\n", timeout=30)
+
+    def kill(self) -> None:
+        """Dead, and not reaped: a zombie."""
+        self.process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(tmp_path / "store") as broker:
+        broker.admin.create_topic("orders", 1)
+        yield broker
+
+
+@pytest.fixture
+def start(broker: EmbeddedBroker) -> Iterator[Callable[..., OwnerProcess]]:
+    started: list[OwnerProcess] = []
+
+    def make(more: str = "pass") -> OwnerProcess:
+        started.append(OwnerProcess(broker.path, more))
+        assert started[-1].client_id, "the owner failed to start"
+        return started[-1]
+
+    yield make
+    for owner in started:
+        owner.process.send_signal(signal.SIGCONT)
+        owner.process.kill()
+        owner.process.communicate()
+
+
+def ask(broker: Broker) -> LockToken | Refusal:
+    [queue] = queues_of(broker)
+    return broker.groups.lock("g", broker.groups.join("me"), [queue])[queue]
+
+
+def test_an_owner_is_alive_while_it_runs_and_gone_when_it_ends(broker: EmbeddedBroker, start):
+    owner = start()
+    for _ in range(3):
+        assert is_alive(broker.path, owner.client_id)
+    refusal = ask(broker)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.client_id, refusal.alive) == (owner.client_id, True)
+    owner.go()
+    assert not is_alive(broker.path, owner.client_id)
+    assert isinstance(ask(broker), LockToken)
+
+
+def test_a_stopped_owner_is_alive(broker: EmbeddedBroker, start):
+    owner = start()
+    owner.process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, owner.process.pid, os.WSTOPPED | os.WNOWAIT)
+    assert is_alive(broker.path, owner.client_id)
+    assert isinstance(ask(broker), Refusal)
+    owner.process.send_signal(signal.SIGCONT)
+    owner.go()
+    assert isinstance(ask(broker), LockToken)
+
+
+def test_a_killed_owner_is_dead_at_once_and_its_locks_are_free_also_before_it_is_reaped(broker: EmbeddedBroker, start):
+    owner = start()
+    owner.kill()
+    assert not is_alive(broker.path, owner.client_id)
+    assert isinstance(ask(broker), LockToken)
+    assert owner.process.poll() == -signal.SIGKILL, "it was a zombie until now"
+
+
+@pytest.mark.parametrize(
+    "child",
+    [
+        "child = os.fork()\n    if child == 0: sys.stdin.readline(); os._exit(0)",
+        "child = subprocess.Popen(['sleep', '60'], close_fds=False).pid",
+    ],
+    ids=["fork", "exec"],
+)
+def test_a_child_does_not_keep_a_killed_owner_alive(broker: EmbeddedBroker, start, child: str):
+    more = child.replace("\n    ", "\n") + "\nprint(child, flush=True)"
+    owner = start(more)
+    pid = int(owner.client_id)
+    try:
+        owner.client_id = owner.process.stdout.readline().strip()
+        assert is_alive(broker.path, owner.client_id)
+        owner.kill()
+        os.kill(pid, 0)
+        assert not is_alive(broker.path, owner.client_id)
+        assert isinstance(ask(broker), LockToken)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_opening_and_closing_the_file_elsewhere_in_the_owners_process_changes_nothing(broker: EmbeddedBroker, start):
+    owner = start(
+        "from orderedmq.embedded.liveness import _file, is_alive\n"
+        "for _ in range(3):\n"
+        "    open(_file(broker.path, client.client_id)).close()\n"
+        "    assert is_alive(broker.path, client.client_id)\n"
+        "broker.groups.alive(client.client_id)"
+    )
+    assert is_alive(broker.path, owner.client_id)
+    assert isinstance(ask(broker), Refusal)
+
+
+def test_who_never_was_is_dead(broker: EmbeddedBroker):
+    for name in ("nobody", "../data.mdb", "", "x" * 1000):
+        assert not is_alive(broker.path, name)
+    assert (broker.path / "data.mdb").exists()
+
+
+def test_a_dead_owners_file_is_removed_by_whoever_finds_it(broker: EmbeddedBroker, start):
+    owner = start()
+    folder = broker.path / "owners"
+    assert len(list(folder.iterdir())) == 1
+    owner.kill()
+    assert not is_alive(broker.path, owner.client_id)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_presence_ends_once(broker: EmbeddedBroker):
+    presence = Presence(broker.path, "me")
+    other = Presence(broker.path, "me")
+    for _ in range(2):
+        presence.close()
+        assert not is_alive(broker.path, presence.client.client_id)
+        assert is_alive(broker.path, other.client.client_id)
+    other.close()

@@ -1,0 +1,434 @@
+"""The store's directory: when it is made, who may open it, how it is shared by threads, connections, processes and forks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from orderedmq import connect
+from orderedmq.broker import Broker
+from orderedmq.embedded import layout, store
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.check import check
+from orderedmq.embedded.store import Store
+from tests.contract.support import bodies, locked, queues_of, refused, rows
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def broker(path: Path) -> Iterator[Broker]:
+    with connect(path) as broker:
+        broker.admin.create_topic("orders", 2)
+        yield broker
+
+
+def script(code: str, *arguments: object) -> str:
+    """Run Python code in a process of its own; what it printed. Arguments are in ``sys.argv[1:]``."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# -- making and opening -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_never_makes_a_store_and_says_where_it_looked(path: Path):
+    with connect(path) as broker:
+        for look in (
+            lambda: broker.log.topics(),
+            lambda: broker.groups.offsets("g", []),
+            lambda: broker.identity,
+            lambda: broker.admin.groups(),
+            lambda: broker.admin.delete_topic("t"),
+        ):
+            with refused("STORE.MISSING", path, "namesrvAddr", "path"):
+                look()
+    assert not path.exists()
+
+
+def test_a_bad_topic_makes_no_store(path: Path):
+    with connect(path) as broker, refused("TOPIC.BAD_NAME"):
+        broker.admin.create_topic("a/b", 1)
+    assert not path.exists()
+
+
+def test_a_relative_path_is_made_absolute_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with EmbeddedBroker(Path("here")) as broker:
+        monkeypatch.chdir("/")
+        broker.admin.create_topic("t", 1)
+    assert (tmp_path / "here" / "data.mdb").is_file()
+
+
+def test_a_store_of_a_newer_format_is_refused(path: Path, broker: Broker):
+    broker.close()
+    with lmdb.open(str(path), max_dbs=20) as env:
+        meta = env.open_db(b"meta", create=False)
+        with env.begin(write=True) as txn:
+            txn.put(b"format", layout.number(layout.FORMAT + 1), db=meta)
+    for look in (lambda: broker.log.topics(), lambda: broker.admin.create_topic("t", 1)):
+        with refused("STORE.NEWER_FORMAT", path, layout.FORMAT + 1, "upgrade"):
+            look()
+
+
+@pytest.mark.parametrize("content", [b"hello", os.urandom(20_000), b"\0" * 8192])
+def test_a_file_that_is_no_store_is_refused_and_left_alone(path: Path, content: bytes):
+    path.mkdir()
+    (path / "data.mdb").write_bytes(content)
+    with connect(path) as broker:
+        for look in (lambda: broker.log.topics(), lambda: broker.admin.create_topic("t", 1)):
+            with refused("STORE.NOT_A_STORE", path):
+                look()
+    assert (path / "data.mdb").read_bytes() == content
+
+
+@pytest.mark.parametrize("name", [None, b"meta", b"other"])
+def test_an_lmdb_file_of_another_program_is_refused_and_left_alone(path: Path, name: bytes | None):
+    path.mkdir()
+    with lmdb.open(str(path), max_dbs=5) as env:
+        database = env.open_db(name) if name else None
+        with env.begin(write=True) as txn:
+            txn.put(b"key", b"value", db=database)
+    before = (path / "data.mdb").read_bytes()
+    with connect(path) as broker:
+        for look in (lambda: broker.log.topics(), lambda: broker.admin.create_topic("t", 1)):
+            with refused("STORE.NOT_A_STORE", path):
+                look()
+    assert (path / "data.mdb").read_bytes() == before
+
+
+def test_an_empty_lmdb_file_is_no_store_for_a_reader_and_a_place_for_a_topic(path: Path):
+    path.mkdir()
+    lmdb.open(str(path)).close()
+    with connect(path) as broker:
+        with refused("STORE.MISSING", path):
+            broker.log.topics()
+        broker.admin.create_topic("t", 1)
+        assert len(broker.log.topics()) == 1
+
+
+def test_a_path_that_is_a_file_is_refused_by_name(path: Path):
+    path.write_text("a file")
+    with connect(path) as broker:
+        with refused("STORE.MISSING", path):
+            broker.log.topics()
+        with refused("STORE.IO", path):
+            broker.admin.create_topic("t", 1)
+
+
+def test_windows_is_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(store.sys, "platform", "win32")
+    with connect(path) as broker, refused("STORE.PLATFORM", "Windows"):
+        broker.log.topics()
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
+def test_a_network_file_system_is_refused_before_anything_is_made(path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+    monkeypatch.setattr(store, "file_system", lambda where: kind)
+    with connect(path) as broker, refused("STORE.NETWORK_FILE_SYSTEM", kind, path):
+        broker.admin.create_topic("t", 1)
+    assert not path.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(tmp_path: Path):
+    assert store.file_system(Path("/proc/self")) == "proc"
+    assert store.file_system(tmp_path / "not" / "there") == store.file_system(tmp_path) not in ("", "proc")
+
+
+def test_another_store_than_the_expected_one_is_refused(path: Path, broker: Broker):
+    identity = broker.identity
+    with connect(path, identity=identity) as same:
+        assert same.identity == identity
+    with connect(path, identity="0" * 32) as other, refused("STORE.OTHER_MACHINE", path, "another store"):
+        other.log.topics()
+    with (
+        connect(path / "elsewhere", identity=identity) as other,
+        refused("STORE.OTHER_MACHINE", path / "elsewhere", "no store"),
+    ):
+        other.log.topics()
+    assert broker.log.topics()
+
+
+# -- permissions ------------------------------------------------------------------------------------------------------------------
+
+AS_NOBODY = """
+    import os, sys
+    from orderedmq import connect
+    from orderedmq.errors import OrderedMQError
+    import orderedmq.embedded.broker, pyarrow, encodings.unicode_escape
+    if os.getuid() == 0:
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    for path in sys.argv[1:]:
+        with connect(path) as broker:
+            for call in (lambda: broker.log.topics(), lambda: broker.admin.create_topic("t", 1)):
+                try:
+                    call()
+                    print("nothing")
+                except OrderedMQError as error:
+                    print(error.condition, path in str(error))
+"""
+
+
+def test_a_store_that_may_not_be_used_is_refused_by_name():
+    """In a process of another user, or with the rights taken away where the tests do not run as root."""
+    with tempfile.TemporaryDirectory() as above:
+        os.chmod(above, 0o755)
+        closed, readable, unwritable = (Path(above) / name for name in ("closed", "readable", "unwritable"))
+        for path in (closed, readable):
+            with connect(path) as broker:
+                broker.admin.create_topic("orders", 1)
+        unwritable.mkdir()
+        closed.chmod(0o000)
+        readable.chmod(0o555)
+        unwritable.chmod(0o555)
+        for file in readable.iterdir():
+            if file.is_file():
+                file.chmod(0o400)
+        try:
+            said = script(AS_NOBODY, closed, readable, unwritable).splitlines()
+        finally:
+            for path in (closed, readable, unwritable):
+                path.chmod(0o700)
+    refusal = "ORDEREDMQ_STORE.PERMISSION True"
+    assert said == [refusal] * 4 + ["ORDEREDMQ_STORE.MISSING True", refusal]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_everything_in_the_directory_is_its_owners_alone_whatever_the_umask(path: Path, umask: int):
+    script(
+        """
+        import os, sys
+        os.umask(int(sys.argv[2]))
+        import pyarrow as pa
+        from orderedmq import connect
+        from orderedmq.broker import SinkBatch, SourceRun
+        from orderedmq.model import OffsetRange
+        broker = connect(sys.argv[1])
+        broker.admin.create_topic("t", 1)
+        [queue] = broker.log.queues("t")
+        client = broker.groups.join("me")
+        token = broker.groups.lock("g", client, [queue])[queue]
+        broker.outbox.register(SourceRun("query", 0, "run"), queue, OffsetRange(0, 0), token)
+        staging = broker.outbox.open(SinkBatch("s", 0), 0)
+        staging.add(queue, pa.record_batch({"body": [b"a"]}))
+        staging.receipt()
+        os._exit(0)
+        """,
+        path,
+        umask,
+    )
+    seen = 0
+    for entry in [path, *path.rglob("*")]:
+        assert entry.stat().st_mode & 0o777 == (0o700 if entry.is_dir() else 0o600), entry
+        seen += 1
+    assert seen >= 8
+
+
+# -- sharing ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_connections_of_one_process_share_one_environment(path: Path, broker: Broker):
+    with connect(path) as second:
+        second.log.append(queues_of(broker)[0], rows("ab"))
+        assert Store._shared[str(path)]._users == 2
+    assert bodies(broker, queues_of(broker)[0]) == ["a", "b"]
+    broker.close()
+    assert str(path) not in Store._shared
+    assert broker.log.topics(), "a connection that was closed opens again"
+
+
+def test_what_was_taken_from_a_closed_connection_says_so(broker: Broker):
+    log, queue = broker.log, queues_of(broker)[0]
+    broker.close()
+    with refused("STORE.IO", "closed"):
+        log.append(queue, rows("a"))
+    broker.close()
+
+
+def test_threads_share_a_connection(broker: Broker):
+    queue, other = queues_of(broker)
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(20):
+                broker.log.append(queue, rows([f"{number}.{turn}"]))
+                assert bodies(broker, queue)
+                broker.log.append(other, rows(["x"]))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    got = bodies(broker, queue)
+    for number in range(4):
+        assert [body for body in got if body.startswith(f"{number}.")] == [f"{number}.{turn}" for turn in range(20)]
+    assert len(bodies(broker, other)) == 80
+
+
+def test_a_store_made_by_many_processes_at_once_is_one_store(path: Path):
+    code = """
+        import sys
+        from orderedmq import connect
+        import orderedmq.embedded.broker
+        print("ready", flush=True)
+        sys.stdin.readline()
+        broker = connect(sys.argv[1])
+        broker.admin.create_topic(sys.argv[2], 1)
+        print(broker.identity)
+    """
+    makers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), str(path), f"t{number}"],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for number in range(4)
+    ]  # fmt: skip
+    try:
+        for maker in makers:
+            assert maker.stdout is not None
+            assert maker.stdout.readline() == "ready\n"
+        for maker in makers:
+            assert maker.stdin is not None
+            maker.stdin.write("go\n")
+            maker.stdin.flush()
+        said = [maker.communicate(timeout=30)[0] for maker in makers]
+    finally:
+        for maker in makers:
+            maker.kill()
+            maker.wait()
+    assert len(set(said)) == 1
+    with connect(path) as broker:
+        assert [topic.name for topic in broker.log.topics()] == ["t0", "t1", "t2", "t3"]
+
+
+def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Path, broker: Broker):
+    """Also the parent's presence and locks, which the child knows of but does not end."""
+    said = script(
+        """
+        import os, sys
+        import pyarrow as pa
+        from orderedmq import connect
+        broker = connect(sys.argv[1])
+        queue = broker.log.queues("orders")[0]
+        rows = pa.record_batch({"body": [b"a"]})
+        broker.log.append(queue, rows)
+        client = broker.groups.join("me")
+        token = broker.groups.lock("g", client, [queue])[queue]
+        for turn in range(3):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    assert broker.log.append(queue, rows).begin == 1 + 2 * turn
+                    assert broker.groups.check(token)
+                    assert broker.groups.alive(client.client_id)
+                    broker.groups.leave(client)
+                    broker.close()
+                    with connect(sys.argv[1]) as again:
+                        again.log.topics()
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitpid(child, 0)[1] == 0
+            assert broker.log.append(queue, rows).begin == 2 + 2 * turn
+            assert broker.groups.alive(client.client_id)
+        print("fine")
+        """,
+        path,
+    )
+    assert said == "fine\n"
+    assert check(path) == []
+
+
+def test_a_fork_inside_a_read_of_another_thread_is_refused_in_the_child_and_harmless_to_the_parent(path: Path, broker: Broker):
+    said = script(
+        """
+        import os, sys, threading
+        from orderedmq import connect
+        from orderedmq.errors import StoreError
+        broker = connect(sys.argv[1])
+        broker.log.topics()
+        inside, done = threading.Event(), threading.Event()
+        def hold():
+            with broker.log._store.read():
+                inside.set()
+                done.wait()
+        thread = threading.Thread(target=hold, daemon=True)
+        thread.start()
+        inside.wait()
+        slots = broker.log._store._env.readers()
+        child = os.fork()
+        if child == 0:
+            try:
+                broker.log.topics()
+            except StoreError as error:
+                print(error.condition, "forked" in str(error), flush=True)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        print(str(os.getpid()) in slots, broker.log._store._env.readers() == slots)
+        done.set()
+        thread.join()
+        print(len(broker.log.topics()))
+        """,
+        path,
+    )
+    assert said.splitlines() == ["ORDEREDMQ_STORE.IO True", "True True", "1"]
+
+
+def test_the_slots_of_killed_readers_do_not_keep_pages_for_ever(path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch):
+    """A reader is killed inside its transaction; what is deleted later is used again."""
+    monkeypatch.setattr(store, "CLEAR_READERS", 16)
+    code = """
+        import sys
+        from orderedmq import connect
+        broker = connect(sys.argv[1])
+        with broker.log._store.read() as txn:
+            txn.get("meta", b"format")
+            print("reading", flush=True)
+            sys.stdin.readline()
+    """
+    reader = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(path)],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == "reading\n"
+    finally:
+        reader.kill()
+        reader.communicate()
+    queue = queues_of(broker)[0]
+    for _ in range(100):
+        broker.log.append(queue, rows([b"x" * 20_000]))
+        broker.admin.trim("orders", {queue: 1 << 40})
+    assert (path / "data.mdb").stat().st_size < 50 * 20_000
