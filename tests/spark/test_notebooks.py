@@ -1,0 +1,94 @@
+"""The notebooks run from beginning to end, and what is kept of them in the repository reads well elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+#: Where somebody's files lie. Not the middle of a longer path or of a word.
+ABSOLUTE = re.compile(r"(?<![\w.])/(?:tmp|root|home|work|Users|private|var)\b")
+#: A client's id names its machine and process.
+CLIENT = re.compile(r"@[\w.-]+-\d+-[0-9a-f]{8}\b")
+#: What differs from run to run in what is said: an owner's short name and the life that its lock has left.
+VARYING = re.compile(r"(?<=belong to query )[0-9a-f]{6}|(?<=ends in )\d+(?= s)")
+
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_cells(path: Path) -> list[Any]:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+
+
+def outputs(cells: list[Any]) -> list[Any]:
+    return [output for cell in cells for output in cell.outputs]
+
+
+def said(cells: list[Any]) -> list[str]:
+    return [VARYING.sub("…", output.text) for output in outputs(cells) if output.output_type == "stream"]
+
+
+def assert_clean(cells: list[Any]) -> None:
+    """No error, nothing on standard error, no path or name of this machine."""
+    for output in outputs(cells):
+        assert output.output_type != "error", output.evalue
+        assert output.get("name") != "stderr", output.text
+        # A picture is base64, which has slashes of its own.
+        texts = [output.get("text", ""), *(text for kind, text in output.get("data", {}).items() if kind.startswith("text/"))]
+        for text in texts:
+            assert not ABSOLUTE.search(text), text
+            assert not CLIENT.search(text), text
+
+
+def test_there_are_notebooks() -> None:
+    assert NOTEBOOKS
+
+
+@each_notebook
+@pytest.mark.timeout(400)
+def test_a_notebook_runs_and_says_what_its_kept_outputs_say(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A copy, with the modules beside it: nothing is left in the repository. Temporary files of the notebook go the same way.
+    folder = tmp_path / "notebooks"
+    shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    notebook = nbformat.read(folder / path.name, as_version=4)
+    NotebookClient(notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    fresh = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert_clean(fresh)
+    assert said(fresh) == said(code_cells(path))
+
+
+@each_notebook
+def test_a_kept_notebook_was_run_from_top_to_bottom(path: Path) -> None:
+    cells = code_cells(path)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert_clean(cells)
+
+
+@each_notebook
+def test_a_kept_notebook_has_its_outputs(path: Path) -> None:
+    cells = code_cells(path)
+    for cell in cells:
+        # What prints or ends in a picture shows it; a cell of definitions has nothing to show.
+        last = cell.source.splitlines()[-1]
+        if "print(" in cell.source or ".show(" in cell.source or last.startswith("pictures."):
+            assert cell.outputs, cell.source
+    assert any("image/png" in output.get("data", {}) for output in outputs(cells))
+
+
+@each_notebook
+def test_a_kept_notebook_names_no_folder_of_its_authors_machine(path: Path) -> None:
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert not ABSOLUTE.search(cell.source), cell.source
