@@ -93,7 +93,7 @@ class Checkpoint:
         }
 
     @classmethod
-    def from_spark(cls, value: Mapping[str, Any]) -> Checkpoint:
+    def from_spark(cls, value: Any) -> Checkpoint:
         """Raises OffsetError INVALID, or NEWER_FORMAT for a checkpoint that a newer version wrote."""
         if value == {}:
             return cls()

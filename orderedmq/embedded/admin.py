@@ -80,7 +80,7 @@ class EmbeddedAdmin:
             txn.put("queues", layout.queue_key(queue), layout.QueueState(0, 0, 0, 0).pack())
 
     def delete_topic(self, name: str) -> None:
-        with self._write() as txn:
+        def delete(txn: Transaction) -> None:
             topic = topic_of(txn, name)
             for queue in index.queues_of(topic):
                 index.retire(txn, queue, before=index.state(txn, queue).max_offset)
@@ -89,6 +89,8 @@ class EmbeddedAdmin:
             for database in ("groups", "locks"):
                 for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic == name]:
                     txn.delete(database, key)
+
+        self._open(False).free(delete)
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         out = []
@@ -109,7 +111,7 @@ class EmbeddedAdmin:
         return out
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
-        with self._write() as txn:
+        def delete(txn: Transaction) -> dict[MessageQueue, int]:
             topic = topic_of(txn, name)
             if before is None:
                 return index.retain(txn, topic, self._clock.wall(), most=None)
@@ -121,6 +123,8 @@ class EmbeddedAdmin:
                 if gone:
                     out[queue] = gone
             return out
+
+        return self._open(False).free(delete)
 
     # -- groups ------------------------------------------------------------------------------------------------------------
 

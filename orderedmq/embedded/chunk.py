@@ -8,6 +8,7 @@ place in the queue (topic, offset, message id) is made when it is asked for, and
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -33,6 +34,8 @@ _WRITE_OPTIONS: Final = (
 )
 _SCHEMAS: dict[int, pa.Schema] = {}
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
+#: The last three hex digits of the numbers below 4096.
+_LAST_DIGITS: Final = _HEX[(np.arange(4096)[:, np.newaxis] >> np.array([8, 4, 0])) & 15]
 
 
 def _schema(columns: int) -> pa.Schema:
@@ -157,16 +160,26 @@ def _made(name: str, chunk: Chunk, queue: MessageQueue, first: int, incarnation:
             constant = 0
     if constant is None:
         return pa.nulls(count, kind)
+    return _repeated(constant, kind, count)
+
+
+@lru_cache(maxsize=32)
+def _repeated(constant: Any, kind: pa.DataType, count: int) -> pa.Array:
+    """Kept: the chunks of a queue have mostly the same size, and all of its chunks the same constants."""
     return pa.repeat(pa.scalar(constant, kind), count)
 
 
 def message_ids(incarnation: str, queue_id: int, first: int, count: int) -> pa.Array:
     """Unique ids of ``count`` messages: incarnation (16 hex digits), queue (4), offset (12)."""
     digits = np.empty((count, 32), dtype=np.uint8)
-    digits[:, :20] = np.frombuffer(f"{incarnation}{queue_id:04X}".encode(), dtype=np.uint8)
-    offsets = np.arange(first, first + count, dtype=np.int64)
-    for place in range(12):
-        digits[:, 31 - place] = _HEX[(offsets >> (4 * place)) & 15]
+    done = 0
+    while done < count:
+        # The last three digits come from a table, the others stay for 4096 messages.
+        high, low = divmod(first + done, 4096)
+        rows = digits[done : done + 4096 - low]
+        rows[:, :29] = np.frombuffer(f"{incarnation}{queue_id:04X}{high:09X}".encode(), dtype=np.uint8)
+        rows[:, 29:] = _LAST_DIGITS[low : low + len(rows)]
+        done += len(rows)
     ends = np.arange(0, 32 * (count + 1), 32, dtype=np.int32)
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(digits)])
 

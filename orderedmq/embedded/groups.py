@@ -130,8 +130,8 @@ class EmbeddedGroups:
         return out
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        gone: list[LockToken] = []
-        with self._store.write() as txn:
+        def prolong(txn: Transaction) -> list[LockToken]:
+            gone: list[LockToken] = []
             now = self._clock.instant()
             for proof in tokens:
                 lock = rules.renew(lock_at(txn, proof.group, proof.queue), proof, now)
@@ -139,19 +139,23 @@ class EmbeddedGroups:
                     gone.append(proof)
                 else:
                     put_lock(txn, proof.group, proof.queue, lock)
-        return gone
+            return gone
+
+        return self._store.spare(prolong)
 
     def check(self, token: LockToken) -> bool:
         with self._store.read() as txn:
             return rules.is_held(lock_at(txn, token.group, token.queue), token)
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
-        with self._store.write() as txn:
+        def give_back(txn: Transaction) -> None:
             now = self._clock.instant()
             for proof in tokens:
                 lock = rules.unlock(lock_at(txn, proof.group, proof.queue), proof, now, linger)
                 if lock is not None:
                     put_lock(txn, proof.group, proof.queue, lock)
+
+        self._store.spare(give_back)
 
     def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         out: dict[MessageQueue, int] = {}

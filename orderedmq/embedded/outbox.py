@@ -91,10 +91,12 @@ class EmbeddedOutbox:
         return Published(False, ranges)
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
+        def delete(txn: Transaction) -> None:
+            for receipt in receipts:
+                discard(txn, receipt.token)
+
         if receipts:
-            with self._store.write() as txn:
-                for receipt in receipts:
-                    discard(txn, receipt.token)
+            self._store.spare(delete)
 
     # -- the steps of a publish ----------------------------------------------------------------------------------------------
 

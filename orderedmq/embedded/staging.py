@@ -86,8 +86,7 @@ class EmbeddedStaging:
             self._work.put(None)
             self._thread.join()
         if self._sequence:
-            with self._store.write() as txn:
-                discard(txn, self.token)
+            self._store.spare(lambda txn: discard(txn, self.token))
 
     # -- the writing side ----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ they are copied out. Everything that is written is on disk when ``write`` return
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
 import resource
@@ -16,18 +15,22 @@ import stat
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 import lmdb
 
 from orderedmq.embedded import layout
+from orderedmq.embedded.gate import Gate
+from orderedmq.embedded.place import drop_pages, file_system
 from orderedmq.errors import StoreError, StoreFullError
 
 #: Address space, not disk: the file grows as it is written.
 MAP_SIZE: Final = 1 << 40
 MAX_READERS: Final = 1024
+#: What a full map grows by for the sake of deleting.
+SPARE: Final = 4 * 1024 * 1024
 #: Writes of a process after which it clears the slots of killed readers: they keep freed pages from being used again.
 CLEAR_READERS: Final = 256
 _NETWORK: Final = frozenset(
@@ -48,27 +51,13 @@ _NETWORK: Final = frozenset(
         "fuse.rclone",
     )
 )
-_MADV_DONTNEED: Final = 4
-_libc: Final = ctypes.CDLL(None)
 _FULL: Final = ("No space left on device", "File too large", "Disk quota exceeded")
 #: lmdb says this too when a write fitted only in part, which is how a full disk shows first.
 _SHORT: Final = "Input/output error"
 _LITTLE: Final = 64 * 1024 * 1024
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
-
-def file_system(path: Path) -> str:
-    """The type of the file system that holds ``path``, "" where the machine does not tell."""
-    with contextlib.suppress(OSError):
-        best, kind = "", ""
-        real = os.path.realpath(path)
-        for line in Path("/proc/self/mountinfo").read_text().splitlines():
-            left, _, right = line.partition(" - ")
-            mount = left.split(" ")[4].encode().decode("unicode_escape")
-            if (real == mount or real.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
-                best, kind = mount, right.split(" ")[0]
-        return kind
-    return ""
+T = TypeVar("T")
 
 
 class Transaction:
@@ -129,6 +118,7 @@ class Store:
         self._handles: dict[str, Any] = {}
         self._opening = threading.Lock()
         self._unmapping = threading.Lock()
+        self._gate = Gate()
 
     # -- opening -----------------------------------------------------------------------------------------------------------
 
@@ -190,7 +180,7 @@ class Store:
     def _forget(self) -> None:
         """In a child after fork: the environment is the parent's. Not closed: that would end the parent's read transactions."""
         self._env, self._handles = None, {}
-        self._opening, self._unmapping = threading.Lock(), threading.Lock()
+        self._opening, self._unmapping, self._gate = threading.Lock(), threading.Lock(), Gate()
 
     def _environment(self, *, create: bool = False) -> tuple[Any, dict[str, Any]]:
         env, handles = self._env, self._handles
@@ -290,30 +280,57 @@ class Store:
     def read(self) -> Iterator[Transaction]:
         """A snapshot. Copy values out; do not keep it open while rows are processed."""
         env, handles = self._environment()
-        with self.mapped("read"), self._begin(env, write=False) as txn:
+        with self.mapped("read"), self._transaction(env, write=False) as txn:
             yield Transaction(txn, handles)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Transaction]:
         """The one writer at a time; all or nothing, on disk at the end."""
         env, handles = self._environment()
-        with self.mapped("write"), self._begin(env, write=True) as txn:
+        with self.mapped("write"), self._transaction(env, write=True) as txn:
             yield Transaction(txn, handles)
 
-    def _begin(self, env: Any, *, write: bool) -> Any:
+    def spare(self, work: Callable[[Transaction], T]) -> T:
+        """A write that must go on where the map is full, which gets some more then: a renewal, or what gives room back."""
+        try:
+            with self.write() as txn:
+                return work(txn)
+        except StoreFullError as error:
+            if not isinstance(error.__cause__, lmdb.MapFullError):
+                raise
+        env, _ = self._environment()
+        with self.mapped("grow"), self._gate.alone():
+            env.set_mapsize(env.info()["map_size"] + SPARE)
+        with self.write() as txn:
+            return work(txn)
+
+    def free(self, work: Callable[[Transaction], T]) -> T:
+        """A write that deletes. What it frees can be used by the second write after it, so another one follows at once."""
+        out = self.spare(work)
+        self.spare(lambda txn: txn.take_number("freed"))
+        return out
+
+    @contextlib.contextmanager
+    def _transaction(self, env: Any, *, write: bool) -> Iterator[Any]:
         if write:
             self._writes += 1
             if self._writes % CLEAR_READERS == 0:
                 env.reader_check()
-        try:
-            return env.begin(write=write)
-        except lmdb.MapResizedError:
-            # Another process with a larger map has written beyond ours.
-            env.set_mapsize(0)
-        except lmdb.ReadersFullError:
-            # Slots of readers that were killed.
+        for again in (True, False):
+            with self._gate.inside():
+                try:
+                    txn = env.begin(write=write)
+                except (lmdb.MapResizedError, lmdb.ReadersFullError):
+                    if not again:
+                        raise
+                else:
+                    with txn:
+                        yield txn
+                    return
+            # Slots of readers that were killed; or another process with a larger map has written beyond ours.
             env.reader_check()
-        return env.begin(write=write)
+            with self._gate.alone():
+                env.set_mapsize(0)
 
     def unmap(self) -> None:
         """Give back the memory of pages that were read: the kernel counts them as this process's until the map is gone.
@@ -322,7 +339,7 @@ class Store:
         """
         with self._unmapping:
             if self._env is not None:
-                _drop_pages(self.path / "data.mdb")
+                drop_pages(self.path / "data.mdb")
 
     def last_change(self) -> int:
         """A number that grows with every write of any process; reading it costs next to nothing."""
@@ -383,22 +400,6 @@ def _no_permission(path: Path, error: Exception) -> StoreError:
     return StoreError(
         "PERMISSION", f"no permission to use the store at {path} ({error}); run as the user who owns it, or choose another path"
     )
-
-
-def _drop_pages(path: Path) -> None:
-    """Unmap the pages of each read-only, shared map of ``path``. Elsewhere than on Linux, nothing."""
-    try:
-        inode = os.stat(path).st_ino
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return
-    for line in maps.splitlines():
-        # begin-end permissions offset device inode path
-        fields = line.split(maxsplit=5)
-        if fields[4] == str(inode) and fields[1] == "r--s":
-            begin, end = (int(part, 16) for part in fields[0].split("-"))
-            # Of a shared map of a file this drops no data; lmdb writes into the file, not into the map.
-            _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)
 
 
 def _after_fork_in_child() -> None:

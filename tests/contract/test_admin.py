@@ -159,7 +159,7 @@ def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(brok
     """Bodies that do not compress; what was just written is never deleted for being too large."""
     broker.admin.create_topic("t", 1, retention_bytes=300_000)
     queue = queues_of(broker, "t")[0]
-    for turn in range(10):
+    for _ in range(10):
         begin = broker.log.append(queue, rows([b"x" * 20] * BIG)).begin
         [info] = broker.admin.describe_topic("t")
         assert info.bounds.min_offset <= begin

@@ -54,7 +54,7 @@ def test_one_query_may_be_restarted_from_its_checkpoint_at_once(rig: Rig) -> Non
     rig.topic("in", 2, rows=2000)
     for _ in range(4):
         query = start(rig, "one", maxOffsetsPerTrigger="100", lockTimeout="10s")
-        wait_for(lambda query=query: query.lastProgress is not None or query.exception() is not None)  # type: ignore[misc]
+        wait_for(lambda query=query: query.lastProgress is not None or query.exception() is not None)
         assert query.exception() is None
         query.stop()
     query = rig.run(rig.stream(topic="in", consumerGroup="g"), "one", topic="out", onKeyConflict="ignore")

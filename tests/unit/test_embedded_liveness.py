@@ -121,14 +121,14 @@ def test_a_killed_owner_is_dead_at_once_and_its_locks_are_free_also_before_it_is
 @pytest.mark.parametrize(
     "child",
     [
-        "child = os.fork()\n    if child == 0: sys.stdin.readline(); os._exit(0)",
+        "there, here = os.pipe()\nchild = os.fork()\nif child == 0: os.write(here, b'.'); sys.stdin.readline(); os._exit(0)\n"
+        "os.read(there, 1)",
         "child = subprocess.Popen(['sleep', '60'], close_fds=False).pid",
     ],
     ids=["fork", "exec"],
 )
 def test_a_child_does_not_keep_a_killed_owner_alive(broker: EmbeddedBroker, start, child: str):
-    more = child.replace("\n    ", "\n") + "\nprint(child, flush=True)"
-    owner = start(more)
+    owner = start(child + "\nprint(child, flush=True)")
     pid = int(owner.client_id)
     try:
         owner.client_id = owner.process.stdout.readline().strip()

@@ -19,8 +19,9 @@ from orderedmq.broker import Broker
 from orderedmq.embedded import layout, store
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
+from orderedmq.embedded.place import file_system
 from orderedmq.embedded.store import Store
-from tests.contract.support import bodies, locked, queues_of, refused, rows
+from tests.contract.support import bodies, queues_of, refused, rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,10 +59,10 @@ def script(code: str, *arguments: object) -> str:
 def test_a_reader_never_makes_a_store_and_says_where_it_looked(path: Path):
     with connect(path) as broker:
         for look in (
-            lambda: broker.log.topics(),
+            lambda: broker.log,
             lambda: broker.groups.offsets("g", []),
             lambda: broker.identity,
-            lambda: broker.admin.groups(),
+            broker.admin.groups,
             lambda: broker.admin.delete_topic("t"),
         ):
             with refused("STORE.MISSING", path, "namesrvAddr", "path"):
@@ -89,7 +90,7 @@ def test_a_store_of_a_newer_format_is_refused(path: Path, broker: Broker):
         meta = env.open_db(b"meta", create=False)
         with env.begin(write=True) as txn:
             txn.put(b"format", layout.number(layout.FORMAT + 1), db=meta)
-    for look in (lambda: broker.log.topics(), lambda: broker.admin.create_topic("t", 1)):
+    for look in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1)):
         with refused("STORE.NEWER_FORMAT", path, layout.FORMAT + 1, "upgrade"):
             look()
 
@@ -99,7 +100,7 @@ def test_a_file_that_is_no_store_is_refused_and_left_alone(path: Path, content: 
     path.mkdir()
     (path / "data.mdb").write_bytes(content)
     with connect(path) as broker:
-        for look in (lambda: broker.log.topics(), lambda: broker.admin.create_topic("t", 1)):
+        for look in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1)):
             with refused("STORE.NOT_A_STORE", path):
                 look()
     assert (path / "data.mdb").read_bytes() == content
@@ -114,7 +115,7 @@ def test_an_lmdb_file_of_another_program_is_refused_and_left_alone(path: Path, n
             txn.put(b"key", b"value", db=database)
     before = (path / "data.mdb").read_bytes()
     with connect(path) as broker:
-        for look in (lambda: broker.log.topics(), lambda: broker.admin.create_topic("t", 1)):
+        for look in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1)):
             with refused("STORE.NOT_A_STORE", path):
                 look()
     assert (path / "data.mdb").read_bytes() == before
@@ -140,7 +141,7 @@ def test_a_path_that_is_a_file_is_refused_by_name(path: Path):
 
 
 def test_windows_is_refused_by_name(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(store.sys, "platform", "win32")
+    monkeypatch.setattr(sys, "platform", "win32")
     with connect(path) as broker, refused("STORE.PLATFORM", "Windows"):
         broker.log.topics()
 
@@ -155,8 +156,8 @@ def test_a_network_file_system_is_refused_before_anything_is_made(path: Path, mo
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
 def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(tmp_path: Path):
-    assert store.file_system(Path("/proc/self")) == "proc"
-    assert store.file_system(tmp_path / "not" / "there") == store.file_system(tmp_path) not in ("", "proc")
+    assert file_system(Path("/proc/self")) == "proc"
+    assert file_system(tmp_path / "not" / "there") == file_system(tmp_path) not in ("", "proc")
 
 
 def test_another_store_than_the_expected_one_is_refused(path: Path, broker: Broker):

@@ -588,7 +588,7 @@ class ReplaysEverything(Owner):
         try:
             return super().replay(start, end, reset)
         finally:
-            del self.unbroken  # type: ignore[method-assign]
+            del self.unbroken
 
 
 class CommitsWhatIsPlanned(Owner):
@@ -596,7 +596,13 @@ class CommitsWhatIsPlanned(Owner):
 
     def enter(self, start, group, reset, beginnings):
         _, behind, left = super().enter(start, group, reset, beginnings)
-        return Commit({owned.token: owned.position + 1 for owned in self.owned.values() if owned.token}), behind, left
+        return (
+            Commit(
+                {owned.token: owned.position + 1 for owned in self.owned.values() if owned.token and owned.position is not None}
+            ),
+            behind,
+            left,
+        )
 
 
 class KeepsItsPlace(Owner):

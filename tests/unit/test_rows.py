@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -121,7 +122,7 @@ def test_columns_of_nulls_pass():
     assert kept.column("properties").null_count == 2
 
 
-def properties(*rows: list[tuple[str, str | None]] | None) -> pa.Array:
+def properties(*rows: Sequence[tuple[str, str | None]] | None) -> pa.Array:
     return pa.array(rows, PROPERTIES_TYPE)
 
 

@@ -1,0 +1,308 @@
+"""Did everything arrive, once and in order? Two histories compared per sharding key. Pure numpy, apart from temporary files.
+
+A history is rows in an order; a row has a key, an identity (by default its body, or a field of it) and a place. Keys and identities are
+compared by 64-bit hashes, and only within a key: among 10 million rows of one key, two different identities look the same with a
+probability of 3 in a million.
+
+The rule of order: for each key, the first occurrences in ACTUAL stand in the order that they have in EXPECTED. A row that stands behind
+one that should follow it is out of order. An identity that EXPECTED has n times is matched n times, in turn; what is beyond is duplicated.
+
+Memory is bounded: rows are dealt by key into buckets of about a million, in temporary files of 32 bytes a row, and compared bucket by
+bucket. (A key is never split: one key with all rows is one bucket.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: Rows of both sides that are compared at once, and the most files that are opened for more.
+BUCKET_ROWS: Final = 2_000_000
+MAX_BUCKETS: Final = 256
+#: The hash of a row without a key: such rows have no order.
+NO_KEY: Final = np.uint64(0)
+#: at: the row's number on its side. order: sorts a side's rows; at sorts equal ones. lane: its queue.
+ROW: Final = np.dtype([("key", "<u8"), ("id", "<u8"), ("at", "<i8"), ("order", "<i8"), ("lane", "<i4")])
+Rows = npt.NDArray[Any]
+
+KINDS: Final = ("lost", "duplicated", "out_of_order", "moved", "extra")
+
+
+class Place(NamedTuple):
+    """A row as a person can find it."""
+
+    where: str
+    key: str | None
+    id: str
+
+
+class Side(Protocol):
+    """One of the two histories."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def messages(self) -> int:
+        """How many rows there are."""
+        ...
+
+    def rows(self) -> Iterator[Rows]:
+        """All rows, in batches of dtype ROW."""
+        ...
+
+    def places(self, at: Sequence[int]) -> list[Place]:
+        """Rows by their numbers."""
+        ...
+
+
+@dataclass
+class Extent:
+    """One side: its messages and keys, and keys that lie in several queues, where they have no order among each other."""
+
+    name: str
+    messages: int = 0
+    keys: int = 0
+    split_keys: int = 0
+    repeated: int = 0
+
+
+@dataclass(frozen=True)
+class Example:
+    kind: str
+    side: str
+    where: str
+    key: str | None
+    id: str
+
+
+@dataclass
+class Audit:
+    """What was found, in messages.
+
+    lost: in EXPECTED and not in ACTUAL; lost_at_end of them have no later message of their key in ACTUAL (a pipeline that is still at
+    work has such), the others leave ``gaps`` (runs of them). duplicated: too often in ACTUAL. moved: in ACTUAL under another key.
+    extra: in ACTUAL, never in EXPECTED. out_of_order: behind a message that should follow it. keys_affected: keys with any of these.
+    """
+
+    expected: Extent
+    actual: Extent
+    lost: int = 0
+    lost_at_end: int = 0
+    gaps: int = 0
+    duplicated: int = 0
+    moved: int = 0
+    extra: int = 0
+    out_of_order: int = 0
+    keys_affected: int = 0
+    examples: list[Example] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Every message of EXPECTED arrived once, in its key's order, and nothing else did."""
+        return not any(getattr(self, kind) for kind in KINDS) and not self.actual.split_keys
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"ok": self.ok, **asdict(self)}
+
+
+def audit(
+    expected: Side,
+    actual: Side,
+    *,
+    examples: int = 5,
+    progress: Callable[[int], None] | None = None,
+    bucket_rows: int = BUCKET_ROWS,
+) -> Audit:
+    """Compare two histories. ``examples``: so many of each kind at most. ``progress`` is told of rows that were read."""
+    buckets = min(MAX_BUCKETS, 1 + (expected.messages + actual.messages) // bucket_rows)
+    found = _Found(Audit(Extent(expected.name), Extent(actual.name)))
+    with _Deal(buckets) as wanted, _Deal(buckets) as got:
+        for deal, side in ((wanted, expected), (got, actual)):
+            for rows in side.rows():
+                deal.add(rows)
+                if progress is not None:
+                    progress(len(rows))
+        for bucket in range(buckets):
+            found.compare(wanted.rows(bucket), got.rows(bucket))
+    return found.result(expected, actual, examples)
+
+
+class _Deal:
+    """Rows dealt into buckets by key: in memory if there is but one."""
+
+    def __init__(self, buckets: int) -> None:
+        self._kept: list[Rows] = []
+        self._open = contextlib.ExitStack()
+        self._files: list[IO[bytes]] = []
+        if buckets > 1:
+            self._files = [self._open.enter_context(tempfile.TemporaryFile()) for _ in range(buckets)]  # noqa: SIM115
+
+    def __enter__(self) -> _Deal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def add(self, rows: Rows) -> None:
+        if not self._files:
+            self._kept.append(rows)
+            return
+        # A row without a key has no order, so it may go anywhere, but to the same place on both sides.
+        number = np.where(rows["key"] == NO_KEY, rows["id"], rows["key"]) % np.uint64(len(self._files))
+        order = np.argsort(number, kind="stable")
+        ends = np.searchsorted(number[order], np.arange(len(self._files)), side="right")
+        for file, part in zip(self._files, np.split(rows[order], ends[:-1]), strict=True):
+            file.write(part.tobytes())
+
+    def rows(self, bucket: int) -> Rows:
+        if not self._files:
+            return np.concatenate(self._kept) if self._kept else np.empty(0, ROW)
+        file = self._files[bucket]
+        file.seek(0)
+        return np.frombuffer(file.read(), ROW)
+
+
+class _History(NamedTuple):
+    """A side's rows of one bucket, key by key, each key's in order. ``begins``: where a key begins."""
+
+    key: Words
+    id: Words
+    at: Int64s
+    begins: Bools
+
+    @property
+    def has_key(self) -> Bools:
+        out: Bools = self.key != NO_KEY
+        return out
+
+
+def _history(rows: Rows, extent: Extent) -> _History:
+    rows = rows[np.lexsort((rows["at"], rows["order"], rows["key"]))]
+    key, lane = np.ascontiguousarray(rows["key"]), rows["lane"]
+    begins = _changes(key)
+    history = _History(key, np.ascontiguousarray(rows["id"]), np.ascontiguousarray(rows["at"]), begins)
+    extent.messages += len(rows)
+    extent.keys += int(np.count_nonzero(begins & history.has_key))
+    elsewhere = np.zeros(len(rows), dtype=bool)
+    elsewhere[1:] = (lane[1:] != lane[:-1]) & ~begins[1:]
+    extent.split_keys += len(np.unique(key[elsewhere & history.has_key]))
+    return history
+
+
+def _changes(values: npt.NDArray[Any]) -> Bools:
+    """Where a value differs from the one before it."""
+    out = np.ones(len(values), dtype=bool)
+    out[1:] = values[1:] != values[:-1]
+    return out
+
+
+class _Found:
+    """The findings of all buckets."""
+
+    def __init__(self, report: Audit) -> None:
+        self._report = report
+        self._numbers: dict[str, list[Int64s]] = {"duplicated": [], "out_of_order": []}
+        # (identity, number, whether it is at its key's end) of rows without a partner, until it is known whether they only moved.
+        self._lost: list[tuple[Words, Int64s, Bools]] = []
+        self._extra: list[tuple[Words, Int64s]] = []
+
+    def compare(self, expected_rows: Rows, actual_rows: Rows) -> None:
+        report = self._report
+        expected = _history(expected_rows, report.expected)
+        actual = _history(actual_rows, report.actual)
+        partner, wanted, again = _match(expected, actual, report)
+        lost = np.ones(len(expected.key), dtype=bool)
+        lost[partner[partner >= 0]] = False
+        gaps, at_end = _holes(expected, lost)
+        report.gaps += gaps
+        # Numbers of partners grow from key to key, so one running maximum serves all keys.
+        place = np.where(partner >= 0, partner, -1)
+        before = np.maximum.accumulate(place) if len(place) else place
+        late = np.zeros(len(place), dtype=bool)
+        late[1:] = (partner[1:] >= 0) & (partner[1:] < before[:-1])
+        late &= actual.has_key
+        for kind, mask in (("duplicated", again), ("out_of_order", late)):
+            setattr(report, kind, getattr(report, kind) + int(np.count_nonzero(mask)))
+            self._numbers[kind].append(actual.at[mask])
+        self._lost.append((expected.id[lost], expected.at[lost], at_end[lost]))
+        self._extra.append((actual.id[~wanted], actual.at[~wanted]))
+        wrong = np.concatenate((expected.key[lost], actual.key[again | late | ~wanted]))
+        report.keys_affected += len(np.unique(wrong[wrong != NO_KEY]))
+
+    def result(self, expected: Side, actual: Side, examples: int) -> Audit:
+        """The report, once all buckets were compared."""
+        report = self._report
+        lost_id, lost_at, at_end = (np.concatenate(part) for part in zip(*self._lost, strict=True))
+        extra_id, extra_at = (np.concatenate(part) for part in zip(*self._extra, strict=True))
+        left, came = _common(lost_id, extra_id)
+        report.lost, report.moved = int(np.count_nonzero(~left)), int(np.count_nonzero(left))
+        report.lost_at_end = int(np.count_nonzero(at_end & ~left))
+        report.extra = int(np.count_nonzero(~came))
+        numbers = {kind: np.concatenate(parts) for kind, parts in self._numbers.items()}
+        numbers |= {"lost": lost_at[~left], "moved": extra_at[came], "extra": extra_at[~came]}
+        for kind in KINDS:
+            side = expected if kind == "lost" else actual
+            first = np.sort(numbers[kind])[:examples].tolist()
+            report.examples += [Example(kind, side.name, *place) for place in side.places(first)] if first else []
+        return report
+
+
+def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s, Bools, Bools]:
+    """Each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has its key and identity at all, whether it is one too many."""
+    count = len(expected.key)
+    key = np.concatenate((expected.key, actual.key))
+    identity = np.concatenate((expected.id, actual.id))
+    # Equal ones come together, those of EXPECTED first, each side's in its order.
+    order = np.lexsort((identity, key))
+    begins = _changes(key[order]) | _changes(identity[order])
+    group = np.cumsum(begins) - 1
+    start = np.flatnonzero(begins)
+    ours = order < count
+    there = np.bincount(group[ours], minlength=len(start))
+    report.expected.repeated += int(np.sum(np.maximum(there - 1, 0)))
+    report.actual.repeated += int(np.sum(np.maximum(np.bincount(group[~ours], minlength=len(start)) - 1, 0)))
+    turn = np.arange(len(order)) - start[group] - there[group]
+    matched = ~ours & (turn < there[group])
+    partner = np.full(len(order), -1, dtype=np.int64)
+    partner[order[matched]] = order[(start[group] + turn)[matched]]
+    wanted = np.zeros(len(order), dtype=bool)
+    wanted[order] = there[group] > 0
+    partner, wanted = partner[count:], wanted[count:]
+    return partner, wanted, wanted & (partner < 0)
+
+
+def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
+    """How many runs of lost rows have a row of their key behind them that is not lost; and which lost rows have none."""
+    if not len(lost):
+        return 0, lost
+    number = np.cumsum(expected.begins) - 1
+    rows = np.arange(len(lost))
+    last = np.maximum.reduceat(np.where(lost, -1, rows), np.flatnonzero(expected.begins))[number]
+    run = lost & (expected.begins | ~np.concatenate(([False], lost[:-1])))
+    return int(np.count_nonzero(run & (rows < last) & expected.has_key)), lost & (rows > last)
+
+
+def _common(ours: Words, others: Words) -> tuple[Bools, Bools]:
+    """Which of ``ours`` and of ``others`` are the same identities, one for one."""
+    identity = np.concatenate((ours, others))
+    order = np.argsort(identity, kind="stable")
+    begins = _changes(identity[order])
+    group = np.cumsum(begins) - 1
+    start = np.flatnonzero(begins)
+    mine = order < len(ours)
+    count = np.bincount(group[mine], minlength=len(start)), np.bincount(group[~mine], minlength=len(start))
+    turn = np.arange(len(order)) - start[group]
+    paired = np.where(mine, turn, turn - count[0][group]) < np.minimum(*count)[group]
+    out = np.zeros(len(order), dtype=bool)
+    out[order] = paired
+    return out[: len(ours)], out[len(ours) :]

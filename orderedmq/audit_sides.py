@@ -1,0 +1,232 @@
+"""The two sides of an audit as columns: a topic, and a table in Parquet files."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
+import xxhash
+
+from orderedmq import json_field
+from orderedmq.audit import NO_KEY, ROW, Place, Rows, Words
+from orderedmq.broker import Log
+from orderedmq.errors import OptionError, TopicError
+from orderedmq.json_field import BadJson
+from orderedmq.selector import HashedKeys
+
+#: Messages and bytes of a pull.
+PULL_ROWS: Final = 65536
+PULL_BYTES: Final = 16 * 1024 * 1024
+#: Longer identities are hashed one by one: per byte that is faster, and by then nothing else counts.
+_LONG: Final = 512
+_SHOWN: Final = 80
+
+
+class TopicSide:
+    """The messages that a topic has now, each queue in the order of its offsets.
+
+    ``id_field``: the field of JSON bodies that identifies a message; None: the whole body does.
+    """
+
+    def __init__(self, log: Log, topic: str, id_field: str | None = None) -> None:
+        self.name = topic
+        self._log = log
+        self._field = id_field
+        self._bounds = [(queue, at) for queue, at in log.bounds(log.queues(topic)).items() if at.min_offset < at.max_offset]
+        #: The number of each queue's first row.
+        self._begins = np.cumsum([0, *(at.max_offset - at.min_offset for _, at in self._bounds)]).tolist()
+
+    @property
+    def messages(self) -> int:
+        return int(self._begins[-1])
+
+    def rows(self) -> Iterator[Rows]:
+        """Raises OptionError INVALID for a body without the field."""
+        for (queue, at), number in zip(self._bounds, self._begins[:-1], strict=True):
+            offset = at.min_offset
+            while offset < at.max_offset:
+                wanted = min(PULL_ROWS, at.max_offset - offset)
+                batch = self._log.pull(queue, offset, wanted, PULL_BYTES, ("sharding_key", "body"))
+                ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
+                yield _rows(batch["sharding_key"], ids, number + offset - at.min_offset, lane=queue.queue_id)
+                offset += batch.num_rows
+
+    def places(self, at: Sequence[int]) -> list[Place]:
+        out = []
+        for number in at:
+            place = bisect_right(self._begins, number) - 1
+            queue, bounds = self._bounds[place]
+            offset = bounds.min_offset + number - self._begins[place]
+            batch = self._log.pull(queue, offset, 1, PULL_BYTES, ("sharding_key", "body"))
+            ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
+            out.append(
+                Place(f"queue {queue.queue_id} offset {offset}", batch["sharding_key"][0].as_py(), shown(ids[0].as_py()))
+            )
+        return out
+
+
+class TableSide:
+    """The rows of a Parquet file or directory. In a directory that Spark's file sink wrote, the files that it committed.
+
+    ``id_column`` None: the column body, or its ``id_field``. ``order_column`` None: queue_offset if there is one, else the rows' order.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        key_column: str = "sharding_key",
+        id_column: str | None = None,
+        order_column: str | None = None,
+        id_field: str | None = None,
+    ) -> None:
+        self.name = str(path)
+        self._data = _open(path)
+        names = self._data.schema.names
+        if order_column is None and "queue_offset" in names:
+            order_column = "queue_offset"
+        self._key, self._id, self._order = key_column, id_column or "body", order_column
+        self._field = None if id_column else id_field
+        self._columns = list(dict.fromkeys(name for name in (self._key, self._id, self._order) if name is not None))
+        for name in self._columns:
+            if name not in names:
+                raise OptionError(
+                    "INVALID", f"{path} has no column {name!r}, only {', '.join(names)}; name the columns of key, id and order"
+                )
+        if "queue_id" in names and pa.types.is_integer(self._data.schema.field("queue_id").type):
+            self._columns.append("queue_id")
+        self.messages = int(self._data.count_rows())
+
+    def rows(self) -> Iterator[Rows]:
+        """Raises OptionError INVALID for a null identity or order, a body without the field, or a column that cannot be compared."""
+        at = 0
+        for batch in self._data.scanner(columns=self._columns, batch_size=PULL_ROWS).to_batches():
+            if not batch.num_rows:
+                continue
+            key = self._text(batch, self._key)
+            ids = _field(self._text(batch, self._id), self._field, self.name, "row", at)
+            rows = _rows(key, ids, at, lane=0)
+            if self._order is not None:
+                rows["order"] = self._numbers(batch[self._order])
+            if "queue_id" in self._columns:
+                rows["lane"] = pc.fill_null(batch["queue_id"], -1).to_numpy(zero_copy_only=False)
+            yield rows
+            at += batch.num_rows
+
+    def places(self, at: Sequence[int]) -> list[Place]:
+        table = self._data.take(pa.array(at), columns=list(dict.fromkeys((self._key, self._id))))
+        batch = table.combine_chunks().to_batches()[0]
+        keys = self._text(batch, self._key).to_pylist()
+        ids = _field(self._text(batch, self._id), self._field, self.name, "row", 0).to_pylist()
+        keys = [key.decode(errors="replace") if isinstance(key, bytes) else key for key in keys]
+        return [Place(f"row {number}", key, shown(found)) for number, key, found in zip(at, keys, ids, strict=True)]
+
+    def _text(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        column = batch[name]
+        if pa.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+            return column
+        try:
+            return column.cast(pa.binary() if pa.types.is_large_binary(column.type) else pa.string())
+        except pa.ArrowException as error:
+            raise OptionError(
+                "INVALID", f"column {name!r} of {self.name} is {column.type}, which cannot be compared"
+            ) from error
+
+    def _numbers(self, column: pa.Array) -> Any:
+        kind = column.type
+        if column.null_count:
+            raise OptionError("INVALID", f"column {self._order!r} of {self.name} has nulls, it cannot say an order")
+        if pa.types.is_date32(kind):
+            column = column.cast(pa.int32())
+        elif not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
+            raise OptionError(
+                "INVALID", f"column {self._order!r} of {self.name} is {kind}, give a whole number or a time to order by"
+            )
+        return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def shown(identity: str | bytes) -> str:
+    """An identity, short enough for a line."""
+    text = identity.decode(errors="replace") if isinstance(identity, bytes) else identity
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def identities(values: pa.Array) -> Words:
+    """64 bits of each value (string or binary, no nulls)."""
+    lengths = pc.binary_length(values)
+    long = np.flatnonzero(pc.greater(lengths, _LONG).to_numpy(zero_copy_only=False))
+    plain = values.cast(pa.binary())
+    if not len(long):
+        return HashedKeys(plain.view(pa.string())).hash64
+    out = np.empty(len(values), dtype=np.uint64)
+    short = np.flatnonzero(pc.less_equal(lengths, _LONG).to_numpy(zero_copy_only=False))
+    if len(short):
+        out[short] = HashedKeys(plain.take(pa.array(short)).view(pa.string())).hash64
+    out[long] = [xxhash.xxh3_64_intdigest(value) for value in plain.take(pa.array(long)).to_pylist()]
+    return out
+
+
+def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
+    rows = np.zeros(len(ids), ROW)
+    hashes = HashedKeys(keys if not pa.types.is_binary(keys.type) else keys.view(pa.string())).hash64
+    # A key whose hash happens to be the mark of "no key" is another key all the same.
+    rows["key"] = np.where((hashes == NO_KEY) & keys.is_valid().to_numpy(zero_copy_only=False), np.uint64(1), hashes)
+    rows["id"] = identities(ids)
+    rows["at"] = np.arange(at, at + len(ids))
+    rows["lane"] = lane
+    return rows
+
+
+def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: int) -> pa.Array:
+    """The identities' texts. Raises OptionError INVALID that names the row."""
+    ids, why = bodies, "there is no identity"
+    if field is not None:
+        try:
+            ids, why = json_field.values(bodies, field), f"there is no field {field!r}"
+        except BadJson as error:
+            raise OptionError(
+                "INVALID", f"{where} {what} {first + error.row}: {error.why}; without an id field the whole body counts"
+            ) from error
+    if ids.null_count:
+        row = int(pc.index(ids.is_null(), True).as_py())
+        raise OptionError("INVALID", f"{where} {what} {first + row}: {why} to tell the message by")
+    return ids
+
+
+def _open(path: Path) -> Any:
+    if not path.exists():
+        raise TopicError("MISSING", f"no Parquet file or directory at {path}; a name without a slash or a dot is a topic")
+    source: Any = str(path)
+    committed = path / "_spark_metadata"
+    if committed.is_dir():
+        source = _committed(path, committed)
+    try:
+        return pyarrow.dataset.dataset(source, format="parquet")
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise OptionError("INVALID", f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
+
+
+def _committed(folder: Path, log: Path) -> list[str]:
+    """The files in the log of Spark's streaming file sink; a batch that was repeated has left others behind."""
+    compact = max((int(entry.stem) for entry in log.glob("*.compact")), default=-1)
+    entries = [log / f"{compact}.compact"] if compact >= 0 else []
+    entries += sorted(
+        (entry for entry in log.iterdir() if entry.name.isdigit() and int(entry.name) > compact),
+        key=lambda entry: int(entry.name),
+    )
+    out = []
+    for entry in entries:
+        for line in entry.read_text().splitlines()[1:]:
+            place = Path(unquote(urlsplit(json.loads(line)["path"]).path))
+            out.append(str(place if place.exists() else folder / place.name))
+    return out

@@ -1,0 +1,128 @@
+"""``orderedmq audit``: what a pipeline did to its messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orderedmq.audit import Audit, Side, audit
+from orderedmq.audit_sides import TableSide, TopicSide
+from orderedmq.broker import Broker
+from orderedmq.cli.shell import REFUSED, Column, Shell, command, number
+from orderedmq.errors import OptionError
+
+_COLUMN = typer.Option(show_default=False, metavar="COLUMN")
+
+
+def add_to(app: typer.Typer) -> None:
+    command(app, "audit")(compare)
+
+
+def compare(
+    shell: Shell,
+    expected: Annotated[
+        str, typer.Argument(help="What should have arrived: a topic, or Parquet (a path with / or .).", show_default=False)
+    ],
+    actual: Annotated[str, typer.Argument(help="What did arrive: a topic or Parquet.", show_default=False)],
+    id_field: Annotated[
+        str | None,
+        typer.Option(
+            help="Field of JSON bodies that tells a message, so that bodies may differ (default: the whole body).",
+            metavar="FIELD",
+        ),
+    ] = None,
+    key_column: Annotated[
+        str, typer.Option(help="Parquet: the column of the sharding key.", metavar="COLUMN")
+    ] = "sharding_key",
+    id_column: Annotated[
+        str | None,
+        typer.Option(help="Parquet: the column that tells a message (default: body, or its --id-field).", metavar="COLUMN"),
+    ] = None,
+    order_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Parquet: the number or time that orders a key's rows (default: queue_offset if there is one, else the rows' order).",
+            metavar="COLUMN",
+        ),
+    ] = None,
+    examples: Annotated[int, typer.Option(min=0, help="Show so many examples of each kind.")] = 5,
+) -> None:
+    """Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.
+
+    The rule of order: for each key, the first occurrences in ACTUAL stand in the order that they have in EXPECTED. Keys are what counts:
+    queues may be others, and in other numbers.
+    """
+    table: dict[str, Any] = {
+        "key_column": key_column,
+        "id_column": id_column,
+        "order_column": order_column,
+        "id_field": id_field,
+    }
+
+    def side(name: str, broker: Broker) -> Side:
+        if "/" in name or "." in name:
+            return TableSide(Path(name), **table)
+        return TopicSide(broker.log, name, id_field)
+
+    if not ({"/", "."} & {*expected, *actual}) and (id_column or order_column):
+        raise OptionError("CONFLICT", "options --id-column and --order-column are of Parquet, and both sides are topics")
+    with shell.broker() as broker:
+        # ACTUAL first: what comes meanwhile can then be missing there, but never be unexpected.
+        second = side(actual, broker)
+        first = side(expected, broker)
+        with shell.progress("comparing", first.messages + second.messages) as bar:
+            found = audit(first, second, examples=examples, progress=bar.advance)
+    if shell.json:
+        shell.emit(found.to_dict())
+    else:
+        show(shell, found)
+    if not found.ok:
+        raise typer.Exit(REFUSED)
+
+
+def show(shell: Shell, found: Audit) -> None:
+    """The report for a person."""
+    sides = [vars(found.expected) | {"side": "expected"}, vars(found.actual) | {"side": "actual"}]
+    shell.show(
+        sides,
+        (
+            Column("side", ""),
+            Column("name", "of"),
+            Column("messages", "messages", number, right=True),
+            Column("keys", "keys", number, right=True),
+            Column("split_keys", "keys in several queues", number, right=True),
+        ),
+    )
+    rows = [
+        ("lost", found.lost, f"{found.gaps:,} gaps, {found.lost_at_end:,} at the end of their key"),
+        ("duplicated", found.duplicated, ""),
+        ("out of order", found.out_of_order, ""),
+        ("under another key", found.moved, ""),
+        ("unexpected", found.extra, ""),
+    ]
+    findings = [{"finding": name, "count": count, "note": note if count else ""} for name, count, note in rows]
+    shell.show(findings, (Column("finding", "finding"), Column("count", "messages", number, right=True), Column("note", "")))
+    if found.examples:
+        shell.show(
+            [vars(example) for example in found.examples],
+            (
+                Column("kind", "finding", lambda kind: kind.replace("_", " ")),
+                Column("side", "of"),
+                Column("where", "where"),
+                Column("key", "key"),
+                Column("id", "message"),
+            ),
+            title="examples",
+        )
+    if found.expected.repeated:
+        shell.say(
+            f"{found.expected.repeated:,} messages of {found.expected.name} are the same as an earlier one of their key; each is matched once."
+        )
+    if found.ok:
+        shell.say(f"{found.actual.name} has every message of {found.expected.name}, once and in the order of its key.")
+    elif not any((found.lost, found.duplicated, found.out_of_order, found.moved, found.extra)):
+        shell.say(f"{found.actual.split_keys:,} keys lie in several queues of {found.actual.name}, where they have no order.")
+    else:
+        shell.say(f"{found.keys_affected:,} of {max(found.expected.keys, found.actual.keys):,} keys are affected.")

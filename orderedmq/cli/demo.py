@@ -1,0 +1,120 @@
+"""``orderedmq demo``: a year of flights, a killed job, and the proof that nothing happened."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from orderedmq.cli.shell import REFUSED, Shell, command, size
+
+if TYPE_CHECKING:
+    from orderedmq.audit import Audit
+    from orderedmq.demo.play import Demo, Progress
+    from orderedmq.demo.result import Result
+
+T = TypeVar("T")
+
+
+def add_to(app: typer.Typer) -> None:
+    command(app, "demo")(demo)
+
+
+def demo(
+    shell: Shell,
+    events: Annotated[
+        int | None,
+        typer.Option(min=1000, help="Only the first so many events (default: all of the year 2013).", show_default=False),
+    ] = None,
+    queues: Annotated[int, typer.Option(min=1, max=64, help="Queues of the topics.")] = 8,
+    batches: Annotated[int, typer.Option(min=3, max=1000, help="Micro-batches that the events are read in.")] = 10,
+) -> None:
+    """Play a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.
+
+    Every departure from New York in 2013 and every landing is an event; its sharding key is the aircraft. A Spark query reads them and
+    works out what depends on their order: how much of a delay an aircraft brought along from its flight before. It is killed with SIGKILL
+    in the middle of a batch. It runs in a new temporary folder, or in the one given with --path; store, checkpoint and log stay there.
+    """
+    from orderedmq.demo.play import Demo
+
+    play = Demo(shell.path or Path(tempfile.mkdtemp(prefix="orderedmq-demo-")), events, queues, batches)
+    shell.say(f"A year of flights from New York, in {play.folder}\n")
+    produced = _step(shell, "producing", play.produce)
+    speed = produced.events / produced.seconds
+    _tell(
+        shell,
+        "produced",
+        asdict(produced) | {"events_per_second": round(speed), "queues": queues},
+        f"{produced.events:,} departures and landings of {produced.aircraft:,} aircraft in {queues} queues: {speed:,.0f} events/s",
+        produced.seconds,
+    )
+    first = _step(shell, "Spark is at work", lambda progress: play.process(progress, kill=True))
+    in_flight = "" if first.killed_in is None else f" in the middle of batch {first.killed_in}"
+    _tell(
+        shell,
+        "killed",
+        asdict(first),
+        f"SIGKILL to the job{in_flight}, with {first.committed} batches and {first.events:,} events behind it"
+        if first.killed_in is not None
+        else "the job was done before it could be killed",
+        first.seconds,
+    )
+    second = _step(shell, "Spark resumes", lambda progress: play.process(progress, kill=False))
+    _tell(
+        shell,
+        "resumed",
+        asdict(second),
+        f"from its checkpoint: first batch after {second.first_batch_after:.1f} s, then to the end",
+        second.seconds,
+    )
+    play.tidy()
+    found = _step(shell, "auditing", play.audit)
+    result = play.verify()
+    good = found.ok and not result.different
+    _tell(
+        shell,
+        "audited",
+        found.to_dict() | asdict(result) | {"ok": good},
+        f"{found.lost:,} lost, {found.duplicated:,} duplicated, {found.out_of_order:,} out of order, of {found.expected.messages:,} events",
+        None,
+    )
+    _close(shell, play, found, result)
+    if not good:
+        raise typer.Exit(REFUSED)
+
+
+def _step(shell: Shell, what: str, run: Callable[[Progress], T]) -> T:
+    """Run a step under a bar that follows what it says is done."""
+    with shell.progress(what) as bar:
+        return run(bar.at)
+
+
+def _tell(shell: Shell, step: str, facts: dict[str, Any], text: str, seconds: float | None) -> None:
+    took = "" if seconds is None else f" ({seconds:.1f} s)"
+    shell.done({"step": step, **facts}, f"  {step:<10}{text}{took}")
+
+
+def _close(shell: Shell, play: Demo, found: Audit, result: Result) -> None:
+    same = result.messages - result.different
+    legs, chain = result.most_legs, result.longest_chain
+    held = sum(file.stat().st_size for file in play.folder.rglob("*") if file.is_file())
+    examples = "".join(f"\n             {e.kind}: {e.side} {e.where}, key {e.key}, {e.id}" for e in found.examples)
+    command_line = f"orderedmq --path '{play.store}'"
+    shell.say(
+        f"{' ' * 12}{same:,} of {result.messages:,} results are those of one uninterrupted pass{examples}\n\n"
+        f"  {legs['tailnum']} left New York most often: {legs['leg']} times.\n"
+        f"  {result.late:,} departures were 15 minutes late or more; {result.late_brought_along / max(result.late, 1):.0%} of them because the "
+        "aircraft came in late.\n"
+        f"  Longest chain: {chain['tailnum']} left late {chain['chain']} times in a row until {chain['actual'][:10]} and brought "
+        f"{chain['chain_minutes']:,} minutes along.\n\n"
+        f"Look further:\n"
+        f"  {command_line} topic list\n"
+        f"  {command_line} peek turnarounds --key {chain['tailnum']} --last 20\n"
+        f"  {command_line} group describe turnarounds\n"
+        f"  {command_line} audit flights turnarounds --id-field id\n"
+        f"Spark's log is {play.log}. Everything lies in {play.folder} ({size(held)}); remove it when you are done."
+    )

@@ -1,0 +1,307 @@
+"""What all commands share: options, where output goes, and how an error becomes a line and an exit code.
+
+Rules: results go to standard output, as tables on a terminal, else as one JSON object per line; progress, notes and errors go to
+standard error. A command is a function of a Shell and its own parameters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec
+
+import typer
+
+from orderedmq.errors import GroupError, OptionError, OrderedMQError, StoreError, TopicError
+from orderedmq.options import DEFAULT_DIRECTORY, parse_path
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from orderedmq.broker import Broker
+
+P = ParamSpec("P")
+
+OK: Final = 0
+REFUSED: Final = 1
+USAGE: Final = 2
+MISSING: Final = 3
+INTERRUPTED: Final = 130
+#: As a shell reports a program that SIGPIPE ended.
+PIPE_CLOSED: Final = 141
+EXIT_CODES: Final = (
+    "Exit codes: 0 done; 1 refused or failed, or an audit found differences; 2 wrong usage; 3 no such store, topic, queue or group; "
+    "130 interrupted."
+)
+
+PathOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--path", help=f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY}).", show_default=False, metavar="DIR"
+    ),
+]
+JsonOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--json/--no-json", help="One JSON object per line, or tables (default: tables on a terminal).", show_default=False
+    ),
+]
+
+
+class Column(NamedTuple):
+    """One column of a table: the field that it shows, its title, and how a value becomes text."""
+
+    field: str
+    title: str
+    text: Callable[[Any], str] = str
+    right: bool = False
+
+
+@dataclass
+class Shell:
+    """The options that every command has."""
+
+    path: Path | None = None
+    as_json: bool | None = None
+
+    @property
+    def json(self) -> bool:
+        return not sys.stdout.isatty() if self.as_json is None else self.as_json
+
+    @property
+    def store(self) -> Path:
+        """Raises OptionError INVALID or UNSUPPORTED."""
+        return Path(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
+
+    def broker(self) -> Broker:
+        from orderedmq.broker import connect
+
+        return connect(self.store)
+
+    def show(
+        self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, title: str = "", none: str = "nothing"
+    ) -> None:
+        """Rows as a table of ``columns``, or whole as JSON lines. ``none``: what a person reads when there is no row."""
+        if self.json:
+            for row in rows:
+                self.emit(row)
+            return
+        if not rows:
+            self.say(none)
+            return
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in columns:
+            table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+        for row in rows:
+            # Text, not markup: a body may have brackets.
+            table.add_row(*(Text("-" if row.get(c.field) is None else c.text(row[c.field])) for c in columns))
+        _console().print(table)
+
+    def emit(self, row: Mapping[str, Any]) -> None:
+        """One JSON object."""
+        typer.echo(json.dumps(row, ensure_ascii=False))
+
+    def say(self, text: str) -> None:
+        """A line for a person, on a terminal or asked for."""
+        if not self.json:
+            typer.echo(text)
+
+    def done(self, row: Mapping[str, Any], text: str) -> None:
+        """The outcome of a command that changes something."""
+        if self.json:
+            self.emit(row)
+        else:
+            typer.echo(text)
+
+    def note(self, text: str) -> None:
+        """A line beside the results."""
+        typer.echo(text, err=True)
+
+    def ask(self, question: str, yes: bool) -> None:
+        """Go on only if the user agrees. Raises OptionError MISSING where nobody can be asked."""
+        if yes:
+            return
+        if not sys.stdin.isatty():
+            raise OptionError("MISSING", f"{question} There is nobody to ask; give --yes")
+        if not typer.confirm(question, err=True):
+            self.note("nothing was changed")
+            raise typer.Exit(REFUSED)
+
+    @contextlib.contextmanager
+    def progress(self, what: str, total: int | None = None, text: Callable[[float], str] | None = None) -> Iterator[Bar]:
+        """A bar on standard error, if that is a terminal. ``text``: how a number of what is counted is written."""
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[done]}"),
+            TimeElapsedColumn(),
+        )
+        console = _console(stderr=True)
+        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+            yield Bar(progress, progress.add_task(what, total=total, done=""), text or number)
+
+
+@dataclass
+class Bar:
+    """A progress bar that says what is done, of how much, and how fast."""
+
+    progress: Progress
+    task: TaskID
+    text: Callable[[float], str]
+
+    def advance(self, count: int) -> None:
+        self.progress.advance(self.task, count)
+        self._say()
+
+    def at(self, done: int, total: int) -> None:
+        self.progress.update(self.task, completed=done, total=total)
+        self._say()
+
+    def _say(self) -> None:
+        task = next(task for task in self.progress.tasks if task.id == self.task)
+        of = f" of {self.text(task.total)}" if task.total else ""
+        rate = f", {self.text(task.speed)}/s" if task.speed else ""
+        self.progress.update(self.task, done=f"{self.text(task.completed)}{of}{rate}")
+
+
+def _console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich would leave with exit code 1.
+            raise BrokenPipeError
+
+    return Plain(stderr=stderr, highlight=False)
+
+
+# Commands.
+
+
+def commands(help_text: str, **settings: Any) -> typer.Typer:
+    """A command that has commands."""
+    return typer.Typer(
+        help=help_text,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **settings,
+    )
+
+
+def command(
+    app: typer.Typer, name: str, **settings: Any
+) -> Callable[[Callable[Concatenate[Shell, P], None]], Callable[Concatenate[Shell, P], None]]:
+    """Make a function a command of ``app``, with the options that all have and errors as exit codes."""
+
+    def register(function: Callable[Concatenate[Shell, P], None]) -> Callable[Concatenate[Shell, P], None]:
+        call: Callable[..., None] = function
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+
+        @functools.wraps(function)
+        def run(context: typer.Context, path: Path | None, as_json: bool | None, **arguments: Any) -> None:
+            above: Shell = context.obj or Shell()
+            shell = Shell(above.path if path is None else path, above.as_json if as_json is None else as_json)
+            with exit_codes():
+                call(shell, **arguments)
+                sys.stdout.flush()
+
+        kind = inspect.Parameter.KEYWORD_ONLY
+        shared = [
+            inspect.Parameter("context", kind, annotation=typer.Context),
+            *(parameter.replace(kind=kind) for parameter in own),
+            inspect.Parameter("path", kind, default=None, annotation=PathOption),
+            inspect.Parameter("as_json", kind, default=None, annotation=JsonOption),
+        ]
+        run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in shared}
+        # Typer would look through the wrapper and see the function's own parameters.
+        del run.__wrapped__
+        app.command(name, **settings)(run)
+        return function
+
+    return register
+
+
+@contextlib.contextmanager
+def exit_codes() -> Iterator[None]:
+    """Errors become a line on standard error and an exit code."""
+    try:
+        yield
+    except OrderedMQError as error:
+        _fail(str(error), code_of(error))
+    except KeyboardInterrupt:
+        _fail("interrupted", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read has enough. Python flushes once more at its end, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(PIPE_CLOSED) from None
+
+
+def code_of(error: OrderedMQError) -> int:
+    if isinstance(error, OptionError) or error.sub in ("BAD_NAME", "RESERVED"):
+        return USAGE
+    if isinstance(error, StoreError | TopicError | GroupError) and error.sub in ("MISSING", "NO_SUCH_QUEUE"):
+        return MISSING
+    return REFUSED
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    typer.echo(f"orderedmq: {text}", err=True)
+    raise typer.Exit(code)
+
+
+# How values look in tables.
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def size(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
+        value /= 1024
+    return f"{value:,.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} m"
+    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86400:.0f} d"
+
+
+def yes_no(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def moment(micros: int | None) -> str | None:
+    """A time of a broker (µs since 1970) in UTC."""
+    if micros is None:
+        return None
+    return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def short_moment(text: str) -> str:
+    """The same for a table."""
+    return f"{text[:10]} {text[11:19]}"

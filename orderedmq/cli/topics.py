@@ -1,0 +1,204 @@
+"""``orderedmq topic``: create, list, describe, add-queues, trim, delete."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from orderedmq.broker import TopicInfo
+from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
+from orderedmq.errors import OptionError
+from orderedmq.model import MAX_QUEUES, MessageQueue
+from orderedmq.options import parse_duration, parse_size
+from orderedmq.source_options import EARLIEST, LATEST, parse_offsets_json
+
+app = commands("Create, inspect, trim and delete topics.")
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+Queues = Annotated[int, typer.Option("--queues", min=1, max=MAX_QUEUES, help="How many queues.", show_default=False)]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+_KEPT = (
+    Column("retention_seconds", "kept for", duration, right=True),
+    Column("retention_bytes", "kept up to", size, right=True),
+    Column("compression", "compression"),
+)
+
+
+def parse_retention(text: str) -> float:
+    """Seconds of a duration of an option, or of days. Raises OptionError INVALID."""
+    days = text.strip().removesuffix("d")
+    if days != text.strip() and days.isascii() and days.isdigit():
+        return int(days) * 86400.0
+    return parse_duration(text.strip(), "--retention-time")
+
+
+def topic_row(topic: TopicInfo) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "queues": topic.queues,
+        "retention_seconds": topic.retention_seconds,
+        "retention_bytes": topic.retention_bytes,
+        "compression": topic.compression,
+        "incarnation": topic.incarnation,
+    }
+
+
+@command(app, "create")
+def create(
+    shell: Shell,
+    name: Name,
+    queues: Queues,
+    retention_time: Annotated[
+        str | None, typer.Option(help="Keep messages so long: 7d, 12h, 30m (default: for ever).", metavar="TIME")
+    ] = None,
+    retention_size: Annotated[
+        str | None, typer.Option(help="Keep so many bytes in all: 10g, 500m (default: no limit).", metavar="SIZE")
+    ] = None,
+    compression: Annotated[Literal["none", "lz4"], typer.Option(help="How messages are stored.")] = "none",
+) -> None:
+    """Create a topic, and the store if there is none yet."""
+    with shell.broker() as broker:
+        made = broker.admin.create_topic(
+            name,
+            queues,
+            retention_seconds=None if retention_time is None else parse_retention(retention_time),
+            retention_bytes=None if retention_size is None else parse_size(retention_size.strip(), "--retention-size"),
+            compression=compression,
+        )
+    shell.done(topic_row(made), f"created topic {name} with {queues} queues in {shell.store}")
+
+
+@command(app, "list")
+def list_topics(shell: Shell) -> None:
+    """Show all topics: their queues, messages and settings."""
+    rows = []
+    with shell.broker() as broker:
+        for topic in broker.log.topics():
+            bounds = broker.log.bounds(broker.log.queues(topic.name)).values()
+            rows.append({**topic_row(topic), "messages": sum(at.max_offset - at.min_offset for at in bounds)})
+    columns = (
+        Column("topic", "topic"),
+        Column("queues", "queues", number, right=True),
+        Column("messages", "messages", number, right=True),
+        *_KEPT,
+    )
+    shell.show(rows, columns, none=f"no topics in {shell.store}")
+
+
+@command(app, "describe")
+def describe(shell: Shell, name: Name) -> None:
+    """Show each queue of a topic: offsets, size on disk, times."""
+    with shell.broker() as broker:
+        topic = broker.log.topic(name)
+        found = broker.admin.describe_topic(name)
+    rows = [
+        {
+            "topic": name,
+            "broker": queue.queue.broker_name,
+            "queue": queue.queue.queue_id,
+            "min_offset": queue.bounds.min_offset,
+            "max_offset": queue.bounds.max_offset,
+            "messages": queue.bounds.max_offset - queue.bounds.min_offset,
+            "stored_bytes": queue.stored_bytes,
+            "chunks": queue.chunks,
+            "first_stored": moment(queue.first_timestamp),
+            "last_stored": moment(queue.last_timestamp),
+        }
+        for queue in found
+    ]
+    kept = [f"{column.title} {column.text(value)}" for column in _KEPT if (value := topic_row(topic)[column.field]) is not None]
+    columns = (
+        Column("queue", "queue", right=True),
+        Column("min_offset", "first", number, right=True),
+        Column("max_offset", "next", number, right=True),
+        Column("messages", "messages", number, right=True),
+        Column("stored_bytes", "size", size, right=True),
+        Column("chunks", "chunks", number, right=True),
+        Column("first_stored", "oldest (UTC)", short_moment),
+        Column("last_stored", "newest (UTC)", short_moment),
+    )
+    shell.show(rows, columns, title=f"{name}: {topic.queues} queues, {', '.join(kept)}")
+
+
+@command(app, "add-queues")
+def add_queues(shell: Shell, name: Name, queues: Queues, yes: Yes = False) -> None:
+    """Let a topic grow to so many queues. Keys go to other queues from then on, so their order is interrupted: asks first."""
+    with shell.broker() as broker:
+        now = broker.log.topic(name).queues
+        if queues > now:
+            shell.ask(
+                f"With {queues} instead of {now} queues most sharding keys of {name} go to another queue than their earlier messages, "
+                "and have no order across the change. Go on?",
+                yes,
+            )
+        grown = broker.admin.add_queues(name, queues)
+    shell.done(topic_row(grown), f"topic {name} has {grown.queues} queues")
+
+
+@command(app, "trim")
+def trim(
+    shell: Shell,
+    name: Name,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            help='Delete what lies before these offsets: {"orders": {"embedded": {"0": 23, "1": -1}}}; -1 is the end. Queues that are not '
+            "named stay as they are (default: by the topic's retention).",
+            metavar="JSON",
+        ),
+    ] = None,
+) -> None:
+    """Delete old messages, in whole chunks: by the topic's retention, or before given offsets."""
+    with shell.broker() as broker:
+        topic = broker.log.topic(name)
+        if before is None:
+            gone = broker.admin.trim(name)
+        else:
+            gone = broker.admin.trim(name, _limits(name, before, broker.log.bounds(broker.log.queues(name))))
+        bounds = broker.log.bounds(broker.log.queues(name))
+    rows = [
+        {
+            "topic": name,
+            "queue": queue.queue_id,
+            "deleted": gone.get(queue, 0),
+            "min_offset": at.min_offset,
+            "max_offset": at.max_offset,
+        }
+        for queue, at in bounds.items()
+    ]
+    columns = (
+        Column("queue", "queue", right=True),
+        Column("deleted", "deleted", number, right=True),
+        Column("min_offset", "first", number, right=True),
+        Column("max_offset", "next", number, right=True),
+    )
+    shell.show(rows, columns)
+    if before is None and topic.retention_seconds is None and topic.retention_bytes is None:
+        shell.note(f"topic {name} keeps messages for ever, so nothing is due; give --before")
+
+
+def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[MessageQueue, int]:
+    limits: dict[MessageQueue, int] = {}
+    for queue, offset in parse_offsets_json(before, "--before").items():
+        if queue.topic != name or queue not in bounds:
+            raise OptionError(
+                "INVALID", f"option --before: topic {name} has no queue {queue}; its queues are 0 to {len(bounds) - 1}"
+            )
+        end = bounds[queue].max_offset
+        if offset > end:
+            raise OptionError("INVALID", f"option --before: queue {queue} ends at {end}, not at {offset}")
+        limits[queue] = end if offset == LATEST else 0 if offset == EARLIEST else offset
+    return limits
+
+
+@command(app, "delete")
+def delete(shell: Shell, name: Name, yes: Yes = False) -> None:
+    """Delete a topic, its messages and every group's offsets of it. Asks first."""
+    with shell.broker() as broker:
+        bounds = broker.log.bounds(broker.log.queues(name)).values()
+        messages = sum(at.max_offset - at.min_offset for at in bounds)
+        shell.ask(f"Delete topic {name} with {messages:,} messages from {shell.store}?", yes)
+        broker.admin.delete_topic(name)
+    shell.done({"topic": name, "deleted": messages}, f"deleted topic {name} with {messages:,} messages")

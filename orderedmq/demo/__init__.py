@@ -1,0 +1,9 @@
+"""The demo: a year of flights through ordered queues, with the job killed half-way. Its Spark job is the package orderedmq_demo."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: The topics that it reads and writes; the second one is the name of the consumer group, too.
+IN: Final = "flights"
+OUT: Final = "turnarounds"

@@ -1,0 +1,263 @@
+"""Playing the demo, step by step: produce, process, kill, resume, audit. What is shown of it is the command's business."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, ClassVar
+
+import orderedmq
+from orderedmq.audit import Audit, audit
+from orderedmq.audit_sides import TopicSide
+from orderedmq.broker import Broker
+from orderedmq.demo import IN, OUT, flights
+from orderedmq.demo.result import Result, verify
+from orderedmq.errors import OrderedMQError, TopicError
+from orderedmq.java import ensure_java
+from orderedmq.producer import Producer
+
+#: Told of (events done, events in all).
+Progress = Callable[[int, int], None]
+
+_PRODUCE_AT_ONCE = 32768
+_LOOK_EVERY = 0.05
+#: Seconds that a killed process may take to be gone.
+_GONE = 30.0
+
+
+class DemoError(OrderedMQError):
+    """The demo could not be played."""
+
+    family: ClassVar[str] = "ORDEREDMQ_DEMO"
+    conditions = frozenset(("FOLDER_IN_USE", "JOB_FAILED"))
+
+
+@dataclass(frozen=True)
+class Produced:
+    events: int
+    aircraft: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of the job. ``killed_in``: the batch that was in flight when it was killed, None if it came to its end."""
+
+    seconds: float
+    first_batch_after: float
+    killed_in: int | None
+    committed: int
+    events: int
+
+
+@dataclass
+class Demo:
+    """One demo in a folder of its own: the store, the checkpoint and Spark's log stay there."""
+
+    folder: Path
+    limit: int | None = None
+    queues: int = 8
+    batches: int = 10
+    events: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        """Raises DemoError FOLDER_IN_USE."""
+        self.folder = self.folder.absolute()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(self.folder.iterdir()):
+            raise DemoError("FOLDER_IN_USE", f"{self.folder} is not empty; remove it, or give the demo another --path")
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "store"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "spark.log"
+
+    def produce(self, progress: Progress) -> Produced:
+        """All events, in the order in which they happened, into the first topic."""
+        began = time.monotonic()
+        rows = flights.events(self.limit)
+        self.events = rows.num_rows
+        with orderedmq.connect(self.store) as broker:
+            broker.admin.create_topic(IN, self.queues, compression="lz4")
+            producer = Producer(broker.log, IN)
+            for begin in range(0, rows.num_rows, _PRODUCE_AT_ONCE):
+                producer.send(rows.slice(begin, _PRODUCE_AT_ONCE))
+                progress(min(begin + _PRODUCE_AT_ONCE, self.events), self.events)
+        return Produced(self.events, len(rows.column("sharding_key").unique()), time.monotonic() - began)
+
+    def process(self, progress: Progress, *, kill: bool) -> Ran:
+        """Run the job from its checkpoint to the end, or kill it in the middle of a batch, about half-way.
+
+        Raises DemoError JOB_FAILED, JavaError.
+        """
+        ensure_java()
+        began = time.monotonic()
+        before = len(self._logged("commits"))
+        victim = max(1, self.batches // 2) if kill else None
+        first = float("nan")
+        with orderedmq.connect(self.store) as broker, _Job(self) as job:
+            # When each batch was seen to be committed: how long one takes says when the next one is in full flight.
+            seen: dict[int, float] = {}
+            while job.running:
+                committed = self._logged("commits")
+                for batch in committed - seen.keys():
+                    seen[batch] = time.monotonic()
+                if len(seen) > before and first != first:
+                    first = time.monotonic() - began
+                progress(_arrived(broker), self.events)
+                if victim is not None and victim in self._logged("offsets"):
+                    if victim in committed or not self._in_flight(victim, seen, job):
+                        victim += 1
+                    elif job.kill():
+                        break
+                time.sleep(_LOOK_EVERY)
+            done = _arrived(broker)
+            progress(done, self.events)
+        committed, logged = self._logged("commits"), self._logged("offsets")
+        killed_in = max(logged) if job.killed else None
+        return Ran(time.monotonic() - began, first, killed_in, len(committed), done)
+
+    def audit(self, progress: Progress) -> Audit:
+        """Every event of the first topic against what came out of the job."""
+        with orderedmq.connect(self.store) as broker:
+            read = 0
+            expected, actual = TopicSide(broker.log, IN, "id"), TopicSide(broker.log, OUT, "id")
+
+            def count(rows: int) -> None:
+                nonlocal read
+                read += rows
+                progress(read, expected.messages + actual.messages)
+
+            return audit(expected, actual, progress=count)
+
+    def verify(self) -> Result:
+        """What came out against one pass without Spark, and what is worth telling of it."""
+        with orderedmq.connect(self.store) as broker:
+            return verify(broker.log)
+
+    def tidy(self) -> None:
+        """Remove Spark's own files; store, checkpoint and log stay."""
+        shutil.rmtree(self.folder / "spark", ignore_errors=True)
+
+    def _logged(self, what: str) -> set[int]:
+        """The batches in a log of the checkpoint: what is in ``offsets`` and not in ``commits`` is in flight."""
+        try:
+            return {int(entry.name) for entry in (self.checkpoint / what).iterdir() if entry.name.isdigit()}
+        except FileNotFoundError:
+            return set()
+
+    def _in_flight(self, batch: int, seen: dict[int, float], job: _Job) -> bool:
+        """Wait until the batch should be half done; false if it was faster."""
+        times = [seen[number] for number in sorted(seen)]
+        until = time.monotonic() + (0.4 * (times[-1] - times[-2]) if len(times) > 1 else 0.2)
+        while time.monotonic() < until and job.running:
+            if batch in self._logged("commits"):
+                return False
+            time.sleep(0.01)
+        return batch not in self._logged("commits")
+
+
+def _arrived(broker: Broker) -> int:
+    """Messages in the second topic: what was published so far."""
+    try:
+        return sum(at.max_offset for at in broker.log.bounds(broker.log.queues(OUT)).values())
+    except TopicError:
+        return 0
+
+
+class _Job:
+    """The Spark job: its driver in Python and the Java process behind that one. Both end with the ``with`` block."""
+
+    def __init__(self, demo: Demo) -> None:
+        self._log = demo.log
+        self._jvm: int | None = None
+        self.killed = False
+        scratch = demo.folder / "spark"
+        scratch.mkdir(exist_ok=True)
+        paths = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        environment = os.environ | {
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "TMPDIR": str(scratch),
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONUNBUFFERED": "1",
+        }
+        arguments = (demo.store, demo.checkpoint, demo.queues, -(-demo.events // demo.batches))
+        with open(demo.log, "ab") as log:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", "orderedmq_demo.job", *map(str, arguments)],
+                cwd=demo.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                # Ctrl-C in the terminal reaches us alone, and we end the job.
+                start_new_session=True,
+            )
+        assert self._driver.stdout is not None
+        self._reader = threading.Thread(target=self._listen, args=(self._driver.stdout,), daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> _Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._driver.poll() is None:
+            self._end()
+        # The pipe is at its end when the last process that has it is gone, the Java one included, whoever reaps it.
+        self._reader.join(_GONE)
+
+    @property
+    def running(self) -> bool:
+        """Raises DemoError JOB_FAILED."""
+        code = self._driver.poll()
+        if code:
+            lines = self._log.read_text(errors="replace").strip().splitlines() or [""]
+            named = [line.strip() for line in lines if "[ORDEREDMQ_" in line]
+            raise DemoError(
+                "JOB_FAILED", f"the Spark job ended with exit code {code}, see {self._log}: {(named or lines)[-1][:300]}"
+            )
+        return code is None
+
+    def kill(self) -> bool:
+        """SIGKILL to driver and Java at once; false while it is not known yet which process that is."""
+        if self._jvm is None:
+            return False
+        self._end()
+        self.killed = True
+        return True
+
+    def _end(self) -> None:
+        # Only processes that we started; the Java one cannot be another by now, its parent was alive a moment ago.
+        for process in (self._jvm, self._driver.pid):
+            if process is not None:
+                try:
+                    os.kill(process, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        self._driver.wait()
+
+    def _listen(self, pipe: IO[bytes]) -> None:
+        with open(self._log, "ab") as log:
+            for line in pipe:
+                if self._jvm is None and line.startswith(b'{"jvm"'):
+                    self._jvm = json.loads(line)["jvm"]
+                else:
+                    log.write(line)

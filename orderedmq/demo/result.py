@@ -1,0 +1,93 @@
+"""What came out of the demo's job: whether it is what one uninterrupted pass makes of the same events, and what is worth telling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.broker import Log
+from orderedmq.demo import IN, OUT
+from orderedmq.demo.turnaround import LATE, follow, read
+from orderedmq.model import MessageQueue
+
+_AT_ONCE: Final = 65536
+_BYTES: Final = 64 * 1024 * 1024
+_TOLD: Final = pa.schema(
+    [
+        ("type", pa.string()),
+        ("tailnum", pa.string()),
+        ("actual", pa.string()),
+        ("delay", pa.int64()),
+        ("leg", pa.int64()),
+        ("carried", pa.int64()),
+        ("chain", pa.int64()),
+        ("chain_minutes", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """``different`` messages are not what an uninterrupted pass makes. The rest are rows of the output that stand out."""
+
+    messages: int
+    different: int
+    late: int
+    late_brought_along: int
+    most_legs: dict[str, Any]
+    longest_chain: dict[str, Any]
+
+
+def verify(log: Log) -> Result:
+    """Raises TopicError MISSING when nothing was written."""
+    messages = different = late = brought = 0
+    tops: list[list[tuple[float, dict[str, Any]]]] = []
+    for queue, out in zip(log.queues(IN), log.queues(OUT), strict=True):
+        known: bytes | None = None
+        bounds = log.bounds([queue, out])
+        # The job keeps a queue's order as a whole, so message by message must agree.
+        different += abs(bounds[queue].max_offset - bounds[out].max_offset)
+        end = min(bounds[queue].max_offset, bounds[out].max_offset)
+        for begin in range(0, end, _AT_ONCE):
+            count = min(_AT_ONCE, end - begin)
+            known, expected = follow(known, _bodies(log, queue, begin, count))
+            actual = _bodies(log, out, begin, count)
+            different += count - int(pc.sum(pc.equal(expected["body"], actual)).as_py())
+            messages += count
+            rows = read(actual, _TOLD)
+            departures = pc.equal(rows["type"], "departure")
+            late += _count(pc.and_(departures, pc.greater_equal(rows["delay"], int(LATE))))
+            brought += _count(pc.greater_equal(rows["carried"], int(LATE)))
+            tops.append(_tops(rows))
+    legs, chain = (max(found, key=lambda top: top[0])[1] for found in zip(*tops, strict=True)) if tops else ({}, {})
+    return Result(messages, different, late, brought, legs, chain)
+
+
+def _bodies(log: Log, queue: MessageQueue, begin: int, count: int) -> pa.Array:
+    parts = []
+    while count:
+        batch = log.pull(queue, begin, count, _BYTES, ("body",))
+        parts.append(batch["body"])
+        begin, count = begin + batch.num_rows, count - batch.num_rows
+    return pa.concat_arrays(parts)
+
+
+def _count(mask: pa.Array) -> int:
+    return int(pc.sum(mask).as_py() or 0)
+
+
+def _tops(rows: pa.RecordBatch) -> list[tuple[float, dict[str, Any]]]:
+    """The row with the most legs, and the one with the longest chain, among equal ones that of the most minutes."""
+    out = []
+    for values in (_numbers(rows["leg"]), _numbers(rows["chain"]) * 1e6 + _numbers(rows["chain_minutes"])):
+        place = int(np.argmax(values))
+        out.append((float(values[place]), rows.slice(place, 1).to_pylist()[0]))
+    return out
+
+
+def _numbers(column: pa.Array) -> Any:
+    return column.to_numpy(zero_copy_only=False).astype(np.float64)

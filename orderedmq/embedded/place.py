@@ -1,0 +1,42 @@
+"""What the machine does with the place of a store: its kind of file system, the pages of its file that this process has mapped."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from pathlib import Path
+from typing import Final
+
+_MADV_DONTNEED: Final = 4
+_libc: Final = ctypes.CDLL(None)
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that holds ``path``, "" where the machine does not tell."""
+    with contextlib.suppress(OSError):
+        best, kind = "", ""
+        real = os.path.realpath(path)
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            left, _, right = line.partition(" - ")
+            mount = left.split(" ")[4].encode().decode("unicode_escape")
+            if (real == mount or real.startswith(mount.rstrip("/") + "/")) and len(mount) >= len(best):
+                best, kind = mount, right.split(" ")[0]
+        return kind
+    return ""
+
+
+def drop_pages(path: Path) -> None:
+    """Unmap the pages of each read-only, shared map of ``path``. Elsewhere than on Linux, nothing."""
+    try:
+        inode = os.stat(path).st_ino
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return
+    for line in maps.splitlines():
+        # begin-end permissions offset device inode path
+        fields = line.split(maxsplit=5)
+        if fields[4] == str(inode) and fields[1] == "r--s":
+            begin, end = (int(part, 16) for part in fields[0].split("-"))
+            # Of a shared map of a file this drops no data; lmdb writes into the file, not into the map.
+            _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)

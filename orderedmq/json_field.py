@@ -1,0 +1,109 @@
+"""One field of many JSON objects, as one column. Pure.
+
+Arrow's parser takes all objects at once where every value has the type of the first one; whatever it refuses is parsed object by object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+#: The types that Arrow parses without doubt about their text.
+_TYPES: Final = {str: pa.string(), int: pa.int64()}
+
+
+class BadJson(ValueError):
+    """The text in ``row`` is no JSON object."""
+
+    def __init__(self, row: int, why: str) -> None:
+        self.row = row
+        self.why = why
+        super().__init__(f"row {row}: {why}")
+
+
+def values(objects: pa.Array, path: str) -> pa.Array:
+    """The text of a field of each object (binary or string): strings as they are, other values as JSON; null where it is missing or null.
+
+    A dot in ``path`` leads into an object, unless the first object has a field of just that name. Raises BadJson.
+    """
+    if not len(objects):
+        return pa.array([], pa.string())
+    texts = objects.cast(pa.binary())
+    if texts.null_count:
+        raise BadJson(int(pc.index(texts.is_null(), True).as_py()), "there is no text")
+    first = _object(0, texts[0].as_py())
+    names = (path,) if path in first else tuple(path.split("."))
+    value = _find(first, names)
+    kinds = _TYPES.values() if value is None else [kind for known, kind in _TYPES.items() if type(value) is known]
+    # An object begins with a brace: so none can be cut in two or hide in another one, and counting them is enough below.
+    if kinds and pc.all(pc.starts_with(texts, b"{")).as_py():
+        for kind in kinds:
+            with contextlib.suppress(pa.ArrowInvalid, _NotAligned):
+                return _parsed(texts, names, kind)
+    found = [_text(row, _find(_object(row, text), names)) for row, text in enumerate(texts.to_pylist())]
+    return pa.array(found, pa.string())
+
+
+class _NotAligned(Exception):
+    pass
+
+
+def _parsed(texts: pa.Array, names: tuple[str, ...], kind: pa.DataType) -> pa.Array:
+    lines = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), b"\n")[0].as_buffer()
+    for name in reversed(names):
+        kind = pa.struct([(name, kind)])
+    table = pyarrow.json.read_json(
+        pa.BufferReader(lines),
+        # One block, so that rows stay in order and no object is cut.
+        read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=lines.size + 1),
+        parse_options=pyarrow.json.ParseOptions(explicit_schema=pa.schema(list(kind)), unexpected_field_behavior="ignore"),
+    )
+    if table.num_rows != len(texts):
+        raise _NotAligned
+    column = table.column(names[0]).combine_chunks()
+    column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    if len(names) > 1:
+        column = pc.struct_field(column, list(names[1:]))
+    return column.cast(pa.string())
+
+
+def _object(row: int, text: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        why = error.msg if isinstance(error, json.JSONDecodeError) else "not UTF-8"
+        raise BadJson(row, f"not JSON ({why}): {_shown(text)}") from error
+    except RecursionError as error:
+        raise BadJson(row, f"nested too deep: {_shown(text)}") from error
+    if not isinstance(value, dict):
+        raise BadJson(row, f"not a JSON object: {_shown(text)}")
+    return value
+
+
+def _find(value: Any, names: tuple[str, ...]) -> Any:
+    for name in names:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
+    return value
+
+
+def _text(row: int, value: Any) -> str | None:
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadJson(row, "the field has half a character (a lone surrogate)") from error
+    return text
+
+
+def _shown(text: bytes) -> str:
+    shown = text[:60].decode(errors="replace")
+    return repr(shown + ("..." if len(text) > 60 else ""))

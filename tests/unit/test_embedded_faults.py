@@ -1,0 +1,527 @@
+"""The store under faults: killed processes, many at once, no room, flipped bits. After each the store is checked.
+
+Processes are forked from a server that has imported everything, and killed by their own pid.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing as mp
+import os
+import resource
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from orderedmq.broker import Broker, SinkBatch, SourceRun
+from orderedmq.embedded import layout
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.check import check
+from orderedmq.embedded.layout import Chunk
+from orderedmq.embedded.store import Store
+from orderedmq.errors import DataLossError, StoreFullError
+from orderedmq.lock import LockToken
+from orderedmq.model import MESSAGE_SCHEMA, MessageQueue
+from tests.contract.support import bodies, locked, pull, queues_of, refused, rows, span, state
+
+PROCESSES = mp.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["orderedmq.embedded.broker", "orderedmq.embedded.check", "tests.unit.test_embedded_faults"])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def broker(path: Path) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(path) as broker:
+        broker.admin.create_topic("orders", 2)
+        yield broker
+
+
+class Child:
+    """A process that runs ``work(broker, pipe, *arguments)`` on the store."""
+
+    def __init__(self, path: Path, work: Callable[..., None], *arguments: object) -> None:
+        self.pipe, theirs = PROCESSES.Pipe()
+        self.process = PROCESSES.Process(target=_run, args=(path, theirs, work, *arguments), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def messages(self, most: int | None = None) -> Iterator[Any]:
+        """What it says, until it ends."""
+        for _ in itertools.count() if most is None else range(most):
+            try:
+                yield self.pipe.recv()
+            except EOFError:
+                return
+
+    def kill(self) -> list[Any]:
+        """What it had said and was not heard yet."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+        return list(self.messages())
+
+    def end(self) -> list[Any]:
+        said = list(self.messages())
+        self.process.join()
+        assert self.process.exitcode == 0
+        return said
+
+
+def _run(path: Path, pipe: Connection, work: Callable[..., None], *arguments: object) -> None:
+    with EmbeddedBroker(path) as broker:
+        work(broker, pipe, *arguments)
+
+
+# -- killed processes -------------------------------------------------------------------------------------------------------------
+
+
+def append_for_ever(broker: Broker, pipe: Connection) -> None:
+    [queue, _] = queues_of(broker)
+    at = broker.log.bounds([queue])[queue].max_offset
+    while True:
+        done = broker.log.append(queue, rows(range(at, at + 3)))
+        pipe.send(done)
+        at = done.end
+
+
+def test_a_producer_that_is_killed_loses_nothing_it_was_told_is_there(path: Path, broker: EmbeddedBroker):
+    """20 kills; after each, what was acknowledged is there, and at most one append that was not."""
+    random, queue = Random(1), queues_of(broker)[0]
+    for _ in range(20):
+        before = broker.log.bounds([queue])[queue].max_offset
+        child = Child(path, append_for_ever)
+        heard = list(child.messages(random.randint(1, 15)))
+        heard += child.kill()
+        end = broker.log.bounds([queue])[queue].max_offset
+        assert [done.begin for done in heard] == list(range(before, before + 3 * len(heard), 3))
+        assert end - heard[-1].end in (0, 3)
+        assert check(path) == []
+    assert bodies(broker, queue) == [str(number) for number in range(end)]
+
+
+def publish_for_ever(broker: Broker, pipe: Connection) -> None:
+    queues = queues_of(broker)
+    number = broker.log.bounds(queues)[queues[0]].max_offset // 2
+    # The last one may have been published without a word.
+    for batch in itertools.count(max(0, number - 1)):
+        staging = broker.outbox.open(SinkBatch("s", batch), 0)
+        staging.add(queues[0], rows([f"{batch}a", f"{batch}b"]))
+        staging.add(queues[1], rows([batch]))
+        broker.outbox.publish(SinkBatch("s", batch), [staging.receipt()])
+        pipe.send(batch)
+
+
+def test_a_sink_that_is_killed_publishes_every_batch_once(path: Path, broker: EmbeddedBroker):
+    random = Random(2)
+    first, second = queues_of(broker)
+    for _ in range(10):
+        child = Child(path, publish_for_ever)
+        heard = list(child.messages(random.randint(2, 12)))
+        heard += child.kill()
+        count = len(bodies(broker, second))
+        assert bodies(broker, first) == [f"{batch}{letter}" for batch in range(count) for letter in "ab"]
+        assert bodies(broker, second) == [str(batch) for batch in range(count)]
+        assert count - heard[-1] in (1, 2)
+        assert check(path) == []
+
+
+def lock_and_commit_for_ever(broker: Broker, pipe: Connection) -> None:
+    queues = queues_of(broker)
+    client = broker.groups.join("me")
+    tokens = locked(broker, "g", client, queues)
+    at = broker.groups.offsets("g", queues)
+    for offset in itertools.count(max(at.values(), default=0)):
+        broker.groups.commit(dict.fromkeys(tokens, offset))
+        pipe.send((tokens[0].epoch, offset))
+
+
+def test_a_consumer_that_is_killed_leaves_both_offsets_where_one_commit_put_them(path: Path, broker: EmbeddedBroker):
+    queues = queues_of(broker)
+    for queue in queues:
+        broker.log.append(queue, rows(range(5000)))
+    epochs = []
+    for _ in range(5):
+        child = Child(path, lock_and_commit_for_ever)
+        heard = list(child.messages(5)) + child.kill()
+        offsets = broker.groups.offsets("g", queues)
+        assert offsets[queues[0]] == offsets[queues[1]]
+        assert offsets[queues[0]] - heard[-1][1] in (0, 1)
+        epochs.append(heard[-1][0])
+        assert check(path) == []
+    assert epochs == sorted(set(epochs)), "each restart was granted its locks at once, under a new epoch"
+
+
+# -- many processes at once -------------------------------------------------------------------------------------------------------
+
+
+def write_some(broker: Broker, pipe: Connection, name: int, turns: int) -> None:
+    random = Random(name)
+    kept, aged = queues_of(broker), queues_of(broker, "aged")
+    sent = 0
+    for turn in range(turns):
+        queue = kept[name % 2]
+        values = [f"{name}.{sent + n}" for n in range(random.randint(1, 40))]
+        sent += len(values)
+        if turn % 3:
+            broker.log.append(queue, rows(values))
+        else:
+            batch = SinkBatch(f"sink {name}", turn)
+            staging = broker.outbox.open(batch, 0)
+            staging.add(queue, rows(values))
+            broker.outbox.publish(batch, [staging.receipt()])
+        broker.log.append(random.choice(aged), rows([os.urandom(200)] * 20))
+    pipe.send(sent)
+
+
+def read_all(broker: Broker, pipe: Connection, expected_end: Connection) -> None:
+    """Reads both topics until told that the writers are done and nothing is left; every pull begins where the last one ended."""
+    queues = [*queues_of(broker), *queues_of(broker, "aged")]
+    at = dict.fromkeys(queues, 0)
+    seen: dict[str, int] = {}
+    aged_out, done = 0, False
+    while True:
+        done = done or expected_end.poll(0)
+        moved = False
+        for queue in queues:
+            try:
+                batch = broker.log.pull(queue, at[queue], 500, 1 << 20, ("queue_offset", "body"))
+            except DataLossError as error:
+                if error.sub != "AGED_OUT" or queue.topic != "aged":
+                    raise
+                at[queue] = broker.log.bounds([queue])[queue].min_offset
+                aged_out += 1
+                continue
+            assert batch.column(0).to_pylist() == list(range(at[queue], at[queue] + batch.num_rows))
+            if queue.topic == "orders":
+                for body in batch.column(1).to_pylist():
+                    writer, number = body.decode().split(".")
+                    assert int(number) == seen.get(writer, 0), "a writer's rows come in its order"
+                    seen[writer] = int(number) + 1
+            at[queue] += batch.num_rows
+            moved = moved or batch.num_rows > 0
+        if done and not moved:
+            pipe.send((seen, aged_out))
+            return
+
+
+def trim_until_told(broker: Broker, pipe: Connection, told: Connection) -> None:
+    trimmed = 0
+    while not told.poll(0.01):
+        trimmed += sum(broker.admin.trim("aged").values())
+    pipe.send(trimmed)
+
+
+def test_many_writers_readers_and_retention_share_a_store(path: Path, broker: EmbeddedBroker):
+    broker.admin.create_topic("aged", 2, retention_bytes=50_000)
+    writers = [Child(path, write_some, name, 25) for name in range(8)]
+    ends = [PROCESSES.Pipe() for _ in range(5)]
+    readers = [Child(path, read_all, theirs) for _, theirs in ends[:4]]
+    trimmer = Child(path, trim_until_told, ends[4][1])
+    sent = {str(name): writer.end()[0] for name, writer in enumerate(writers)}
+    for ours, _ in ends:
+        ours.send("done")
+    for reader in readers:
+        [(seen, _)] = reader.end()
+        assert seen == sent
+    assert len(trimmer.end()) == 1
+    assert sum(broker.log.bounds([queue])[queue].min_offset for queue in queues_of(broker, "aged")) > 0, "something aged out"
+    assert check(path) == []
+    assert sum(len(bodies(broker, queue)) for queue in queues_of(broker)) == sum(sent.values())
+
+
+# -- no room ----------------------------------------------------------------------------------------------------------------------
+
+
+class Writes:
+    """Every kind of write, each call a little different, so that it needs room."""
+
+    def __init__(self, broker: EmbeddedBroker) -> None:
+        self.broker = broker
+        self.number = 0
+        self.queue = queues_of(broker)[0]
+        self.client = broker.groups.join("me")
+        broker.log.append(self.queue, rows(["first"]))
+
+    def append(self) -> None:
+        self.broker.log.append(self.queue, rows([os.urandom(1000).hex()]))
+
+    def stage(self) -> None:
+        self.number += 1
+        staging = self.broker.outbox.open(SinkBatch("staging", 1000 + self.number), 0)
+        staging.add(self.queue, rows([os.urandom(1000).hex()]))
+        staging.receipt()
+
+    def publish(self) -> None:
+        self.number += 1
+        self.broker.outbox.publish(SinkBatch("x" * 150 + str(self.number), 0), [])
+
+    def lock(self) -> None:
+        self.number += 1
+        self.broker.groups.lock(f"{'g' * 100}{self.number}", self.client, queues_of(self.broker))
+
+    def commit(self) -> None:
+        self.number += 1
+        token = LockToken("g", self.queue, "me", self.client.client_id, 0, 0)
+        [token] = locked(self.broker, f"{'c' * 100}{self.number}", self.client, [self.queue])
+        self.broker.groups.commit({token: 1})
+
+    def create_topic(self) -> None:
+        self.number += 1
+        self.broker.admin.create_topic(f"{'t' * 100}{self.number}", 8)
+
+    def seek(self) -> None:
+        self.number += 1
+        self.broker.admin.seek(f"{'s' * 100}{self.number}", {self.queue: 1})
+
+
+KINDS = ["append", "stage", "publish", "lock", "commit", "create_topic", "seek"]
+
+
+def fill(broker: EmbeddedBroker, write: Callable[[], object]) -> None:
+    """Write until there is no room; nothing was changed by what was refused."""
+    while not refuses(write):
+        pass
+    # Again, with a look at everything before: a call that needs less may still have found room.
+    before = everything(broker)
+    while not refuses(write):
+        before = everything(broker)
+    assert everything(broker) == before
+
+
+def refuses(write: Callable[[], object]) -> bool:
+    try:
+        write()
+    except StoreFullError as error:
+        return error.condition == "ORDEREDMQ_STORE.FULL" and error.retriable and "nothing was changed" in error.message
+    return False
+
+
+def everything(broker: EmbeddedBroker) -> dict[str, Any]:
+    """Every entry of the store, payloads by their size: what a refusal must not change."""
+    opened = Store.open(broker.path)
+    try:
+        with opened.read() as txn:
+            return {
+                name: [(key, len(value) if name == "payloads" else value) for key, value in txn.scan(name)]
+                for name in layout.DATABASES
+            }
+    finally:
+        opened.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_store_says_so_changes_nothing_and_works_once_there_is_room(path: Path, kind: str):
+    with EmbeddedBroker(path, map_size=400_000) as broker:
+        broker.admin.create_topic("orders", 2)
+        writes = Writes(broker)
+        write = getattr(writes, kind)
+        write()
+        # Most of the room goes to what can be deleted again.
+        fill(broker, lambda: broker.log.append(writes.queue, rows([os.urandom(10_000).hex()])))
+        fill(broker, write)
+        assert check(path) == []
+        assert len(bodies(broker, writes.queue)) > 3
+        assert broker.admin.trim("orders", {writes.queue: 1 << 40})
+        write()
+        broker.log.append(writes.queue, rows(["after"]))
+        assert bodies(broker, writes.queue)[-1] == "after"
+        assert check(path) == []
+
+
+@pytest.mark.parametrize("kind", ["publish", "commit", "create_topic"])
+def test_a_full_store_lets_a_query_renew_and_stop_and_a_user_delete(path: Path, kind: str):
+    """Filled with what trimming cannot delete, so that there is no page left for anything."""
+    with EmbeddedBroker(path, map_size=400_000) as broker:
+        broker.admin.create_topic("orders", 2)
+        writes = Writes(broker)
+        [token] = locked(broker, "g", writes.client, [writes.queue])
+        staging = broker.outbox.open(SinkBatch("s", 7), 0)
+        staging.add(writes.queue, rows(["x"]))
+        receipt = staging.receipt()
+        fill(broker, writes.append)
+        fill(broker, getattr(writes, kind))
+        for _ in range(5):
+            assert broker.groups.renew([token]) == []
+        broker.outbox.discard([receipt])
+        broker.groups.unlock([token])
+        assert not broker.groups.check(token)
+        broker.admin.delete_topic("orders")
+        broker.admin.create_topic("orders", 2)
+        broker.log.append(writes.queue, rows(["after"]))
+        assert bodies(broker, writes.queue) == ["after"]
+        assert check(path) == []
+
+
+def write_beyond(broker: Broker, pipe: Connection) -> None:
+    [queue, _] = queues_of(broker)
+    for _ in range(20):
+        pipe.send(broker.log.append(queue, rows([os.urandom(100_000).hex()])).end)
+
+
+def test_a_process_with_a_smaller_map_follows_one_that_writes_beyond_it(path: Path):
+    """While its own threads read: the map moves only when none of them is inside a transaction."""
+    with EmbeddedBroker(path, map_size=400_000) as broker:
+        broker.admin.create_topic("orders", 2)
+        queue = queues_of(broker)[0]
+        broker.log.append(queue, rows(["first"]))
+        told, errors = threading.Event(), []
+
+        def read_on() -> None:
+            while not told.is_set():
+                try:
+                    assert bodies(broker, queue)[0] == "first"
+                except BaseException as error:
+                    errors.append(error)
+                    return
+
+        threads = [threading.Thread(target=read_on) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        assert Child(path, write_beyond).end()[-1] == 21
+        told.set()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert len(bodies(broker, queue)) == 21
+        broker.log.append(queue, rows(["mine"]))
+        assert check(path) == []
+
+
+def fill_the_disk(broker: EmbeddedBroker, pipe: Connection, kind: str) -> None:
+    writes = Writes(broker)
+    write = getattr(writes, kind)
+    write()
+    limit = os.stat(broker.path / "data.mdb").st_size + 100_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    fill(broker, lambda: broker.log.append(writes.queue, rows([os.urandom(10_000).hex()])))
+    fill(broker, write)
+    pipe.send(check(broker.path))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    write()
+    broker.log.append(writes.queue, rows(["after"]))
+    pipe.send(bodies(broker, writes.queue)[-1])
+    pipe.send(check(broker.path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_says_so_changes_nothing_and_works_once_there_is_room(path: Path, broker: EmbeddedBroker, kind: str):
+    """The disk's place is taken by the greatest size of a file that the process may write."""
+    assert Child(path, fill_the_disk, kind).end() == [[], "after", []]
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------------------
+
+
+def payload_places(broker: EmbeddedBroker) -> list[tuple[MessageQueue, int, int, int, int]]:
+    """(queue, first offset, messages, place in the file, length) of each payload that has pages of its own."""
+    content = (broker.path / "data.mdb").read_bytes()
+    out = []
+    opened = Store.open(broker.path)
+    with opened.read() as txn:
+        for key, value in list(txn.scan("index")):
+            chunk = Chunk.unpack(value)
+            payload = txn.get("payloads", layout.number(chunk.payload)) or b""
+            assert content.count(payload) == 1
+            out.append((layout.queue_of(key), layout.index_offset(key), chunk.rows, content.index(payload), len(payload)))
+    opened.close()
+    return out
+
+
+def flip(broker: EmbeddedBroker, place: int, bit: int) -> None:
+    with open(broker.path / "data.mdb", "r+b", buffering=0) as file:
+        file.seek(place)
+        [value] = file.read(1)
+        file.seek(place)
+        file.write(bytes([value ^ 1 << bit]))
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4"])
+def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, compression: str):
+    """150 flips anywhere in a payload, padding too: each is named by topic, queue and offsets, whatever is asked for."""
+    broker.admin.create_topic("t", 2, compression=compression)
+    random = Random(3)
+    for queue in queues_of(broker, "t"):
+        for _ in range(3):
+            broker.log.append(queue, rows([random.randbytes(8) * 4 for _ in range(4500)], tags=["t"] * 4500))
+    places = [place for place in payload_places(broker) if place[0].topic == "t"]
+    assert len(places) == 6
+    for turn in range(150):
+        queue, first, count, place, length = random.choice(places)
+        at, bit = place + random.randrange(length), random.randrange(8)
+        flip(broker, at, bit)
+        words = (f"{first} to {first + count - 1}", queue)
+        with EmbeddedBroker(path) as fresh:
+            columns = random.choice([("body",), ("tags",), ("queue_offset",), tuple(MESSAGE_SCHEMA.names)])
+            with refused("STORE.CORRUPT", *words):
+                pull(fresh, queue, first + random.randrange(count), columns)
+            if turn % 10 == 0:
+                with refused("STORE.CORRUPT", *words):
+                    fresh.log.advance(queue, first + 1, first + count, 1 << 40)
+                assert [one for one in check(path) if str(queue) in one and "checksum" in one]
+            other = next(other for other in places if other[3] != place)
+            assert pull(fresh, other[0], other[1], ("body",), messages=9).num_rows == 9
+        flip(broker, at, bit)
+    assert check(path) == []
+
+
+def test_a_damaged_tail_does_not_keep_new_messages_out(path: Path, broker: EmbeddedBroker):
+    queue = queues_of(broker)[0]
+    broker.log.append(queue, rows([b"x" * 100] * 100))
+    [(_, first, count, place, length)] = payload_places(broker)
+    flip(broker, place + length // 2, 3)
+    broker.log.append(queue, rows([b"y" * 100] * 100))
+    staging = broker.outbox.open(SinkBatch("s", 0), 0)
+    staging.add(queue, rows(["z"]))
+    broker.outbox.publish(SinkBatch("s", 0), [staging.receipt()])
+    with refused("STORE.CORRUPT", f"{first} to {first + count - 1}"):
+        bodies(broker, queue)
+    assert bodies(broker, queue, 100) == ["y" * 100] * 100 + ["z"]
+    assert len(check(path)) == 1
+
+
+def test_damaged_staged_rows_are_not_merged_into_a_queue(broker: EmbeddedBroker):
+    queue = queues_of(broker)[0]
+    broker.log.append(queue, rows([b"x" * 100] * 100))
+    staging = broker.outbox.open(SinkBatch("s", 0), 0)
+    staging.add(queue, rows([b"unmistakable" * 10] * 100))
+    receipt = staging.receipt()
+    content = (broker.path / "data.mdb").read_bytes()
+    flip(broker, content.index(b"unmistakable") + 5, 0)
+    before = state(broker, ["orders"])
+    with refused("STORE.CORRUPT", queue):
+        broker.outbox.publish(SinkBatch("s", 0), [receipt])
+    assert state(broker, ["orders"]) == before
+
+
+def test_a_damaged_store_can_still_be_trimmed_and_its_topics_deleted(path: Path, broker: EmbeddedBroker):
+    queue = queues_of(broker)[0]
+    broker.log.append(queue, rows([b"x" * 100] * 5000))
+    broker.log.append(queue, rows([b"y" * 100] * 5000))
+    for _, _, _, place, length in payload_places(broker):
+        flip(broker, place + length // 2, 1)
+    assert broker.admin.trim("orders", {queue: 5000}) == {queue: 5000}
+    broker.admin.delete_topic("orders")
+    assert check(path) == []
+
+
+def test_a_registration_needs_no_room_in_the_store(path: Path):
+    with EmbeddedBroker(path, map_size=400_000) as broker:
+        broker.admin.create_topic("orders", 2)
+        writes = Writes(broker)
+        [token] = locked(broker, "g", writes.client, [writes.queue])
+        fill(broker, writes.append)
+        run = SourceRun("query", 0, "run")
+        broker.outbox.register(run, writes.queue, span(0, 1), token)
+        broker.admin.trim("orders", {writes.queue: 1 << 40})
+        assert broker.outbox.publish(SinkBatch("s", 0, run), []).ranges == {}
+        assert broker.groups.offsets("g", [writes.queue]) == {writes.queue: 1}
