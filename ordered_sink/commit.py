@@ -15,6 +15,7 @@ from ordered_sink.keys import shared
 from ordered_sink.writer import Written, ensure_topic, write
 from orderedmq.broker import Published
 from orderedmq.errors import SinkError, StoreError
+from orderedmq.model import DEFAULT_COMPRESSION
 from orderedmq.selector import selector
 from orderedmq.sink_options import SinkOptions
 
@@ -44,7 +45,9 @@ class _Planned:
                     if error.sub != "MISSING" or self.options.topic_queue_nums is None:
                         raise
                     broker.admin.create_topic(
-                        self.options.topic, self.options.topic_queue_nums, compression=self.options.compression or "none"
+                        self.options.topic,
+                        self.options.topic_queue_nums,
+                        compression=self.options.compression or DEFAULT_COMPRESSION,
                     )
             self.identity = broker.identity
 
@@ -75,7 +78,9 @@ class _Planned:
     def _check_keys(self, written: Sequence[Written]) -> None:
         if self.options.on_key_conflict == "ignore":
             return
-        conflicts = shared([message.keys for message in written])
+        # Two attempts of one task have the same keys and are one task; the broker takes the first, too.
+        tasks = {message.receipt.partition: message.keys for message in reversed(written)}
+        conflicts = shared(list(tasks.values()))
         if not conflicts:
             return
         error = SinkError(

@@ -21,7 +21,7 @@ from ordered_sink.keys import SeenKeys
 from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging, kept
 from orderedmq.errors import MessageError, SinkError, TopicError
 from orderedmq.micro_batch import run_of
-from orderedmq.model import PRODUCER_COLUMNS, MessageQueue, check_topic
+from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
 from orderedmq.rows import normalise
 from orderedmq.selector import HashedKeys, key_hash64, selector
 from orderedmq.sink_options import SinkOptions
@@ -192,7 +192,7 @@ def ensure_topic(broker: Broker, topic: str, options: SinkOptions) -> None:
         if wanted is None:
             raise
         try:
-            found = broker.admin.create_topic(topic, wanted, compression=options.compression or "none")
+            found = broker.admin.create_topic(topic, wanted, compression=options.compression or DEFAULT_COMPRESSION)
         except TopicError as error:
             if error.sub != "EXISTS":
                 raise

@@ -17,7 +17,7 @@ from typing import Protocol, Self
 import pyarrow as pa
 
 from orderedmq.lock import Client, LockToken, Refusal
-from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class Admin(Protocol):
         *,
         retention_seconds: float | None = None,
         retention_bytes: int | None = None,
-        compression: str = "none",
+        compression: str = DEFAULT_COMPRESSION,
     ) -> TopicInfo:
         """Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT."""
         ...

@@ -23,6 +23,8 @@ MAX_PROPERTIES_BYTES: Final = 32767
 #: A sharding key is one of a message's properties; this leaves room for the others.
 MAX_KEY_BYTES: Final = 4096
 MAX_QUEUES: Final = 65536
+#: How a topic's messages are stored unless it says otherwise: half the bytes of JSON bodies, and faster to write (`make bench`).
+DEFAULT_COMPRESSION: Final = "lz4"
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 #: Topics that belong to a consumer group: retry and dead-letter messages. Users may read the latter, never write either.

@@ -100,7 +100,7 @@ SINK_OPTIONS: Final = (
     Option("orderBufferSize", "256m", "bytes that orderBy may hold in memory, per task"),
     Option("onKeyConflict", "error", "one key in two tasks of a batch has no defined order: error|warn|ignore"),
     Option("onReplayDiffers", "error", "a repeated batch that is not what was committed: error|skip"),
-    Option("compression", None, "of a topic that is created: none|lz4", "the broker's"),
+    Option("compression", None, "of a topic that is created: none|lz4", "lz4"),
     Option("txnAppId", None, "batch write only: with txnVersion makes it idempotent, as in Delta"),
     Option("txnVersion", None, "batch write only: a number that grows with each write of txnAppId, such as the batch id"),
 )

@@ -56,7 +56,7 @@ def create(
     retention_size: Annotated[
         str | None, typer.Option(help="Keep so many bytes in all: 10g, 500m (default: no limit).", metavar="SIZE")
     ] = None,
-    compression: Annotated[Literal["none", "lz4"], typer.Option(help="How messages are stored.")] = "none",
+    compression: Annotated[Literal["none", "lz4"], typer.Option(help="How messages are stored.")] = "lz4",
 ) -> None:
     """Create a topic, and the store if there is none yet."""
     with shell.broker() as broker:

@@ -15,7 +15,7 @@ from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
 from orderedmq.embedded.store import Store, Transaction
 from orderedmq.errors import GroupError, OffsetError, OptionError, TopicError
-from orderedmq.model import MAX_QUEUES, MessageQueue, check_group, check_topic
+from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_group, check_topic
 
 
 class EmbeddedAdmin:
@@ -45,7 +45,7 @@ class EmbeddedAdmin:
         *,
         retention_seconds: float | None = None,
         retention_bytes: int | None = None,
-        compression: str = "none",
+        compression: str = DEFAULT_COMPRESSION,
     ) -> TopicInfo:
         check_topic(name, writing=True)
         _check_queues(name, queues)

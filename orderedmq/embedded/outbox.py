@@ -75,6 +75,8 @@ class EmbeddedOutbox:
             for source in sources:
                 if source.token is not None:
                     groups.require_current(txn, source.token, f"batch {batch.batch_id} was published")
+            if batch.sink_id is not None:
+                self._require_new(txn, batch, sources)
             ranges = self._show(txn, ordered, now)
             if batch.sink_id is not None:
                 self._remember(txn, batch, record)
@@ -126,6 +128,28 @@ class EmbeddedOutbox:
                 "onReplayDiffers=skip to take it as published",
             )
         return False
+
+    def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
+        """What lies behind its group's offset may have come out in another batch of this sink. Raises SinkError REPLAY_DIFFERS."""
+        assert batch.sink_id is not None
+        behind: dict[tuple[str, str, int], OffsetRange] = {}
+        for source in sources:
+            if source.token is not None:
+                at = groups.offset_at(txn, source.token.group, source.queue)
+                if at is not None and at > source.offsets.begin:
+                    behind[source.token.group, source.queue.topic, source.queue.queue_id] = source.offsets
+        if not behind:
+            return
+        for key, value in txn.scan("batches", _sink_key(batch.sink_id)):
+            for group, topic, queue_id, begin, end in json.loads(value)["sources"]:
+                again = behind.get((group, topic, queue_id))
+                if again is not None and again.begin < end and begin < again.end:
+                    raise SinkError(
+                        "REPLAY_DIFFERS",
+                        f"batch {batch.batch_id} of this query has messages {again.begin} to {again.end - 1} of queue {topic}/{queue_id}, of "
+                        f"which batch {layout.to_number(key[-8:])} published {begin} to {end - 1} already: an old copy of the checkpoint, run "
+                        "with other limits; restore the newest checkpoint, or start with a new one, which goes on at the group's offset",
+                    )
 
     def _show(self, txn: Transaction, receipts: Iterable[Receipt], now: int) -> dict[MessageQueue, OffsetRange]:
         ranges: dict[MessageQueue, OffsetRange] = {}

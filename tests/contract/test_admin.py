@@ -157,7 +157,7 @@ def test_retention_by_age_deletes_whole_chunks_that_are_too_old(broker: Broker, 
 
 def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(broker: Broker):
     """Bodies that do not compress; what was just written is never deleted for being too large."""
-    broker.admin.create_topic("t", 1, retention_bytes=300_000)
+    broker.admin.create_topic("t", 1, retention_bytes=300_000, compression="none")
     queue = queues_of(broker, "t")[0]
     for _ in range(10):
         begin = broker.log.append(queue, rows([b"x" * 20] * BIG)).begin
@@ -170,7 +170,7 @@ def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(brok
 
 
 def test_a_single_append_above_the_retention_stays_readable(broker: Broker):
-    broker.admin.create_topic("t", 1, retention_bytes=1000)
+    broker.admin.create_topic("t", 1, retention_bytes=1000, compression="none")
     queue = queues_of(broker, "t")[0]
     broker.log.append(queue, rows([b"x" * 5000]))
     assert len(bodies(broker, queue)) == 1
@@ -179,7 +179,7 @@ def test_a_single_append_above_the_retention_stays_readable(broker: Broker):
 
 
 def test_retention_by_size_counts_all_queues_together(broker: Broker):
-    broker.admin.create_topic("t", 4, retention_bytes=600_000)
+    broker.admin.create_topic("t", 4, retention_bytes=600_000, compression="none")
     for _ in range(6):
         for queue in queues_of(broker, "t"):
             broker.log.append(queue, rows([b"x" * 20] * BIG))
