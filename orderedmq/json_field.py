@@ -69,6 +69,8 @@ def _parsed(texts: pa.Array, names: tuple[str, ...], kind: pa.DataType) -> pa.Ar
     column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     if len(names) > 1:
         column = pc.struct_field(column, list(names[1:]))
+    # Arrow's parser takes any bytes for text.
+    column.validate(full=True)
     return column.cast(pa.string())
 
 

@@ -37,6 +37,9 @@ def queue_by_queue(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any
 
 def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> None:
     ensure_java()
+    # Both before the JVM starts: it hands its environment on to the workers.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.state import GroupStateTimeout
 
@@ -74,7 +77,6 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> Non
         .option("path", store)
         .option("topic", OUT)
         .option("topicQueueNums", queues)
-        .option("compression", "lz4")
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()

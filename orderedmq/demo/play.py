@@ -94,7 +94,7 @@ class Demo:
         rows = flights.events(self.limit)
         self.events = rows.num_rows
         with orderedmq.connect(self.store) as broker:
-            broker.admin.create_topic(IN, self.queues, compression="lz4")
+            broker.admin.create_topic(IN, self.queues)
             producer = Producer(broker.log, IN)
             for begin in range(0, rows.num_rows, _PRODUCE_AT_ONCE):
                 producer.send(rows.slice(begin, _PRODUCE_AT_ONCE))

@@ -1,0 +1,67 @@
+"""Rows to measure with: bodies of 100 random bytes, and the demo's flights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from orderedmq.broker import Broker, SinkBatch
+from orderedmq.demo import flights
+from orderedmq.model import MessageQueue
+
+BODY_BYTES: Final = 100
+#: Distinct sharding keys of one part, 8 bytes each.
+KEYS: Final = 10_000
+
+
+def messages(rows: int, part: int = 0) -> pa.RecordBatch:
+    """Random bodies, which no codec makes smaller, and keys that no other part has."""
+    random = np.random.default_rng(part)
+    ends = np.arange(0, BODY_BYTES * (rows + 1), BODY_BYTES, dtype=np.int32)
+    body = pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(random.bytes(BODY_BYTES * rows))])
+    keys = pa.array([f"{part % 100:02d}-{number:05d}" for number in range(KEYS)])
+    return pa.record_batch({"sharding_key": keys.take(pa.array(random.integers(0, KEYS, rows))), "body": body})
+
+
+def demo_messages(rows: int) -> pa.RecordBatch:
+    """The demo's events, over again until there are ``rows``."""
+    found = flights.events(rows).select(["sharding_key", "body"])
+    whole = pa.Table.from_batches([found] * -(-rows // found.num_rows)).slice(0, rows)
+    return whole.combine_chunks().to_batches()[0]
+
+
+def write_files(folder: Path, rows: pa.RecordBatch, files: int) -> None:
+    """``rows`` as Parquet files whose keys differ: no key is in two tasks."""
+    folder.mkdir(parents=True)
+    step = -(-rows.num_rows // files)
+    for number in range(files):
+        part = rows.slice(number * step, step)
+        keys = pc.binary_join_element_wise(part.column("sharding_key"), f"-{number}", "")
+        part = pa.record_batch({"sharding_key": keys, "body": part.column("body")})
+        pq.write_table(pa.Table.from_batches([part]), folder / f"{number}.parquet", compression="none", use_dictionary=False)
+
+
+def fill(broker: Broker, topic: str, queues: int, rows: int, step: int = 65536) -> None:
+    """A topic with ``rows`` messages, the same number in each queue, in chunks of full size."""
+    broker.admin.create_topic(topic, queues)
+    for queue in broker.log.queues(topic):
+        made = messages(step, queue.queue_id)
+        left = rows // queues
+        while left > 0:
+            broker.log.append(queue, made.slice(0, min(left, step)))
+            left -= step
+
+
+def append_small(broker: Broker, queue: MessageQueue, batches: int, rows: int) -> None:
+    """What ``batches`` micro-batches of ``rows`` rows leave in a queue, through staging and publish."""
+    made = messages(rows)
+    for number in range(batches):
+        batch = SinkBatch("bench", number)
+        staging = broker.outbox.open(batch, 0)
+        staging.add(queue, made)
+        broker.outbox.publish(batch, [staging.receipt()])

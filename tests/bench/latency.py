@@ -1,0 +1,124 @@
+"""Small micro-batches and idle queries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+from pyspark.sql import DataFrame
+
+import orderedmq
+from tests.bench import data
+from tests.bench.measure import Bench, Figure, interleaved
+from tests.bench.throughput import COLUMNS
+
+ROWS = 10
+
+
+@contextlib.contextmanager
+def _producer(path: Path, every: float) -> Iterator[None]:
+    """Ten rows into the only queue of topic ``t``, each ``every`` seconds."""
+    stop = threading.Event()
+
+    def produce() -> None:
+        with orderedmq.connect(path) as broker:
+            (queue,) = broker.log.queues("t")
+            made = data.messages(ROWS)
+            while not stop.wait(every):
+                broker.log.append(queue, made)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _store(bench: Bench, topic: str = "t") -> Path:
+    path = bench.fresh("store")
+    with orderedmq.connect(path) as broker:
+        broker.admin.create_topic(topic, 1)
+    return path
+
+
+def micro_batch(bench: Bench) -> list[Figure]:
+    """The producer runs beside the null source, too: it uses the disk."""
+    out = []
+    for pace, every, batches in (("10 rows/s", 1.0, 8), ("100 rows/s", 0.1, 40)):
+        path, target = _store(bench), _store(bench, "out")
+        ways: list[tuple[str, str, str, dict[str, str]]] = [
+            ("to noop", "noop", "noop", {}),
+            ("to sink", "orderedmq", "null_sink", {"path": str(target), "topic": "out"}),
+        ]
+        for label, sink, null_sink, options in ways:
+            ours = partial(bench.source, COLUMNS, path, "t")
+            null = partial(bench.null_source, COLUMNS, ROWS, 1, every)
+            count = batches // 4 if bench.quick else batches
+            with _producer(path, every):
+                found = interleaved(
+                    1 if bench.quick else 3,
+                    {
+                        "ours": partial(_paced, bench, ours, sink, count, options),
+                        "null": partial(_paced, bench, null, null_sink, count, {}),
+                    },
+                    warm=False,
+                )
+            for phase, mine in found["ours"].items():
+                other = found["null"][phase]
+                judged = 1.15 if phase == "triggerExecution" and label == "to noop" else None
+                ratio = mine / other if other else None
+                out.append(
+                    Figure("10-row micro-batch", f"{label}, {pace}, {phase}", mine, "ms", other, ratio, judged, low=True)
+                )
+    return out
+
+
+def _paced(bench: Bench, rows: Callable[[], DataFrame], sink: str, batches: int, options: dict[str, str]) -> dict[str, float]:
+    return bench.paced(rows(), sink, batches, **options)
+
+
+def _cpu() -> dict[str, float]:
+    """CPU seconds so far of the JVM and of the Python processes below this one."""
+    out = {"JVM": 0.0, "python": time.process_time()}
+    for process in psutil.Process(os.getpid()).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            out["JVM" if process.name() == "java" else "python"] += times.user + times.system
+    return out
+
+
+def idle(bench: Bench) -> list[Figure]:
+    """CPU seconds per second of a query with the default trigger whose source has nothing new."""
+    path = _store(bench)
+    with orderedmq.connect(path) as broker:
+        broker.log.append(broker.log.queues("t")[0], data.messages(ROWS))
+    seconds = 3 if bench.quick else 10
+
+    def run(null: bool) -> dict[str, float]:
+        rows = bench.null_source(COLUMNS, ROWS, 1) if null else bench.source(COLUMNS, path, "t")
+        query = bench.start(rows, "noop")
+        try:
+            while not any(progress.numInputRows for progress in query.recentProgress):
+                time.sleep(0.1)
+            time.sleep(2)
+            before = _cpu()
+            time.sleep(seconds)
+            after = _cpu()
+        finally:
+            query.stop()
+        return {name: (after[name] - before[name]) / seconds for name in after}
+
+    found = interleaved(1 if bench.quick else 3, {"ours": lambda: run(False), "null": lambda: run(True)}, warm=False)
+    return [
+        Figure("idle query", f"{name}, CPU seconds a second", mine, "CPU", found["null"][name], mine / found["null"][name])
+        for name, mine in found["ours"].items()
+        if found["null"][name]
+    ]

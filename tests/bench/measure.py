@@ -1,0 +1,161 @@
+"""Figures, medians of interleaved runs, and the Spark session and folder that all cases share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from orderedmq.java import ensure_java
+from tests.bench import peers
+
+ROOT: Final = Path(__file__).parents[2]
+
+
+@dataclass
+class Figure:
+    """One line of the table. ``ratio`` is judged: at least ``target``, or at most if ``low``; without a target it is shown only."""
+
+    case: str
+    what: str
+    ours: float
+    unit: str
+    peer: float | None = None
+    ratio: float | None = None
+    target: float | None = None
+    low: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        if self.target is None or self.ratio is None:
+            return None
+        return self.ratio <= self.target if self.low else self.ratio >= self.target
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values)
+
+
+def interleaved(
+    rounds: int, ways: Mapping[str, Callable[[], Mapping[str, float]]], *, warm: bool = True
+) -> dict[str, dict[str, float]]:
+    """Run the ways in turn, ``rounds`` times, with ``warm`` after a round that does not count; medians per way and measure."""
+    seen: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
+    for turn in range(0 if warm else 1, rounds + 1):
+        for name, run in ways.items():
+            for measure, value in run().items():
+                if turn:
+                    seen[name].setdefault(measure, []).append(value)
+    return {name: {measure: median(values) for measure, values in measures.items()} for name, measures in seen.items()}
+
+
+class Bench:
+    """What every case gets: how large, how often, a folder of its own, Spark."""
+
+    def __init__(self, folder: Path, *, quick: bool) -> None:
+        self.folder = folder
+        self.quick = quick
+        self.rounds = 2 if quick else 5
+        self.rows = 400_000 if quick else 4_000_000
+        self._number = 0
+
+    def fresh(self, name: str) -> Path:
+        """A path that nobody has used."""
+        self._number += 1
+        return self.folder / f"{name}-{self._number}"
+
+    def close(self) -> None:
+        if "spark" in self.__dict__:
+            self.spark.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        ensure_java()
+        # The JVM hands its environment on to the workers, which import the peers by name.
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .appName("orderedmq-bench")
+            .config("spark.driver.memory", "2g")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.streaming.numRecentProgressUpdates", "100000")
+            .config("spark.sql.warehouse.dir", str(self.folder / "warehouse"))
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("ERROR")
+        spark.dataSource.register(peers.NullSource)
+        spark.dataSource.register(peers.NullSink)
+        return spark
+
+    def null_source(self, schema: str, rows: int, queues: int, every: float = 0) -> DataFrame:
+        reader = self.spark.readStream.format("null_source").schema(schema)
+        return reader.options(rows=str(rows), queues=str(queues), every=str(every)).load()
+
+    def source(self, schema: str, path: Path, topic: str) -> DataFrame:
+        self._number += 1
+        reader = self.spark.readStream.format("orderedmq").schema(schema)
+        return reader.options(path=str(path), topic=topic, consumerGroup=f"bench-{self._number}").load()
+
+    def start(self, rows: DataFrame, sink: str, *, available_now: bool = False, **options: Any) -> StreamingQuery:
+        writer = rows.writeStream.format(sink).options(checkpointLocation=str(self.fresh("checkpoint")), **options)
+        return (writer.trigger(availableNow=True) if available_now else writer).start()
+
+    def drain(self, rows: DataFrame, sink: str, expected: int, **options: Any) -> dict[str, float]:
+        """Million rows a second of one run with availableNow: inside the micro-batch, and of the whole query."""
+        begin = time.perf_counter()
+        query = self.start(rows, sink, available_now=True, **options)
+        query.awaitTermination()
+        seconds = time.perf_counter() - begin
+        batches = [progress for progress in query.recentProgress if progress.numInputRows]
+        assert sum(progress.numInputRows for progress in batches) == expected, "a run read other rows than planned"
+        inside = sum(progress.durationMs["addBatch"] for progress in batches) / 1000
+        return {"micro-batch": expected / inside / 1e6, "whole query": expected / seconds / 1e6}
+
+    def paced(self, rows: DataFrame, sink: str, batches: int, **options: Any) -> dict[str, float]:
+        """Milliseconds per phase of micro-batches that have rows, of a query with the default trigger."""
+        query = self.start(rows, sink, **options)
+        try:
+            while True:
+                time.sleep(0.2)
+                if query.exception() is not None:
+                    raise RuntimeError(str(query.exception()))
+                seen = [progress.durationMs for progress in query.recentProgress if progress.numInputRows]
+                if len(seen) >= batches + 3:
+                    break
+        finally:
+            query.stop()
+        # The first batches start workers.
+        return {
+            phase: median([float(one.get(phase, 0)) for one in seen[3:]])
+            for phase in ("triggerExecution", "addBatch", "latestOffset", "queryPlanning", "walCommit", "commitOffsets")
+        }
+
+
+def disk_speed(folder: Path) -> float:
+    """MB/s of synchronous writes of 8 MiB, the size of the store's transactions."""
+    block = os.urandom(8 << 20)
+    path = folder / "disk"
+    times = []
+    with path.open("wb", buffering=0) as file:
+        for _ in range(15):
+            begin = time.perf_counter()
+            file.write(block)
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - begin)
+    path.unlink()
+    return len(block) / 1e6 / median(times)

@@ -1,0 +1,199 @@
+"""The embedded store and the reader's driver side without Spark around them."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import orderedmq
+from ordered_source.columns import full_schema
+from ordered_source.reader import StreamReader
+from ordered_source.task import QueuePartition, read
+from orderedmq.broker import Broker, SinkBatch
+from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
+from tests.bench import data
+from tests.bench.measure import ROOT, Bench, Figure, interleaved, median
+
+QUEUES = 1000
+
+
+def _one_row_each(broker: Broker, queues: list[MessageQueue], number: int) -> None:
+    """One message into every queue, in one transaction."""
+    made = data.messages(1)
+    batch = SinkBatch("bench", number)
+    staging = broker.outbox.open(batch, 0)
+    for queue in queues:
+        staging.add(queue, made)
+    broker.outbox.publish(batch, [staging.receipt()])
+
+
+def many_queues(bench: Bench) -> list[Figure]:
+    path = bench.fresh("queues")
+    rounds = 5 if bench.quick else 15
+    times: dict[str, list[float]] = {}
+
+    def timed(what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        begin = time.perf_counter()
+        result = call(*arguments)
+        times.setdefault(what, []).append((time.perf_counter() - begin) * 1000)
+        return result
+
+    with orderedmq.connect(path) as broker:
+        broker.admin.create_topic("t", QUEUES)
+        queues = broker.log.queues("t")
+        reader = StreamReader({"path": str(path), "topic": "t", "consumerGroup": "g"}, full_schema(False))
+        try:
+            # The first row of each queue is there before the query.
+            _one_row_each(broker, queues, 0)
+            start = reader.initialOffset()
+            for number in range(rounds + 1):
+                kind = "steady" if number else "first"
+                end = timed(f"{kind}: latestOffset", reader.latestOffset, start, ReadAllAvailable())
+                timed(f"{kind}: partitions", reader.partitions, start, end)
+                start = end
+                _one_row_each(broker, queues, number + 1)
+            start = reader.latestOffset(start, ReadAllAvailable())
+            for number in range(rounds):
+                # Another group's commit: the store has changed, the queues have not.
+                broker.admin.seek("other", {queues[0]: number})
+                timed("nothing new, another change", reader.latestOffset, start, ReadAllAvailable())
+                timed("nothing new, no change", reader.latestOffset, start, ReadAllAvailable())
+        finally:
+            reader.stop()
+    out = []
+    for what, values in times.items():
+        out.append(Figure("1,000 queues", what, median(values), "ms"))
+    sums = [sum(pair) for pair in zip(times["steady: latestOffset"], times["steady: partitions"])]
+    out.append(
+        Figure("1,000 queues", "latestOffset + partitions", median(sums), "ms", 50.0, median(sums) / 50.0, 1.0, low=True)
+    )
+    return out
+
+
+def size(bench: Bench) -> list[Figure]:
+    """Open, seek and read a little: a large store against a small one."""
+    large, small = (500_000, 10_000) if bench.quick else (10_000_000, 10_000)
+    stores = {}
+    for rows in (large, small):
+        stores[rows] = bench.fresh(f"store-{rows}")
+        with orderedmq.connect(stores[rows]) as broker:
+            data.fill(broker, "t", 1, rows)
+
+    def run(rows: int) -> dict[str, float]:
+        begin = time.perf_counter()
+        with orderedmq.connect(stores[rows]) as broker:
+            (queue,) = broker.log.queues("t")
+            opened = time.perf_counter()
+            stamps = broker.admin.describe_topic("t")[0]
+            assert stamps.first_timestamp is not None
+            assert stamps.last_timestamp is not None
+            seek, by_time = [], []
+            for turn in range(50):
+                # The store keeps the chunk that was read last in these columns.
+                columns = ("body", "queue_offset") if turn % 2 else ("body",)
+                offset = random.randrange(rows)
+                before = time.perf_counter()
+                broker.log.pull(queue, offset, 10, 1 << 20, columns)
+                seek.append(time.perf_counter() - before)
+                moment = random.randint(stamps.first_timestamp, stamps.last_timestamp)
+                before = time.perf_counter()
+                broker.log.offset_at(queue, moment)
+                by_time.append(time.perf_counter() - before)
+        return {
+            "open": (opened - begin) * 1000,
+            "read 10 rows at a random offset": median(seek) * 1000,
+            "offset at a time": median(by_time) * 1000,
+        }
+
+    found = interleaved(bench.rounds, {"large": lambda: run(large), "small": lambda: run(small)})
+    label = f"{large:,} messages against {small:,}"
+    return [
+        Figure("size of the store", f"{what}, {label}", mine, "ms", found["small"][what], mine / found["small"][what])
+        for what, mine in found["large"].items()
+    ]
+
+
+def small_batches(bench: Bench) -> list[Figure]:
+    batches = 1000 if bench.quick else 10_000
+    path = bench.fresh("small")
+    with orderedmq.connect(path) as broker:
+        broker.admin.create_topic("small", 1)
+        (small,) = broker.log.queues("small")
+        begin = time.perf_counter()
+        data.append_small(broker, small, batches, 2)
+        each = (time.perf_counter() - begin) / batches * 1000
+        data.fill(broker, "large", 1, 2 * batches)
+        (large,) = broker.log.queues("large")
+        chunks = broker.admin.describe_topic("small")[0].chunks
+
+        def run(queue: MessageQueue) -> dict[str, float]:
+            speeds = []
+            for _ in range(20):
+                begin, position = time.perf_counter(), 0
+                while position < 2 * batches:
+                    position += broker.log.pull(queue, position, 16384, 1 << 24, DEFAULT_COLUMNS).num_rows
+                speeds.append(position / (time.perf_counter() - begin) / 1e6)
+            return {"speed": median(speeds)}
+
+        found = interleaved(bench.rounds, {"small": lambda: run(small), "large": lambda: run(large)})
+    mine, other = found["small"]["speed"], found["large"]["speed"]
+    label = f"{batches:,} two-row batches"
+    return [
+        Figure("small batches", f"read what {label} wrote, against large chunks", mine, "M rows/s", other, mine / other, 0.5),
+        Figure("small batches", f"chunks left by {label}", chunks, "chunks"),
+        Figure("small batches", "stage and publish one batch", each, "ms"),
+    ]
+
+
+def memory(bench: Bench) -> list[Figure]:
+    """Peak RSS of a process that reads one queue as an executor's worker does."""
+    large, small = (500_000, 50_000) if bench.quick else (5_000_000, 500_000)
+    peaks: dict[int, dict[str, float]] = {}
+    for rows in (small, large):
+        path = bench.fresh(f"memory-{rows}")
+        with orderedmq.connect(path) as broker:
+            data.fill(broker, "t", 1, rows)
+        done = subprocess.run(
+            [sys.executable, "-c", f"from tests.bench import stores; stores.read_all({str(path)!r}, {rows})"],
+            cwd=ROOT, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        before, peak, mapped = (int(word) / 1024 for word in done.stdout.split())
+        peaks[rows] = {"peak RSS": peak, "peak RSS above an idle worker's": peak - before, "of it the store's pages": mapped}
+    return [
+        Figure(
+            "memory", f"{what}, {large:,} messages against {small:,}", mine, "MB", peaks[small][what],
+            mine / peaks[small][what] if peaks[small][what] else None, 1.1 if what == "peak RSS" else None, low=True,
+        )
+        for what, mine in peaks[large].items()
+    ]  # fmt: skip
+
+
+def read_all(path: str, rows: int) -> None:
+    """In a process of its own: read a queue and print RSS before, its peak, and the pages of files at the end, in KiB."""
+    with orderedmq.connect(path) as broker:
+        (queue,) = broker.log.queues("t")
+        incarnation = broker.log.topic("t").incarnation
+        partition = QueuePartition(path, broker.identity, queue, 0, rows, None, incarnation, True, 16384, streaming=False)
+    before = _status("VmRSS")
+    with pa.OSFile("/dev/null", "wb") as sink:
+        writer = None
+        for batch in read(partition, DEFAULT_COLUMNS, to_arrow_schema(full_schema(False), timezone="UTC")):
+            writer = writer or pa.ipc.new_stream(sink, batch.schema)
+            writer.write_batch(batch)
+    print(before, _status("VmHWM"), _status("RssFile"))
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1])
+    raise OSError(f"/proc/self/status has no {field}")

@@ -1,0 +1,123 @@
+"""Rows per second of source and sink in Spark against the null peers."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+import orderedmq
+from tests.bench import data
+from tests.bench.measure import Bench, Figure, disk_speed, interleaved
+
+QUEUES = 4
+COLUMNS = "queue_id int, queue_offset long, body binary, sharding_key string, store_timestamp timestamp"
+KEYED = "sharding_key string, body binary"
+ALL = (
+    "topic string, broker_name string, queue_id int, queue_offset long, body binary, tags string, keys string, "
+    "sharding_key string, message_id string, born_timestamp timestamp, store_timestamp timestamp, reconsume_times int"
+)
+
+
+def _figures(
+    case: str,
+    label: str,
+    found: Mapping[str, Mapping[str, float]],
+    target: float | None,
+    ours: str = "ours",
+    peer: str = "null",
+) -> list[Figure]:
+    """The micro-batch is judged; the whole query has a second of Spark's own."""
+    out = []
+    for measure in ("micro-batch", "whole query"):
+        mine, other = found[ours][measure], found[peer][measure]
+        judged = target if measure == "micro-batch" else None
+        out.append(Figure(case, f"{label}, {measure}", mine, "M rows/s", other, mine / other, judged))
+    return out
+
+
+def _filled(bench: Bench) -> Path:
+    """A store with the rows of all cases, made once."""
+    path = bench.folder / "source"
+    if not path.exists():
+        with orderedmq.connect(path) as broker:
+            data.fill(broker, "t", QUEUES, bench.rows)
+    return path
+
+
+def source(bench: Bench) -> list[Figure]:
+    path = _filled(bench)
+    out = []
+    for label, schema, target in (("5 columns", COLUMNS, 0.85), ("12 columns", ALL, None)):
+        found = interleaved(
+            bench.rounds,
+            {
+                "ours": partial(_drained, bench, partial(bench.source, schema, path, "t"), "noop"),
+                "null": partial(_drained, bench, partial(bench.null_source, schema, bench.rows, QUEUES), "noop"),
+            },
+        )
+        out += _figures("source → noop", label, found, target)
+    return out
+
+
+def _same(rows: DataFrame) -> DataFrame:
+    return rows
+
+
+def _drained(bench: Bench, rows: Callable[[], DataFrame], sink: str) -> dict[str, float]:
+    return bench.drain(rows(), sink, bench.rows)
+
+
+def _into_store(bench: Bench, rows: Callable[[], DataFrame], compression: str) -> dict[str, float]:
+    path = bench.fresh("sink")
+    with orderedmq.connect(path) as broker:
+        broker.admin.create_topic("out", QUEUES, compression=compression)
+    try:
+        return bench.drain(rows(), "orderedmq", bench.rows, path=str(path), topic="out")
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sink(bench: Bench) -> list[Figure]:
+    out = [Figure("file → sink", "the disk's synchronous writes of 8 MiB", disk_speed(bench.folder), "MB/s")]
+    kinds: list[tuple[str, Callable[[int], Any], dict[str, float | None]]] = [
+        ("random bodies", data.messages, {"none": 0.55}),
+        ("demo bodies", data.demo_messages, {"none": None, "lz4": 0.70}),
+    ]
+    for label, made, targets in kinds:
+        rows = made(bench.rows)
+        folder = bench.fresh("files")
+        data.write_files(folder, rows, 4)
+        megabytes = rows.nbytes / rows.num_rows
+        del rows
+        files = bench.spark.readStream.schema(KEYED).parquet(str(folder))
+        ways = {codec: partial(_into_store, bench, partial(_same, files), codec) for codec in targets}
+        found = interleaved(bench.rounds, {**ways, "null": partial(_drained, bench, partial(_same, files), "null_sink")})
+        for codec, target in targets.items():
+            out += _figures("file → sink", f"{label}, {codec}", found, target, ours=codec)
+            speed = found[codec]["micro-batch"]
+            out.append(Figure("file → sink", f"{label}, {codec}, rows as bytes", speed * megabytes, "MB/s"))
+        shutil.rmtree(folder)
+    return out
+
+
+def both(bench: Bench) -> list[Figure]:
+    path = _filled(bench)
+    out = []
+    for label, schema, target in (("5 columns", COLUMNS, 0.75), ("key and body", KEYED, None)):
+        mine = partial(bench.source, schema, path, "t")
+        found = interleaved(
+            bench.rounds,
+            {
+                "ours": partial(_into_store, bench, mine, "none"),
+                "lz4": partial(_into_store, bench, mine, "lz4"),
+                "null": partial(_drained, bench, partial(bench.null_source, schema, bench.rows, QUEUES), "null_sink"),
+            },
+        )
+        out += _figures("source → sink", label, found, target)
+        out += _figures("source → sink", f"{label}, lz4", found, None, ours="lz4")
+    return out

@@ -1,0 +1,215 @@
+"""A world per test: a store with topics ``in`` and ``out``, points, an observer of locks and offsets, and the judge at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import orderedmq
+from orderedmq.broker import Broker
+from orderedmq.embedded.check import check
+from orderedmq.embedded.store import Store
+from orderedmq.model import MessageQueue
+from tests import checker
+from tests.faults import faulty
+from tests.faults.drivers import Driver
+from tests.faults.points import STEP, Points, until
+
+GROUP = "g"
+#: Rows in a RecordBatch of the source: points count rows in such steps.
+PULL = 10
+
+
+class Observer:
+    """Writes down locks and group offsets as they change; no part of Spark, so no kill stops it."""
+
+    def __init__(self, path: Path) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._path = path
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="observer", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        with orderedmq.connect(self._path) as broker:
+            change, resets = -1, dict[str, int]()
+            while not self._stopped.is_set():
+                now = broker.log.change()
+                if now is None or now == change:
+                    self._stopped.wait(STEP / 2)
+                    continue
+                change = now
+                at = time.monotonic_ns()
+                for lock in broker.admin.locks():
+                    if lock.held:
+                        where = {"group": lock.group, "queue": str(lock.queue), "epoch": lock.epoch, "owner": lock.owner}
+                        self._note({"event": "grant", "at": at, **where})
+                for group in broker.admin.groups():
+                    if broker.groups.reset_number(group) != resets.setdefault(group, broker.groups.reset_number(group)):
+                        resets[group] = broker.groups.reset_number(group)
+                        self._note({"event": "reset", "at": at, "group": group})
+                    for event in checker.offsets(broker, group):
+                        self._note({"at": at, **event})
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self.events.append(event)
+
+
+class World:
+    """One store and everything that a test does around it."""
+
+    def __init__(self, folder: Path, spark: SparkSession, queues: int) -> None:
+        self.folder = folder
+        self.spark = spark
+        self.path = str(folder / "store")
+        self.points = Points(folder / "points")
+        self.points.folder.mkdir()
+        self.broker: Broker = orderedmq.connect(self.path)
+        for topic in ("in", "out"):
+            self.broker.admin.create_topic(topic, queues)
+        self.queues: list[MessageQueue] = self.broker.log.queues("in")
+        self.observer = Observer(folder / "store")
+        self._queries: list[StreamingQuery] = []
+
+    # -- doing --------------------------------------------------------------------------------------------------------------
+
+    def produce(self, rows: int, topic: str = "in") -> None:
+        """``rows`` more messages in each queue: the body is the place, keys are the queue's own."""
+        queues = self.broker.log.queues(topic)
+        ends = {queue: at.max_offset for queue, at in self.broker.log.bounds(queues).items()}
+        for queue in queues:
+            places = range(ends[queue], ends[queue] + rows)
+            bodies = [f"{queue}:{place}".encode() for place in places]
+            keys = [f"{queue.queue_id}-{place % 7}" for place in places]
+            self.broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys}))
+
+    def spec(self, checkpoint: str = "ck", **more: Any) -> dict[str, Any]:
+        """How a query of this world is started, here or in a driver of its own."""
+        source = {"pullBatchSize": PULL, "lockTimeout": "5s", **more.pop("source", {})}
+        return {"path": self.path, "checkpoint": str(self.folder / checkpoint), "group": GROUP, "source": source, **more}
+
+    def start(self, checkpoint: str = "ck", **more: Any) -> StreamingQuery:
+        """A query in this process's Spark."""
+        self._queries.append(faulty.start(self.spark, **self.spec(checkpoint, **more)))
+        return self._queries[-1]
+
+    def run(self, checkpoint: str = "ck", **more: Any) -> None:
+        """A query in this process's Spark that processes what is there and ends."""
+        query = self.start(checkpoint, available_now=True, **more)
+        assert query.awaitTermination(60), "the query did not end"
+
+    def fail(self, query: StreamingQuery, timeout: float = 60.0) -> str:
+        """The text with which a query fails."""
+        until(lambda: not query.isActive, "the query ends", timeout)
+        failure = query.exception()
+        assert failure is not None, "the query ended without a failure"
+        return str(failure)
+
+    def lives(self, life: float, linger: float = 20.0) -> None:
+        """Locks that sources take from now on live so many seconds."""
+        self.points._write("lives", "json", {"life": life, "linger": linger})
+
+    # -- looking ------------------------------------------------------------------------------------------------------------
+
+    def count(self, topic: str = "out") -> int:
+        return sum(at.max_offset - at.min_offset for at in self.broker.log.bounds(self.broker.log.queues(topic)).values())
+
+    def group_at(self, group: str = GROUP) -> dict[int, int]:
+        return {queue.queue_id: at for queue, at in self.broker.groups.offsets(group, self.queues).items()}
+
+    def wait_for(self, rows: int, topic: str = "out", timeout: float = 60.0) -> None:
+        until(lambda: self.count(topic) >= rows, f"{rows} messages in {topic}", timeout)
+
+    def wait_for_offset(self, offset: int, group: str = GROUP) -> None:
+        """Until the group is at ``offset`` in every queue."""
+        done = {queue.queue_id: offset for queue in self.queues}
+        until(lambda: self.group_at(group) == done, f"group {group} at {offset}")
+
+    def held(self, group: str = GROUP) -> list[Any]:
+        return [lock for lock in self.broker.admin.locks(group) if lock.held]
+
+    def tokens(self) -> int:
+        """Attempts whose rows are staged and not published."""
+        store = Store.open(Path(self.path))
+        try:
+            with store.read() as txn:
+                return sum(1 for _ in txn.scan("tokens"))
+        finally:
+            store.close()
+
+    def log(self) -> str:
+        """What the source and the sink warned of."""
+        file = self.points.folder / "log.txt"
+        return file.read_text() if file.exists() else ""
+
+    def judge(self, *more: dict[str, Any], drained: bool = True, group: str = GROUP) -> None:
+        """Everything sent is in ``out`` exactly once and in order, nothing went back, the store is sound."""
+        history = sorted([*self.observer.events, *self.points.history()], key=lambda event: event["at"])
+        end = {"at": time.monotonic_ns()}
+        dump = [*checker.sent(self.broker, "in"), *checker.delivered(self.broker, "out"), *checker.offsets(self.broker, group)]
+        assert checker.judge([*more, *history, *({**event, **end} for event in dump)], drained=drained) == []
+        if drained:
+            ends = {queue.queue_id: at.max_offset for queue, at in self.broker.log.bounds(self.queues).items()}
+            assert self.group_at(group) == ends
+
+    def close(self) -> None:
+        self.points.release_all()
+        for query in self._queries:
+            query.stop()
+        self.observer.close()
+        self.broker.close()
+        assert check(Path(self.path)) == []
+
+
+@pytest.fixture(scope="session")
+def session(spark: SparkSession) -> SparkSession:
+    """This process's Spark, which knows the format of these tests."""
+    spark.dataSource.register(faulty.FaultySource)
+    return spark
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory: pytest.TempPathFactory, session: SparkSession) -> Iterator[Callable[..., World]]:
+    """Makes worlds that live as long as the module's tests."""
+    made: list[World] = []
+
+    def make(queues: int = 3) -> World:
+        made.append(World(tmp_path_factory.mktemp("world"), session, queues))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, session: SparkSession) -> Iterator[World]:
+    made = World(tmp_path, session, 3)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Driver]]:
+    """Starts Sparks of their own, to be killed or stopped."""
+    made: list[Driver] = []
+
+    def make(master: str = "local[2]") -> Driver:
+        made.append(Driver(tmp_path_factory.mktemp("driver"), master))
+        return made[-1]
+
+    yield make
+    for driver in made:
+        driver.close()

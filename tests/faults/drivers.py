@@ -1,0 +1,187 @@
+"""Spark drivers in processes of their own, and signals to exactly the processes that a test started."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.faults.points import until
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
+WORKER = "pyspark.daemon"
+JVM = "org.apache.spark.deploy.SparkSubmit"
+
+
+def send(process: psutil.Process, kind: str, which: int) -> None:
+    """Signal a process of ours, after a look whether it still is what it was taken for."""
+    words = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    assert kind in words, f"process {process.pid} is not a {kind} but {words!r}"
+    assert process.is_running(), f"process {process.pid} is another one by now"
+    os.kill(process.pid, which)
+
+
+def kill_below(pid: int, kind: str, ancestor: int | None = None) -> None:
+    """SIGKILL a process that this one, or ``ancestor``, started."""
+    process = psutil.Process(pid)
+    assert (ancestor or os.getpid()) in [parent.pid for parent in process.parents()], f"process {pid} is not ours"
+    send(process, kind, signal.SIGKILL)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def children(kind: str, of: int | None = None) -> list[psutil.Process]:
+    """The processes of a kind below ``of`` (default: this process)."""
+    found = []
+    for process in psutil.Process(of).children(recursive=True):
+        try:
+            if any(kind in word for word in process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+class Driver:
+    """One ``tests.faults.job``: a Python driver, its JVM, its source runners and its workers."""
+
+    def __init__(self, folder: Path, master: str = "local[2]") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.errors = folder / "stderr.txt"
+        with self.errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.job", master],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self._known: dict[int, psutil.Process] = {}
+        assert self._process.stdout is not None
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._process.stdout, selectors.EVENT_READ)
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._read = b""
+        self._answer(90.0)
+
+    # -- what it is told ----------------------------------------------------------------------------------------------------
+
+    def start(self, query: str = "q", **spec: Any) -> None:
+        """Start a query: see tests.faults.faulty.start."""
+        self._tell({"do": "start", "query": query, **spec})
+
+    def failure(self, query: str = "q", timeout: float = 60.0) -> str:
+        """The text with which a query fails."""
+        state = until(lambda: (state := self.state(query)) and not state["active"] and state, f"query {query} ends", timeout)
+        assert state["failure"], f"query {query} ended without a failure"
+        text: str = state["failure"]
+        return text
+
+    def state(self, query: str = "q") -> dict[str, Any]:
+        return self._tell({"do": "state", "query": query})
+
+    def stop(self, query: str = "q") -> dict[str, Any]:
+        return self._tell({"do": "stop", "query": query})
+
+    # -- what is done to it -------------------------------------------------------------------------------------------------
+
+    def processes(self) -> list[psutil.Process]:
+        """Everything that lives below this driver, itself included; those found once are remembered when they lose their parent."""
+        if self._process.poll() is None:
+            own = psutil.Process(self._process.pid)
+            self._known |= {process.pid: process for process in [own, *own.children(recursive=True)]}
+        self._known = {pid: process for pid, process in self._known.items() if process.is_running() and not gone(pid)}
+        return list(self._known.values())
+
+    def of_kind(self, kind: str) -> list[psutil.Process]:
+        return [process for process in self.processes() if any(kind in word for word in process.cmdline())]
+
+    def kill_jvm(self) -> None:
+        """kill -9 of Python driver and JVM; source runners and workers are left to notice it."""
+        self.processes()
+        for kind in ("tests.faults.job", JVM):
+            for process in self.of_kind(kind):
+                send(process, kind, signal.SIGKILL)
+        self._process.wait()
+
+    def kill_all(self) -> None:
+        """kill -9 of everything, source runners first: none can give anything back."""
+        everything = self.processes()
+        for process in [*self.of_kind(RUNNER), *everything]:
+            if process.is_running() and not gone(process.pid):
+                send(process, _kind(process), signal.SIGKILL)
+        self._process.wait()
+
+    def pause(self, *kinds: str) -> None:
+        """SIGSTOP the processes of these kinds."""
+        for kind in kinds:
+            for process in self.of_kind(kind):
+                send(process, kind, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT all that are stopped."""
+        for process in self.processes():
+            if process.status() == psutil.STATUS_STOPPED:
+                send(process, _kind(process), signal.SIGCONT)
+
+    def close(self) -> None:
+        """The end: whatever is left of it is killed."""
+        for process in self.processes():
+            try:
+                send(process, _kind(process), signal.SIGKILL)
+            except (FileNotFoundError, ProcessLookupError, psutil.NoSuchProcess):
+                continue
+        self._process.wait()
+        self._ready.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
+
+    # -- inside -------------------------------------------------------------------------------------------------------------
+
+    def _tell(self, command: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+        self._process.stdin.flush()
+        return self._answer(60.0)
+
+    def _answer(self, timeout: float) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + timeout
+        while True:
+            line, newline, rest = self._read.partition(b"\n")
+            if newline:
+                self._read = rest
+                if line.startswith(b"@"):
+                    answer: dict[str, Any] = json.loads(line[1:])
+                    return answer
+                continue
+            assert self._ready.select(max(0.0, deadline - time.monotonic())), f"no answer: {self.errors.read_text()[-3000:]}"
+            new = self._process.stdout.read(65536)
+            assert new != b"", f"the driver died: {self.errors.read_text()[-3000:]}"
+            self._read += new or b""
+
+
+def _kind(process: psutil.Process) -> str:
+    """The word of a process's command line by which it is recognised when it is signalled."""
+    words = " ".join(process.cmdline())
+    return next((kind for kind in ("tests.faults.job", RUNNER, WORKER, JVM, "java") if kind in words), words)

@@ -1,0 +1,231 @@
+"""The format ``orderedmq`` with points at which tests stop it: the same classes, each call passed on, between two looks at a folder.
+
+The folder is ``points`` beside the store. Registered as ``orderedmq_faulty``.
+
+    initial    source runner: initialOffset was called
+    boundary   source runner: latestOffset was called, nothing is committed yet
+    planned    source runner: a new offset was made, Spark has not logged it
+    logged     source runner: the batch is in Spark's offset log, nothing is read
+    read       executor: so many rows of a queue were read
+    write      executor: so many rows came to the writer
+    staged     executor: everything is staged, Spark does not know yet
+    publish    driver side: all tasks are done, nothing is published
+    published  driver side: published, Spark has not committed the batch
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
+
+from ordered_sink.commit import StreamWriter
+from ordered_sink.writer import Written
+from ordered_source import reader as reader_module
+from ordered_source.reader import StreamReader
+from ordered_source.renewal import Renewal
+from ordered_source.task import QueuePartition
+from orderedmq.broker import Broker
+from orderedmq.errors import OrderedMQError
+from orderedmq.micro_batch import run_of
+from pyspark_orderedmq import DefaultSource
+from tests.faults.points import Points
+
+FORMAT = "orderedmq_faulty"
+#: Where a row comes from, in the form that the checker reads.
+ORIGIN = "concat(topic, '/', broker_name, '/', queue_id, ':', queue_offset)"
+
+
+def points_of(path: str) -> Points:
+    """The points of a store; what this process warns of from now on is kept beside them."""
+    points = Points(Path(path).parent / "points")
+    file = points.folder / "log.txt"
+    log = logging.getLogger("orderedmq")
+    if not any(isinstance(handler, logging.FileHandler) and handler.baseFilename == str(file) for handler in log.handlers):
+        points.folder.mkdir(exist_ok=True)
+        # Spark's workers outlive a test and its store.
+        for handler in list(log.handlers):
+            log.removeHandler(handler)
+            handler.close()
+        log.addHandler(logging.FileHandler(file))
+    return points
+
+
+class FaultyReader(StreamReader):
+    """StreamReader with points."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self.points = points_of(options["path"])
+        super().__init__(options, schema)
+
+    def initialOffset(self) -> dict[str, Any]:
+        self.points.tell("initial")
+        self.points.reach("initial")
+        return super().initialOffset()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        self.points.reach("boundary")
+        first, began = self._broker is None, time.monotonic()
+        end = super().latestOffset(start, limit)
+        if first:
+            self.points.tell("entered", seconds=time.monotonic() - began)
+        if end != start:
+            self.points.reach("planned")
+        return end
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        if start != end:
+            self.points.reach("logged")
+        planned = super().partitions(start, end)
+        if (self.points.folder / "elsewhere").exists():
+            # An executor on another machine sees another store there, or none.
+            return [replace(partition, identity="0" * 32) for partition in planned if isinstance(partition, QueuePartition)]
+        return planned
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, QueuePartition)
+        points = points_of(self.options.path)
+        context = TaskContext.get()
+        run = run_of(context.getLocalProperty) if context is not None else None
+        if run is not None:
+            proof = partition.token
+            points.tell(
+                "read", query=run.query_id, run=run.run_id, batch=run.batch_id, queue=str(partition.queue),
+                group=proof.group if proof else None, epoch=proof.epoch if proof else 0, begin=partition.begin, end=partition.end,
+            )  # fmt: skip
+        count = 0
+        for batch in super().read(partition):
+            points.reach("read", count)
+            yield batch
+            count += batch.num_rows
+        points.reach("read", count)
+
+    def _connect(self) -> Broker:
+        """Lives of locks that a test can outlast, if it asked for them."""
+        fresh = self._broker is None
+        broker = super()._connect()
+        lives = self.points.folder / "lives.json"
+        if fresh and lives.exists():
+            asked = json.loads(lives.read_text())
+            broker.groups.life = asked["life"]  # type: ignore[attr-defined]
+            self._renewal = Renewal(broker.groups, asked["life"] / 3)
+            setattr(reader_module, "UNLOCK_DELAY", asked["linger"])  # noqa: B010
+        return broker
+
+
+class FaultyWriter(StreamWriter):
+    """StreamWriter with points."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite)
+        self.path = self._planned.options.path
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        points = points_of(self.path)
+
+        def watched() -> Iterator[pa.RecordBatch]:
+            count = 0
+            for batch in iterator:
+                points.reach("write", count)
+                yield batch
+                count += batch.num_rows
+            points.reach("write", count)
+
+        message = super().write(watched())
+        points.reach("staged")
+        points.tell("staged")
+        return message
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        points = points_of(self.path)
+        points.reach("publish")
+        run = next((message.batch.run for message in messages if isinstance(message, Written)), None)
+        facts: dict[str, Any] = {"began": time.monotonic_ns(), "batch": batchId}
+        if run is not None:
+            facts |= {"query": run.query_id, "run": run.run_id}
+        try:
+            outcome = self._planned.publish(messages)
+        except OrderedMQError as error:
+            points.tell("publish", accepted=False, error=str(error), **facts)
+            raise
+        points.tell("publish", accepted=True, replayed=outcome is not None and outcome.replayed, **facts)
+        points.reach("published")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        super().abort(messages, batchId)
+        points_of(self.path).tell("abort", batch=batchId, receipts=sum(message is not None for message in messages))
+
+
+class FaultySource(DefaultSource):
+    """DefaultSource with points in its stream."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def streamReader(self, schema: StructType) -> FaultyReader:
+        return FaultyReader(self.options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> FaultyWriter:
+        return FaultyWriter(self.options, schema, overwrite)
+
+
+def session_config() -> dict[str, str]:
+    """What every Spark of these tests runs with."""
+    return {
+        "spark.driver.memory": "1g",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+    }
+
+
+def start(
+    spark: SparkSession,
+    *,
+    path: str,
+    checkpoint: str,
+    group: str | None = "g",
+    topic: str = "in",
+    sink: str = "out",
+    available_now: bool = False,
+    source: Mapping[str, Any] | None = None,
+    target: Mapping[str, Any] | None = None,
+) -> StreamingQuery:
+    """A query from a topic to another; ``sink`` is that topic, ``noop``, or ``parquet:<folder>``."""
+    reader = spark.readStream.format(FORMAT).option("path", path).option("topic", topic)
+    for name, value in {**({"consumerGroup": group} if group else {}), **(source or {})}.items():
+        reader = reader.option(name, str(value))
+    rows = reader.load()
+    writer = rows.selectExpr("body", "sharding_key", f"{ORIGIN} AS keys").writeStream
+    if sink.startswith("parquet:"):
+        folder = sink.partition(":")[2]
+
+        def append(batch: DataFrame, number: int) -> None:
+            # The time tells a repeat of a batch from its first delivery.
+            at = time.monotonic_ns()
+            batch.selectExpr("*", f"{number} AS batch", f"{at} AS at").write.mode("append").parquet(folder)
+            Points(Path(path).parent / "points").reach("appended")
+
+        writer = writer.foreachBatch(append)
+    elif sink == "noop":
+        writer = writer.format("noop")
+    else:
+        writer = writer.format(FORMAT).option("path", path).option("topic", sink)
+    for name, value in (target or {}).items():
+        writer = writer.option(name, str(value))
+    writer = writer.option("checkpointLocation", checkpoint)
+    return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="100 milliseconds")).start()

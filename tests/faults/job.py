@@ -1,0 +1,60 @@
+"""A Spark driver of its own, for tests that kill or stop one: it does what it is told line by line and answers each line.
+
+    python -m tests.faults.job local[2,3]
+
+Commands are JSON lines on stdin, answers JSON lines on stdout, which begin with ``@`` (Spark may print there too).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from orderedmq.java import ensure_java
+from tests.faults.faulty import FaultySource, session_config, start
+
+
+def state(query: StreamingQuery) -> dict[str, Any]:
+    """What a test wants to know of a query."""
+    failure = query.exception()
+    return {"active": query.isActive, "failure": None if failure is None else str(failure)}
+
+
+def main(master: str) -> None:
+    ensure_java()
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master(master).appName("orderedmq-faults")
+    for name, value in session_config().items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(FaultySource)
+    queries: dict[str, StreamingQuery] = {}
+
+    def answer(value: dict[str, Any]) -> None:
+        print("@" + json.dumps(value), flush=True)
+
+    answer({"ready": True})
+    for line in sys.stdin:
+        command = json.loads(line)
+        name = command.pop("query", "")
+        match command.pop("do"):
+            case "start":
+                queries[name] = start(spark, **command)
+                answer({})
+            case "state":
+                answer(state(queries[name]))
+            case "stop":
+                queries[name].stop()
+                answer(state(queries[name]))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

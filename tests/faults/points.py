@@ -1,0 +1,117 @@
+"""Named points in Spark's processes at which a test stops, fails or kills them, and what those processes tell.
+
+A test and the processes share a folder. The test arms a point; the first process that comes to it takes it (a rename, so only one
+does), says which process it is, and acts. Nothing here is in the production code: tests/faults/faulty.py calls ``reach``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+Action = Literal["hold", "kill", "fail"]
+#: Seconds. A process that nobody releases must not stay for ever.
+PATIENCE = 120.0
+STEP = 0.01
+
+
+class ToldToFail(Exception):
+    """What a point armed with ``fail`` raises."""
+
+
+def until(condition: Callable[[], Any], what: str, timeout: float = 60.0) -> Any:
+    """The condition's value as soon as it is true; an assertion that names ``what`` when it is not in time."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
+        time.sleep(STEP)
+
+
+class Points:
+    """The points of one world. ``name`` may be taken once each time it is armed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    # -- the test's side ----------------------------------------------------------------------------------------------------
+
+    def arm(self, name: str, action: Action = "hold", *, after: int = 0) -> None:
+        """The next process that passes ``name``, with ``after`` rows or more where rows are counted, does ``action``."""
+        for state in ("taken", "reached", "go"):
+            self._file(name, state).unlink(missing_ok=True)
+        self._write(name, "armed", {"action": action, "after": after})
+
+    def disarm(self, name: str) -> None:
+        self._file(name, "armed").unlink(missing_ok=True)
+
+    def wait(self, name: str, timeout: float = 60.0) -> int:
+        """The pid of the process that took the point."""
+        until(self._file(name, "reached").exists, f"point {name} is reached", timeout)
+        pid: int = json.loads(self._file(name, "reached").read_text())["pid"]
+        return pid
+
+    def release(self, name: str) -> None:
+        """Let the process that is held go on."""
+        self._write(name, "go", {})
+
+    def release_all(self) -> None:
+        for path in self.folder.glob("*.armed"):
+            path.unlink(missing_ok=True)
+        for path in [*self.folder.glob("*.taken"), *self.folder.glob("*.reached")]:
+            self.release(path.name.partition(".")[0])
+
+    def history(self) -> list[dict[str, Any]]:
+        """What the processes told, in order of time."""
+        file = self.folder / "history.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return sorted((json.loads(line) for line in lines), key=lambda event: event["at"])
+
+    # -- the side of Spark's processes --------------------------------------------------------------------------------------
+
+    def reach(self, name: str, count: int = 0) -> None:
+        """This process is at ``name``."""
+        try:
+            armed = json.loads(self._file(name, "armed").read_text())
+            if count < armed["after"]:
+                return
+            self._file(name, "armed").rename(self._file(name, "taken"))
+        except FileNotFoundError:
+            return
+        # A worker that is stuck does not hear that its Spark is gone.
+        if armed["action"] == "hold" and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._write(name, "reached", {"pid": os.getpid()})
+        match armed["action"]:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "fail":
+                raise ToldToFail(f"told to fail at {name}")
+        until(self._file(name, "go").exists, f"point {name} is released", PATIENCE)
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Note an event in the history: one line, written at once."""
+        line = json.dumps({"event": event, "at": time.monotonic_ns(), "pid": os.getpid(), **facts}) + "\n"
+        self.folder.mkdir(exist_ok=True)
+        file = os.open(self.folder / "history.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+    def _file(self, name: str, state: str) -> Path:
+        return self.folder / f"{name}.{state}"
+
+    def _write(self, name: str, state: str, value: Any) -> None:
+        self.folder.mkdir(exist_ok=True)
+        unfinished = self.folder / f"{name}.{os.getpid()}"
+        unfinished.write_text(json.dumps(value))
+        unfinished.rename(self._file(name, state))

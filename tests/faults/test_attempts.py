@@ -1,0 +1,279 @@
+"""The sink's tasks and commits in every order that Spark may bring them: twin attempts, late ones, repeated and aborted batches.
+
+Spark starts no two copies of a task on one host, so ``write`` and ``commit`` are called here as Spark calls them, in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+import orderedmq
+from ordered_sink.commit import StreamWriter
+from ordered_source import task as task_module
+from ordered_source.task import QueuePartition
+from orderedmq.broker import Broker, Receipt, SourceRun
+from orderedmq.embedded.check import check
+from orderedmq.embedded.store import Store
+from orderedmq.errors import LockError, SinkError
+from orderedmq.lock import LockToken
+from orderedmq.micro_batch import BATCH, QUERY, RUN
+from orderedmq.model import MessageQueue
+from tests import checker
+
+SCHEMA = StructType(
+    [StructField("body", BinaryType()), StructField("sharding_key", StringType()), StructField("keys", StringType())]
+)
+COLUMNS = ("body", "sharding_key", "keys")
+
+
+class Task:
+    """What TaskContext tells."""
+
+    def __init__(self, run: SourceRun, partition: int) -> None:
+        self._properties = {QUERY: run.query_id, BATCH: str(run.batch_id), RUN: run.run_id}
+        self._partition = partition
+
+    def partitionId(self) -> int:
+        return self._partition
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self._properties.get(name)
+
+
+class Rig:
+    """A query from ``in`` to ``out``, call by call."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = str(folder / "store")
+        self.broker: Broker = orderedmq.connect(self.path)
+        for topic in ("in", "out"):
+            self.broker.admin.create_topic(topic, 2)
+        for queue in self.source:
+            bodies = [f"{queue}:{place}".encode() for place in range(20)]
+            self.broker.log.append(queue, pa.record_batch({"body": bodies, "sharding_key": [f"{queue.queue_id}"] * 20}))
+        self._monkeypatch = monkeypatch
+
+    @property
+    def source(self) -> list[MessageQueue]:
+        return self.broker.log.queues("in")
+
+    def own(self, owner: str = "owner") -> dict[MessageQueue, LockToken]:
+        """The queues' locks for a process of a query; the process before, if any, is dead."""
+        answers = self.broker.groups.lock("g", self.broker.groups.join(owner), self.source)
+        tokens = {queue: answer for queue, answer in answers.items() if isinstance(answer, LockToken)}
+        assert len(tokens) == 2
+        return tokens
+
+    def sink(self, **options: str) -> StreamWriter:
+        return StreamWriter({"path": self.path, "topic": "out", **options}, SCHEMA, False)
+
+    def attempt(
+        self, run: SourceRun, partition: int, begin: int, end: int, token: LockToken | None = None, **options: str
+    ) -> Any:
+        """One attempt of a task that reads messages of a queue and writes them; what it hands to the commit."""
+        self.be(run, partition)
+        return self.sink(**options).write(self.rows(partition, begin, end, token))
+
+    def be(self, run: SourceRun, partition: int) -> None:
+        """From now on this process is a task of that run."""
+        self._monkeypatch.setattr(TaskContext, "get", lambda: Task(run, partition))
+
+    def rows(self, partition: int, begin: int, end: int, token: LockToken | None) -> Iterator[pa.RecordBatch]:
+        queue = self.source[partition]
+        where = (self.path, self.broker.identity, queue, begin, end, token, self.broker.log.topic("in").incarnation)
+        part = QueuePartition(*where, fail_on_data_loss=True, pull_batch_size=5, streaming=True)
+        columns = ("body", "sharding_key", "queue_offset")
+        schema = pa.schema([("body", pa.binary()), ("sharding_key", pa.string()), ("queue_offset", pa.int64())])
+        for batch in task_module.read(part, columns, schema):
+            origins = [f"{queue}:{place}" for place in batch.column("queue_offset").to_pylist()]
+            yield pa.RecordBatch.from_arrays([batch.column(0), batch.column(1), pa.array(origins)], names=list(COLUMNS))
+
+    def count(self) -> int:
+        return sum(at.max_offset for at in self.broker.log.bounds(self.broker.log.queues("out")).values())
+
+    def tokens(self) -> int:
+        store = Store.open(Path(self.path))
+        try:
+            with store.read() as txn:
+                return sum(1 for _ in txn.scan("tokens"))
+        finally:
+            store.close()
+
+    def judge(self, drained: bool = True) -> None:
+        history = [*checker.sent(self.broker, "in"), *checker.delivered(self.broker, "out")]
+        assert checker.judge(history, drained=drained) == []
+
+
+@pytest.fixture
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    made = Rig(tmp_path, monkeypatch)
+    yield made
+    made.broker.close()
+    assert check(Path(made.path)) == []
+
+
+def run(batch: int, run_id: str = "r1") -> SourceRun:
+    return SourceRun("query", batch, run_id)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_two_attempts_of_each_task_may_all_be_offered_in_any_order(order: tuple[int, ...], rig: Rig) -> None:
+    messages = [rig.attempt(run(0), partition, 0, 20) for partition in (0, 0, 1, 1)]
+    rig.sink().commit([messages[place] for place in order], 0)
+    assert rig.tokens() == 0
+    rig.judge()
+
+
+def test_an_attempt_that_nobody_offers_is_never_visible_and_is_swept(rig: Rig) -> None:
+    failed = rig.attempt(run(0), 0, 0, 10)
+    messages = [rig.attempt(run(0), partition, 0, 10) for partition in (0, 1)]
+    rig.sink().commit(messages, 0)
+    assert rig.tokens() == 0
+    rig.judge(drained=False)
+    # It comes after all, in a commit of its own.
+    rig.sink().commit([failed], 0)
+    assert rig.count() == 20
+    rig.judge(drained=False)
+
+
+def test_an_attempt_that_breaks_off_leaves_nothing(rig: Rig) -> None:
+    def broken() -> Iterator[pa.RecordBatch]:
+        yield from rig.rows(0, 0, 10, None)
+        raise RuntimeError("the task breaks off")
+
+    rig.be(run(0), 0)
+    with pytest.raises(RuntimeError, match="breaks off"):
+        rig.sink().write(broken())
+    assert rig.tokens() == 0
+    assert rig.count() == 0
+
+
+@pytest.mark.parametrize("known", [(0, 1), (0,), (1,), ()])
+def test_a_write_that_ends_after_the_abort_is_never_visible(known: tuple[int, ...], rig: Rig) -> None:
+    early = [rig.attempt(run(0), partition, 0, 20) for partition in (0, 1)]
+    rig.sink().abort([early[partition] if partition in known else None for partition in (0, 1)], 0)
+    late = rig.attempt(run(0), 0, 0, 20)
+    assert rig.count() == 0
+    assert rig.tokens() == 3 - len(known)
+    # The batch again, by the next run.
+    rig.sink().commit([rig.attempt(run(0, "r2"), partition, 0, 20) for partition in (0, 1)], 0)
+    assert rig.tokens() == 0
+    rig.judge()
+    # And what the abort has not known is offered late.
+    rig.sink().commit([late], 0)
+    rig.judge()
+
+
+def test_an_abort_after_the_commit_undoes_nothing(rig: Rig) -> None:
+    messages = [rig.attempt(run(0), partition, 0, 20) for partition in (0, 1)]
+    rig.sink().commit(messages, 0)
+    rig.sink().abort(messages, 0)
+    rig.sink().abort([None, None], 0)
+    rig.judge()
+
+
+def test_a_batch_that_comes_again_with_the_same_content_does_nothing(rig: Rig) -> None:
+    tokens = rig.own()
+    for run_id in ("r1", "r2", "r3"):
+        messages = [rig.attempt(run(0, run_id), queue.queue_id, 0, 20, token) for queue, token in tokens.items()]
+        for _ in range(2):
+            rig.sink().commit(messages, 0)
+        assert rig.tokens() == 0
+        rig.judge()
+    assert rig.broker.groups.offsets("g", rig.source) == dict.fromkeys(rig.source, 20)
+
+
+@pytest.mark.parametrize("source", ["with locks", "without a group"])
+def test_a_batch_that_comes_again_with_other_content_is_refused_and_nothing_changes(source: str, rig: Rig) -> None:
+    tokens = rig.own() if source == "with locks" else dict.fromkeys(rig.source)
+
+    def batch(run_id: str, end: int) -> list[Any]:
+        return [rig.attempt(run(0, run_id), queue.queue_id, 0, end, token) for queue, token in tokens.items()]
+
+    rig.sink().commit(batch("r1", 10), 0)
+    other = batch("r2", 15)
+    with pytest.raises(SinkError, match="REPLAY_DIFFERS"):
+        rig.sink().commit(other, 0)
+    assert rig.count() == 20
+    rig.sink(onReplayDiffers="skip").commit(other, 0)
+    assert rig.count() == 20
+    rig.judge(drained=False)
+
+
+def test_a_replay_that_dropped_a_queue_is_the_same_batch(rig: Rig) -> None:
+    tokens = rig.own()
+    rig.sink().commit([rig.attempt(run(0), queue.queue_id, 0, 20, token) for queue, token in tokens.items()], 0)
+    first = next(iter(tokens))
+    rig.sink().commit([rig.attempt(run(0, "r2"), 0, 0, 20, tokens[first])], 0)
+    rig.judge()
+
+
+def test_a_commit_of_an_earlier_run_is_refused_once_the_next_run_has_the_queues(rig: Rig) -> None:
+    zombie = [rig.attempt(run(0), queue.queue_id, 0, 20, token) for queue, token in rig.own("first").items()]
+    rig.broker.groups.close()  # type: ignore[attr-defined]
+    tokens = rig.own("first")
+    with pytest.raises(LockError, match="LOST"):
+        rig.sink().commit(zombie, 0)
+    assert rig.count() == 0
+    rig.sink().commit([rig.attempt(run(0, "r2"), queue.queue_id, 0, 20, token) for queue, token in tokens.items()], 0)
+    rig.judge()
+
+
+def test_a_task_of_an_earlier_run_reads_nothing_once_another_query_has_the_queue(rig: Rig) -> None:
+    stale = next(iter(rig.own("first").values()))
+    rig.broker.groups.close()  # type: ignore[attr-defined]
+    rig.own("second")
+    with pytest.raises(LockError, match="LOST"):
+        rig.attempt(run(0), 0, 0, 20, stale)
+    assert rig.tokens() == 0
+
+
+def test_a_commit_that_is_refused_for_its_keys_is_aborted_without_a_trace(rig: Rig) -> None:
+    # Two tasks with one key: the second reads the same queue, as task 1 of the same run.
+    messages = [rig.attempt(run(0), 0, 0, 10), rig.attempt(run(0), 0, 10, 20)]
+    receipt = messages[1].receipt
+    messages[1].receipt = Receipt(receipt.token, 1, receipt.rows)
+    with pytest.raises(SinkError, match="KEY_CONFLICT"):
+        rig.sink().commit(messages, 0)
+    rig.sink().abort(messages, 0)
+    assert rig.tokens() == 0
+    assert rig.count() == 0
+
+
+def test_an_old_checkpoint_that_batches_otherwise_publishes_nothing_twice(rig: Rig) -> None:
+    first, second = rig.own().values()
+
+    def commit(batch: int, run_id: str, **spans: tuple[int, int]) -> None:
+        tokens = {"first": (0, first), "second": (1, second)}
+        tasks = [(*tokens[name], *span) for name, span in spans.items()]
+        source = run(batch, run_id)
+        rig.sink().commit([rig.attempt(source, number, begin, end, token) for number, token, begin, end in tasks], batch)
+
+    commit(0, "r1", first=(0, 10), second=(0, 10))
+    commit(1, "r1", first=(10, 11), second=(10, 20))
+    # From a copy of the checkpoint made after batch 0, with a limit of one message: batch 1 is a part of what it was, which is known ...
+    commit(1, "r2", first=(10, 11))
+    # ... and the other part comes in a batch that was never published.
+    with pytest.raises(SinkError, match=r"REPLAY_DIFFERS.* of which batch 1 published 10 to 19 already"):
+        commit(2, "r2", second=(10, 11))
+    rig.judge(drained=False)
+    commit(2, "r3", first=(11, 20))
+    rig.judge()
+
+
+def test_after_a_seek_messages_are_published_again_because_the_user_says_so(rig: Rig) -> None:
+    tokens = rig.own()
+    messages = [rig.attempt(run(0), queue.queue_id, 0, 20, token) for queue, token in tokens.items()]
+    rig.sink().commit(messages, 0)
+    rig.broker.groups.reset(dict.fromkeys(tokens.values(), 5))
+    messages = [rig.attempt(run(1), queue.queue_id, 5, 20, token) for queue, token in tokens.items()]
+    rig.sink().commit(messages, 1)
+    assert rig.count() == 70

@@ -1,0 +1,103 @@
+"""What changes while a query runs: producers at work, queues that are added, executors elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+import orderedmq
+from tests.faults.conftest import World
+from tests.faults.drivers import Driver
+from tests.faults.points import until
+
+
+def test_available_now_ends_at_what_was_there_while_producers_go_on(world: World) -> None:
+    """Exactly the target: fixed before the first offset, whatever comes later."""
+    world.produce(50)
+    world.points.arm("initial")
+    query = world.start(available_now=True, source={"maxOffsetsPerTrigger": 40})
+    world.points.wait("initial")
+    stopped = threading.Event()
+
+    def go_on() -> None:
+        while not stopped.is_set():
+            world.produce(5)
+
+    producer = threading.Thread(target=go_on)
+    producer.start()
+    try:
+        until(lambda: world.count("in") > 200, "producers are at work")
+        world.points.release("initial")
+        assert query.awaitTermination(60)
+    finally:
+        stopped.set()
+        producer.join()
+    assert world.count() == 150
+    assert world.group_at() == {0: 50, 1: 50, 2: 50}
+    # The next run takes the rest.
+    world.run()
+    world.judge()
+
+
+def test_queues_that_are_added_are_read_from_their_beginning_also_across_a_crash(world: World) -> None:
+    world.produce(10)
+    query = world.start(source={"startingOffsets": "latest"})
+    until(lambda: world.group_at() == {0: 10, 1: 10, 2: 10}, "the query has begun")
+    world.points.arm("write", "fail")
+    world.broker.admin.add_queues("in", 5)
+    world.queues = world.broker.log.queues("in")
+    # The first batch that has the new queues breaks off.
+    world.produce(10)
+    assert "told to fail at write" in world.fail(query)
+    world.produce(10)
+    world.run()
+    before = [{"event": "loss", "queue": str(queue), "begin": 0, "end": 10} for queue in world.queues[:3]]
+    assert world.count() == 3 * 20 + 2 * 20
+    world.judge(*before)
+
+
+def test_an_executor_that_sees_another_store_says_that_a_store_serves_one_machine(world: World) -> None:
+    world.produce(10)
+    elsewhere = world.points.folder / "elsewhere"
+    elsewhere.touch()
+    text = world.fail(world.start())
+    assert f"[ORDEREDMQ_STORE.OTHER_MACHINE] there is another store at {world.path} on this machine" in text
+    assert "the embedded broker serves one machine; use namesrvAddr" in text
+    elsewhere.unlink()
+    world.run()
+    world.judge()
+
+
+def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> None:
+    """Source to sink with two executors, each a JVM with workers of its own."""
+    world = worlds()
+    driver = drivers("local-cluster[2,1,1024]")
+    world.produce(40)
+    driver.start(**world.spec())
+    world.wait_for(120, timeout=120)
+    world.points.arm("write", "fail", after=10)
+    world.produce(40)
+    world.wait_for(240)
+    assert driver.stop()["failure"] is None
+    pids = {event["pid"] for event in world.points.history() if event["event"] == "read"}
+    assert len(pids) >= 2
+    world.judge()
+
+
+@pytest.mark.parametrize("sink", ["noop"])
+def test_without_a_group_a_crash_repeats_nothing_that_the_sink_has(sink: str, world: World) -> None:
+    """Broadcasting: no lock to lose; the checkpoint and the sink's batches are enough."""
+    world.produce(20)
+    source = {"messageModel": "broadcasting", "startingOffsets": "earliest"}
+    world.points.arm("published")
+    query = world.start(group=None, source=source)
+    world.points.wait("published")
+    query.stop()
+    world.points.release("published")
+    world.run(group=None, source=source)
+    assert world.count() == 60
+    assert world.held() == []
+    with orderedmq.connect(world.path) as broker:
+        assert broker.admin.groups() == []

@@ -1,0 +1,142 @@
+"""Two queries want one group: refused while the first lives, replaced when it is paused too long or dead, and nothing counts twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.conftest import GROUP, World
+from tests.faults.drivers import JVM, RUNNER, WORKER, Driver
+from tests.faults.points import until
+
+#: Seconds. What a test must wait for when it pauses an owner.
+LIFE = 3.0
+EVERYTHING = ("tests.faults.job", JVM, WORKER, RUNNER)
+
+
+@pytest.fixture(scope="module")
+def other(drivers: Callable[..., Driver]) -> Driver:
+    """A Spark of its own for the first query; the tests come in the order in which it survives them."""
+    return drivers("local[4]")
+
+
+def assert_refused(text: str, owner: str) -> None:
+    assert "[ORDEREDMQ_LOCK.HELD_BY_OTHER] 3 of 3 queues of group 'g' belong to query " + owner in text
+    assert "which is alive" in text
+    assert "its lock of in/embedded/0 ends in " in text
+    for remedy in ("Stop that query", "consumerGroup of its own", "messageModel=broadcasting", "foreachBatch"):
+        assert remedy in text
+
+
+def test_a_second_query_in_another_process_is_refused_and_the_first_goes_on(world: World, other: Driver) -> None:
+    world.produce(30)
+    other.start("refusing", **world.spec())
+    world.wait_for(90)
+    before = world.held()
+    text = world.fail(world.start("ck2", source={"lockTimeout": "1s"}))
+    assert_refused(text, before[0].owner)
+    assert [lock.epoch for lock in world.held()] == [lock.epoch for lock in before]
+    world.produce(20)
+    world.wait_for(150)
+    assert other.stop("refusing")["failure"] is None
+    world.judge()
+
+
+def test_a_second_query_in_the_same_session_is_refused_and_the_first_goes_on(world: World) -> None:
+    world.produce(30)
+    world.broker.admin.create_topic("more", 2)
+    query = world.start()
+    world.wait_for(90)
+    (owner,) = {lock.owner for lock in world.held()}
+    assert_refused(world.fail(world.start("ck2", source={"lockTimeout": "0"})), owner)
+    # All or none: what was free of another query's queues is free again.
+    text = world.fail(world.start("ck3", topic="more,in", source={"lockTimeout": "0"}))
+    assert f"3 of 5 queues of group 'g' belong to query {owner}" in text
+    assert {lock.queue.topic for lock in world.held()} == {"in"}
+    world.produce(20)
+    world.wait_for(150)
+    assert query.isActive
+    query.stop()
+    world.judge()
+
+
+def test_an_owner_paused_in_a_batch_beyond_its_locks_life_publishes_nothing_more(world: World, other: Driver) -> None:
+    world.lives(LIFE)
+    world.produce(30)
+    other.start("paused", **world.spec())
+    world.wait_for(90)
+    world.points.arm("publish")
+    world.produce(40)
+    world.points.wait("publish")
+    other.pause(*EVERYTHING)
+    try:
+        until(lambda: all(lock.remaining == 0 for lock in world.held()), "the locks of the paused query expire")
+        assert all(lock.alive for lock in world.held())
+        second = world.start("ck2")
+        world.wait_for(210)
+        world.produce(10)
+        world.wait_for(240)
+    finally:
+        other.resume()
+        world.points.release("publish")
+    assert "ORDEREDMQ_LOCK.LOST" in other.failure("paused")
+    (refused,) = [event for event in world.points.history() if event["event"] == "publish" and not event["accepted"]]
+    assert "restart it, it goes on without a gap" in refused["error"]
+    assert world.count() == 240
+    world.judge()
+    # The first one again: what it had logged was done by the other.
+    second.stop()
+    world.produce(10)
+    world.run()
+    assert "its part of the logged batch is not repeated" in world.log()
+    world.judge()
+
+
+def test_an_owner_paused_between_batches_commits_no_offset_any_more(world: World, other: Driver) -> None:
+    world.lives(LIFE)
+    world.produce(30)
+    # Its sink is no queue: only the source moves the group's offset, after the batch.
+    world.points.arm("planned")
+    other.start("paused", **world.spec(sink="noop"))
+    world.points.wait("planned")
+    world.points.arm("boundary")
+    world.points.release("planned")
+    world.points.wait("boundary")
+    assert world.group_at() == {0: 0, 1: 0, 2: 0}
+    other.pause(RUNNER)
+    try:
+        until(lambda: all(lock.remaining == 0 for lock in world.held()), "the locks of the paused query expire")
+        second = world.start("ck2")
+        world.wait_for_offset(30)
+        world.produce(10)
+        world.wait_for_offset(40)
+    finally:
+        other.resume()
+        world.points.release("boundary")
+    assert "ORDEREDMQ_LOCK.LOST" in other.failure("paused")
+    second.stop()
+    world.judge()
+
+
+def test_an_owner_that_was_killed_is_replaced_at_once_and_not_when_its_lock_ends(world: World, other: Driver) -> None:
+    world.produce(30)
+    other.start("dead", **world.spec())
+    world.wait_for(90)
+    other.kill_all()
+    dead = {lock.queue: lock for lock in world.broker.admin.locks(GROUP)}
+    seen = time.monotonic_ns()
+    assert all(lock.held and not lock.alive and lock.remaining > 35 for lock in dead.values())
+    world.produce(10)
+    # One try: it is granted at once or not at all.
+    query = world.start("ck2", source={"lockTimeout": "0"})
+    world.wait_for(120)
+    query.stop()
+    entered = [event for event in world.points.history() if event["event"] == "entered"][-1]
+    assert entered["seconds"] < 3
+    passed = (entered["at"] - seen) / 1e9
+    assert all(lock.remaining - passed > 10 for lock in dead.values()), "so late that the locks had nearly ended"
+    now = {lock.queue: lock for lock in world.broker.admin.locks(GROUP)}
+    assert all(now[queue].epoch > lock.epoch and now[queue].owner != lock.owner for queue, lock in dead.items())
+    world.judge()

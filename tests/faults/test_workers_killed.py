@@ -1,0 +1,83 @@
+"""kill -9 of executor workers and of the source runner, and tasks that fail: retried, or the query fails and its restart is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.faults.conftest import World
+from tests.faults.drivers import RUNNER, WORKER, Driver, kill_below
+from tests.faults.points import until
+
+
+@pytest.mark.parametrize("point", ["read", "write"])
+def test_a_worker_killed_without_retries_fails_the_query_and_its_restart_is_exact(point: str, world: World) -> None:
+    world.produce(30)
+    query = world.start()
+    world.wait_for(90)
+    world.points.arm(point, after=20)
+    world.produce(40)
+    kill_below(world.points.wait(point), WORKER)
+    assert "Python worker exited unexpectedly" in world.fail(query)
+    assert world.count() == 90
+    world.run()
+    world.judge()
+    assert world.tokens() == 0
+
+
+@pytest.mark.parametrize("point", ["boundary", "logged"])
+def test_a_source_runner_killed_fails_the_query_and_its_restart_goes_on(point: str, world: World) -> None:
+    world.produce(30)
+    query = world.start()
+    world.wait_for(90)
+    world.points.arm(point)
+    world.produce(40)
+    kill_below(world.points.wait(point), RUNNER)
+    # Spark's own words; it says no more of a runner that is gone.
+    assert "EOFException" in world.fail(query)
+    # Nothing was given back; the dead owner's locks are free at once all the same.
+    assert all(lock.held and not lock.alive and lock.remaining > 40 for lock in world.broker.admin.locks())
+    world.run()
+    world.judge()
+
+
+class Retrying(NamedTuple):
+    driver: Driver
+    world: World
+
+
+@pytest.fixture(scope="module")
+def retrying(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iterator[Retrying]:
+    """A query that goes on through all tests below, each task tried up to four times."""
+    driver, world = drivers("local[2,4]"), worlds()
+    driver.start(**world.spec())
+    yield Retrying(driver, world)
+    assert driver.stop()["failure"] is None
+
+
+@pytest.mark.parametrize("point", ["read", "write", "staged"])
+def test_a_worker_killed_with_retries_is_made_good_in_the_same_batch(point: str, retrying: Retrying) -> None:
+    driver, world = retrying
+    before = world.count()
+    world.points.arm(point, after=0 if point == "staged" else 20)
+    world.produce(40)
+    kill_below(world.points.wait(point), WORKER)
+    world.wait_for(before + 120)
+    world.judge()
+    assert world.tokens() == 0
+    assert driver.state()["active"]
+
+
+@pytest.mark.parametrize("after", [0, 20, 40])
+@pytest.mark.parametrize("point", ["read", "write"])
+def test_a_task_that_fails_on_its_first_attempt_counts_once(point: str, after: int, retrying: Retrying) -> None:
+    _, world = retrying
+    before = world.count()
+    world.points.arm(point, "fail", after=after)
+    world.produce(40)
+    world.points.wait(point)
+    world.wait_for(before + 120)
+    world.judge()
+    until(lambda: world.tokens() == 0, "what the failed attempt staged is gone")

@@ -1,0 +1,95 @@
+"""The demo, small: a job that is really killed, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orderedmq.embedded.check import check
+
+EVENTS = 20_000
+
+
+@pytest.mark.timeout(400)
+def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
+    # A blank, as temporary folders of some systems have.
+    folder, temporary = tmp_path / "a demo", tmp_path / "tmp"
+    temporary.mkdir()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from orderedmq.cli import app; app()",
+            "demo",
+            "--path",
+            folder,
+            "--events",
+            str(EVENTS),
+            "--batches",
+            "4",
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    produced, killed, resumed, audited = (json.loads(line) for line in done.stdout.splitlines())
+    assert (produced["step"], produced["events"], produced["queues"]) == ("produced", EVENTS, 8)
+    # Some batches were committed, one was in flight, and the rest was left to the second run.
+    assert killed["step"] == "killed"
+    assert killed["killed_in"] == killed["committed"] in (2, 3)
+    assert 0 < killed["events"] < EVENTS
+    assert (resumed["killed_in"], resumed["committed"], resumed["events"]) == (None, 4, EVENTS)
+    assert 0 < resumed["first_batch_after"] <= resumed["seconds"]
+    assert audited["ok"] is True
+    assert audited["expected"] == audited["actual"] | {"name": "flights"}
+    assert (audited["messages"], audited["different"], audited["expected"]["messages"]) == (EVENTS, 0, EVENTS)
+    assert [audited[kind] for kind in ("lost", "duplicated", "moved", "extra", "out_of_order")] == [0] * 5
+    assert check(folder / "store") == []
+    # Nothing goes on, and nothing is left but what it says.
+    assert [
+        process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(process.info["cmdline"] or [])
+    ] == []
+    assert sorted(entry.name for entry in folder.iterdir()) == ["checkpoint", "spark.log", "store"]
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.timeout(200)
+def test_a_job_that_fails_is_said_in_a_line(tmp_path: Path) -> None:
+    # PYTHONPATH comes first: this package stands in for the real one.
+    (tmp_path / "orderedmq_demo").mkdir()
+    (tmp_path / "orderedmq_demo" / "job.py").write_text(
+        "print('noise'); raise SystemExit('[ORDEREDMQ_TEST.WHY] broken on purpose')"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from orderedmq.cli import app; app()",
+            "demo",
+            "--path",
+            tmp_path / "d",
+            "--events",
+            "1000",
+            "--no-json",
+        ],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"orderedmq: [ORDEREDMQ_DEMO.JOB_FAILED] the Spark job ended with exit code 1, see {tmp_path / 'd' / 'spark.log'}"
+    )
+    assert line.endswith("[ORDEREDMQ_TEST.WHY] broken on purpose")
+    assert "noise" in (tmp_path / "d" / "spark.log").read_text()

@@ -1,0 +1,440 @@
+"""The command: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import orderedmq
+from orderedmq.broker import Broker
+from orderedmq.cli import app, shell
+from orderedmq.cli.topics import parse_retention
+from orderedmq.errors import OptionError
+
+COMMAND = [sys.executable, "-c", "from orderedmq.cli import app; app()"]
+#: Python's own buffering, as users have it.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(store: Path) -> Run:
+    """Run the command; returns the JSON lines that it printed, having checked the exit code."""
+
+    def call(*arguments: str, code: int = 0, input: str | bytes | None = None) -> Any:
+        result = CliRunner().invoke(app, ["--path", str(store), *arguments], input=input)
+        assert result.exit_code == code, result.output
+        if code:
+            assert "Traceback" not in result.output
+            assert isinstance(result.exception, SystemExit)
+            if result.stderr.startswith("orderedmq: ["):
+                assert len(result.stderr.splitlines()) == 1
+        return [json.loads(line) for line in result.stdout.splitlines()] if code in (0, 1) else result.stderr
+
+    return call
+
+
+@pytest.fixture
+def text(store: Path) -> Run:
+    """Run the command for a person; returns standard output and standard error."""
+
+    def call(*arguments: str, code: int = 0, input: str | None = None) -> str:
+        result = CliRunner().invoke(app, ["--path", str(store), "--no-json", *arguments], input=input)
+        assert result.exit_code == code, result.output
+        return result.output
+
+    return call
+
+
+@pytest.fixture
+def broker(store: Path) -> Iterator[Broker]:
+    with orderedmq.connect(store) as broker:
+        yield broker
+
+
+def bodies(broker: Broker, topic: str) -> list[list[tuple[str | None, bytes]]]:
+    """Each queue's (key, body)."""
+    out = []
+    for queue, at in broker.log.bounds(broker.log.queues(topic)).items():
+        rows: list[tuple[str | None, bytes]] = []
+        while at.min_offset + len(rows) < at.max_offset:
+            batch = broker.log.pull(queue, at.min_offset + len(rows), 1000, 1 << 24, ("sharding_key", "body"))
+            rows += zip(batch["sharding_key"].to_pylist(), batch["body"].to_pylist(), strict=True)
+        out.append(rows)
+    return out
+
+
+# In general.
+
+
+def test_version_and_help(run: Run) -> None:
+    assert CliRunner().invoke(app, ["--version"]).stdout == f"orderedmq {orderedmq.__version__}\n"
+    for arguments in ([], ["topic"], ["topic", "trim"], ["group"], ["lock"], ["produce"], ["peek"], ["audit"], ["demo"]):
+        result = CliRunner().invoke(app, [*arguments, "--help"])
+        assert result.exit_code == 0
+    assert "Exit codes" in CliRunner().invoke(app, ["--help"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["topic", "list"], 3, "STORE.MISSING"),
+        (["topic", "describe", "none"], 3, "STORE.MISSING"),
+        (["group", "list"], 3, "STORE.MISSING"),
+        (["produce", "none"], 3, "STORE.MISSING"),
+        (["audit", "a", "b"], 3, "STORE.MISSING"),
+        (["topic", "create", "a b", "--queues", "2"], 2, "TOPIC.BAD_NAME"),
+        (["topic", "create", "%RETRY%g", "--queues", "2"], 2, "TOPIC.RESERVED"),
+        (["topic", "create", "a", "--queues", "2", "--retention-time", "7w"], 2, "OPTION.INVALID"),
+        (["topic", "create", "a", "--queues", "2", "--retention-size", "much"], 2, "OPTION.INVALID"),
+        (["topic", "create", "a", "--queues", "0"], 2, "--queues"),
+        (["topic", "create", "a"], 2, "--queues"),
+        (["topic", "create", "a", "--queues", "2", "--compression", "zip"], 2, "compression"),
+        (["nonsense"], 2, "nonsense"),
+        (["group", "describe", "a b"], 2, "GROUP.BAD_NAME"),
+        (["topic", "list", "--path", "~/data"], 2, "~ is not expanded"),
+        (["topic", "list", "--path", "s3://bucket/x"], 2, "no s3: address|MISSING"),
+    ],
+)
+def test_what_is_refused_leaves_no_store(run: Run, store: Path, arguments: list[str], code: int, says: str) -> None:
+    assert re.search(says, run(*arguments, code=code))
+    assert not store.exists()
+
+
+def test_exit_codes_of_a_store_that_is_there(run: Run) -> None:
+    run("topic", "create", "a", "--queues", "2")
+    for arguments in (
+        ["topic", "describe", "b"],
+        ["peek", "b"],
+        ["peek", "a", "-q", "2"],
+        ["group", "describe", "g"],
+        ["audit", "a", "b"],
+    ):
+        assert "MISSING" in (said := run(*arguments, code=3)) or "NO_SUCH_QUEUE" in said
+    assert run("topic", "create", "a", "--queues", "2", code=1) == []
+    assert run("topic", "add-queues", "a", "--queues", "1", "--yes", code=1) == []
+
+
+def test_the_path_may_come_before_or_behind(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = CliRunner()
+    assert runner.invoke(app, ["topic", "create", "a", "--queues", "1", "--path", str(store)]).exit_code == 0
+    for arguments in (["--path", str(store), "topic", "list"], ["--path", "elsewhere", "topic", "list", "--path", str(store)]):
+        assert json.loads(runner.invoke(app, arguments).stdout)["topic"] == "a"
+    monkeypatch.chdir(tmp_path)
+    store.rename("orderedmq-data")
+    assert json.loads(runner.invoke(app, ["topic", "list"]).stdout)["topic"] == "a"
+
+
+def test_how_values_look() -> None:
+    assert [shell.size(value) for value in (0, 1023, 1024, 5_000_000, 3 << 40)] == [
+        "0 B",
+        "1,023 B",
+        "1.0 KiB",
+        "4.8 MiB",
+        "3.0 TiB",
+    ]
+    assert [shell.duration(value) for value in (0.25, 59, 600, 7200, 604_800)] == ["0.2 s", "59.0 s", "10 m", "2 h", "7 d"]
+    assert shell.moment(1_700_000_000_123_456) == "2023-11-14T22:13:20.123456Z"
+    assert [parse_retention(value) for value in ("7d", "12h", " 500ms ")] == [604_800, 43_200, 0.5]
+    for bad in ("d", "-1d", "1.5d", "٣d", ""):
+        with pytest.raises(OptionError):
+            parse_retention(bad)
+
+
+# Topics.
+
+
+def test_a_topics_life(run: Run, text: Run, broker: Broker) -> None:
+    (made,) = run(
+        "topic", "create", "a", "--queues", "2", "--retention-time", "7d", "--retention-size", "10g", "--compression", "none"
+    )
+    assert made["incarnation"] == broker.log.topic("a").incarnation
+    run("topic", "create", "b", "--queues", "1")
+    run("produce", "a", input="1\n2\n3\n")
+    listed = run("topic", "list")
+    assert [(row["topic"], row["queues"], row["messages"], row["compression"]) for row in listed] == [
+        ("a", 2, 3, "none"),
+        ("b", 1, 0, "lz4"),
+    ]
+    assert (listed[0]["retention_seconds"], listed[0]["retention_bytes"]) == (604_800, 10 << 30)
+    assert "7 d" in text("topic", "list")
+    rows = run("topic", "describe", "a")
+    assert [(row["queue"], row["min_offset"], row["max_offset"], row["chunks"]) for row in rows] == [(0, 0, 2, 1), (1, 0, 1, 1)]
+    assert rows[0]["first_stored"] <= rows[0]["last_stored"]
+    assert run("topic", "describe", "b")[0]["first_stored"] is None
+    assert "kept up to 10.0 GiB" in text("topic", "describe", "a")
+    (grown,) = run("topic", "add-queues", "a", "--queues", "3", "--yes")
+    assert grown["queues"] == 3
+    assert "give --yes" in run("topic", "delete", "a", code=2)
+    assert run("topic", "delete", "a", "--yes") == [{"topic": "a", "deleted": 3}]
+    assert [row["topic"] for row in run("topic", "list")] == ["b"]
+    run("topic", "delete", "b", "-y")
+    assert run("topic", "list") == []
+    assert "no topics" in text("topic", "list")
+
+
+def test_trim(run: Run, text: Run) -> None:
+    run("produce", "a", "--queues", "3", input="1\n2\n3\n4\n5\n")
+    gone = run("topic", "trim", "a", "--before", '{"a": {"embedded": {"0": -1, "1": 1, "2": -2}}}')
+    # Whole chunks only: queue 1 has one of two messages.
+    assert [(row["queue"], row["deleted"], row["min_offset"]) for row in gone] == [(0, 2, 2), (1, 0, 0), (2, 0, 0)]
+    assert "for ever" in text("topic", "trim", "a")
+    for before in ('{"a": {"embedded": {"9": 1}}}', '{"b": {"embedded": {"0": 1}}}', '{"a": {"embedded": {"0": 99}}}', "{"):
+        assert "option --before" in run("topic", "trim", "a", "--before", before, code=2)
+
+
+# Messages.
+
+
+def test_lines_go_round_and_keys_go_to_their_queue(run: Run, broker: Broker) -> None:
+    assert run("produce", "a", "--queues", "2", input=b"1\n\n3\r\n\xff")[0]["messages"] == 4
+    assert bodies(broker, "a") == [[(None, b"1"), (None, b"3")], [(None, b""), (None, b"\xff")]]
+    run("produce", "k", "--queues", "4", "--key-separator", "::", input="x::1\ny::2::3\nx::4")
+    assert sorted(filter(None, bodies(broker, "k"))) == [[("x", b"1"), ("x", b"4")], [("y", b"2::3")]]
+    # Java's hash: "x".hashCode() is 120, "y" 121.
+    assert [len(queue) for queue in bodies(broker, "k")] == [2, 1, 0, 0]
+
+
+def test_json_objects_have_their_key_in_a_field(run: Run, broker: Broker, tmp_path: Path) -> None:
+    objects = ['{"user": {"id": 7}, "n": 1}', "", '{"user": {"id": "x"}, "n": 2}', '{"user": {"id": 7}}']
+    (tmp_path / "in.json").write_text("\n".join(objects))
+    (done,) = run("produce", "a", "--queues", "2", "--file", str(tmp_path / "in.json"), "--key", "user.id")
+    assert (done["topic"], done["messages"], done["bytes"]) == ("a", 3, sum(map(len, objects)))
+    assert bodies(broker, "a") == [[("x", objects[2].encode())], [("7", objects[0].encode()), ("7", objects[3].encode())]]
+    run("produce", "a", "--format", "json", input='{"n": 1}')
+    assert bodies(broker, "a")[0][1] == (None, b'{"n": 1}')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "code", "says"),
+    [
+        (["--key", "k"], '{"k": 1}\n\n{"v": 2}\n', 1, "line 3 of the input has no field 'k'"),
+        (["--key", "k"], '{"k": 1}\n{"k": null}\n', 1, "line 2 of the input has no field 'k'"),
+        (["--key", "k"], '{"k": 1}\n\nfoo\n', 1, "line 3 of the input: not JSON"),
+        (["--format", "json"], "[1]\n", 1, "line 1 of the input: not a JSON object"),
+        (["--format", "json"], b'{"a":1}\n\xff\n', 1, "line 2 of the input is not UTF-8"),
+        (["--key-separator", ":"], "a:1\nb\n", 1, "line 2 of the input has no ':'"),
+        (["--key-separator", ":"], b"\xff:1", 1, "line 1 of the input is not UTF-8"),
+        ([], "x" * (5 << 20), 1, "TOO_LARGE"),
+        ([], "x" * (9 << 20), 1, "TOO_LARGE|longer than any message"),
+        (["--key", "k", "--key-separator", ":"], "", 2, "CONFLICT"),
+        (["--key", "k", "--format", "lines"], "", 2, "CONFLICT"),
+        (["--format", "json", "--key-separator", ":"], "", 2, "CONFLICT"),
+        (["--key-separator", ""], "", 2, "INVALID"),
+        (["--file", "/no/such/file"], "", 2, "No such file"),
+        (["--queues", "3"], "", 1, "QUEUE_COUNT"),
+    ],
+)
+def test_what_cannot_be_produced(
+    store: Path, broker: Broker, arguments: list[str], given: str | bytes, code: int, says: str
+) -> None:
+    broker.admin.create_topic("a", 2)
+    result = CliRunner().invoke(app, ["produce", "a", "--path", str(store), *arguments], input=given)
+    assert result.exit_code == code, result.output
+    assert re.search(says, result.stderr)
+    assert result.stdout == ""
+    assert bodies(broker, "a") == [[], []]
+
+
+def test_what_was_written_before_an_error_stays_and_is_counted(store: Path, broker: Broker, tmp_path: Path) -> None:
+    broker.admin.create_topic("a", 1)
+    lines = [json.dumps({"k": number, "fill": "x" * 1000}) for number in range(20_000)]
+    (tmp_path / "in").write_text("\n".join([*lines, "broken", ""]))
+    result = CliRunner().invoke(app, ["produce", "a", "--path", str(store), "--file", str(tmp_path / "in"), "--key", "k"])
+    assert result.exit_code == 1
+    assert "line 20001 of the input: not JSON" in result.stderr
+    (written,) = bodies(broker, "a")
+    assert 0 < len(written) < 20_000
+    assert f"{len(written):,} messages were written before" in result.stderr
+    assert [body for _, body in written] == [line.encode() for line in lines[: len(written)]]
+
+
+def test_peek(run: Run, text: Run) -> None:
+    run("produce", "a", "--queues", "2", "--key-separator", ":", input=b"x:1\ny:2\nx:[3]\ny:4\nx:5")
+    assert [row["body"] for row in run("peek", "a", "-q", "0")] == ["1", "[3]", "5"]
+    assert [row["body"] for row in run("peek", "a", "-q", "0", "--offset", "1", "-n", "1")] == ["[3]"]
+    assert [row["body"] for row in run("peek", "a", "-q", "0", "--last", "2")] == ["[3]", "5"]
+    assert [row["body"] for row in run("peek", "a", "--key", "y")] == ["2", "4"]
+    assert [row["body"] for row in run("peek", "a", "--key", "y", "--last", "1")] == ["4"]
+    assert len(run("peek", "a", "-n", "4")) == 4
+    assert len(run("peek", "a")) == 5
+    assert run("peek", "a", "--key", "z") == []
+    assert "no messages" in text("peek", "a", "--key", "z")
+    assert "[3]" in text("peek", "a")
+    (row,) = run("peek", "a", "-q", "1", "-n", "1")
+    assert (row["topic"], row["queue_id"], row["queue_offset"], row["sharding_key"]) == ("a", 1, 0, "y")
+    assert row["store_timestamp"].endswith("Z")
+    for arguments in (["--offset", "1"], ["-q", "0", "--offset", "1", "--last", "1"]):
+        assert "CONFLICT" in run("peek", "a", *arguments, code=2)
+    assert run("peek", "a", "-q", "0", "--offset", "4", code=1) == []
+    run("produce", "bytes", "--queues", "1", input=b"\xff\x00")
+    assert run("peek", "bytes")[0]["body_hex"] == "ff00"
+    assert "0xff00" in text("peek", "bytes")
+
+
+# Groups and locks.
+
+
+def test_groups_and_locks(run: Run, text: Run, broker: Broker) -> None:
+    run("produce", "a", "--queues", "2", input="1\n2\n3\n4\n5\n6\n")
+    assert run("group", "list") == run("lock", "list") == []
+    assert "no queue is locked" in text("lock", "list")
+    client = broker.groups.join("owner")
+    tokens = broker.groups.lock("g", client, broker.log.queues("a"))
+    first, second = broker.log.queues("a")
+    broker.groups.commit({tokens[first]: 2})  # type: ignore[dict-item]
+    assert run("group", "list") == [{"group": "g", "topics": ["a"], "queues": 2, "lag": 4, "owned_queues": 2, "alive": True}]
+    rows = run("group", "describe", "g")
+    assert [(row["queue"], row["offset"], row["end"], row["lag"]) for row in rows] == [(0, 2, 3, 1), (1, None, 3, 3)]
+    assert rows[0]["owner"] == client.client_id
+    assert 0 <= rows[0]["lock_age"] < 60 >= rows[0]["lock_remaining"]
+    assert rows[0]["alive"] is True
+    locks = run("lock", "list", "--group", "g")
+    assert [(row["group"], row["queue"], row["alive"]) for row in locks] == [("g", 0, True), ("g", 1, True)]
+    assert run("lock", "list", "--group", "other") == []
+    assert "yes" in text("group", "describe", "g")
+    broker.groups.leave(client)
+    assert run("lock", "list")[0]["alive"] is False
+    broker.groups.unlock(list(tokens.values()))  # type: ignore[arg-type]
+    assert run("lock", "list") == []
+    assert run("group", "describe", "g")[1]["owner"] is None
+    assert second in broker.log.queues("a")
+
+
+# Audit.
+
+
+def test_audit(run: Run, text: Run, tmp_path: Path) -> None:
+    run("produce", "one", "--queues", "2", "--key", "k", input='{"k":"x","id":1}\n{"k":"x","id":2}\n{"k":"y","id":3}\n')
+    run("produce", "two", "--queues", "3", "--key", "k", input='{"k":"x","id":2}\n{"k":"x","id":1}\n{"k":"y","id":3,"v":0}\n')
+    (good,) = run("audit", "one", "one")
+    assert good["ok"] is True
+    (bad,) = run("audit", "one", "two", "--id-field", "id", code=1)
+    assert (bad["ok"], bad["out_of_order"], bad["lost"], bad["expected"]["messages"]) == (False, 1, 0, 3)
+    assert bad["examples"] == [{"kind": "out_of_order", "side": "two", "where": "queue 0 offset 1", "key": "x", "id": "1"}]
+    assert run("audit", "one", "two", "--examples", "0", code=1)[0]["examples"] == []
+    assert "once and in the order of its key" in text("audit", "one", "one")
+    shown = text("audit", "one", "two", code=1)
+    assert "2 of 2 keys are affected" in shown
+    assert "queue 0 offset 1" in shown
+    table = pa.table({"k": ["y", "x", "x"], "id": [3, 1, 2]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    columns = ["--key-column", "k", "--id-column", "id"]
+    assert run("audit", "one", str(tmp_path / "t.parquet"), "--id-field", "id", *columns)[0]["ok"]
+    assert "no Parquet file or directory" in run("audit", "one", "./none", code=3)
+    assert "CONFLICT" in run("audit", "one", "two", "--id-column", "id", code=2)
+    assert "no field 'v'" in run("audit", "one", "two", "--id-field", "v", code=2)
+
+
+# As processes.
+
+
+def spawn(*arguments: str, **settings: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT, **settings)
+
+
+def test_peek_into_produce(store: Path, broker: Broker) -> None:
+    broker.admin.create_topic("a", 2)
+    rows = pa.record_batch({"body": [str(number).encode() for number in range(5000)], "sharding_key": ["k"] * 5000})
+    broker.log.append(broker.log.queues("a")[0], rows)
+    peek = spawn("peek", "a", "-n", "5000", "--path", str(store))
+    done = subprocess.run(
+        [*COMMAND, "produce", "b", "--key", "sharding_key", "--queues", "2", "--path", str(store)],
+        stdin=peek.stdout,
+        capture_output=True,
+        env=ENVIRONMENT,
+    )
+    assert (peek.wait(), done.returncode, done.stderr) == (0, 0, b"")
+    assert json.loads(done.stdout)["messages"] == 5000
+    assert [json.loads(body)["body"] for _, body in bodies(broker, "b")[1]] == [str(number) for number in range(5000)]
+    assert peek.stderr is not None
+    assert peek.stderr.read() == b""
+    peek.communicate()
+
+
+@pytest.mark.parametrize("form", ["--json", "--no-json"])
+def test_whoever_reads_may_stop(store: Path, broker: Broker, form: str) -> None:
+    broker.admin.create_topic("a", 1)
+    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [b"x" * 1000] * 3000}))
+    peek = spawn("peek", "a", "-n", "3000", "--path", str(store), form)
+    assert peek.stdout is not None
+    assert peek.stderr is not None
+    peek.stdout.read(10)
+    peek.stdout.close()
+    assert peek.wait() == 141
+    assert peek.stderr.read() == b""
+    peek.stderr.close()
+
+
+def test_slow_lines_arrive_at_once_and_ctrl_c_ends_without_a_word_too_many(store: Path, broker: Broker) -> None:
+    broker.admin.create_topic("a", 1)
+    produce = spawn("produce", "a", "--path", str(store), stdin=subprocess.PIPE)
+    assert produce.stdin is not None
+    produce.stdin.write(b"one\ntwo\nhalf a li")
+    produce.stdin.flush()
+    deadline = time.monotonic() + 60
+    while len(bodies(broker, "a")[0]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert bodies(broker, "a") == [[(None, b"one"), (None, b"two")]]
+    produce.send_signal(signal.SIGINT)
+    out, error = produce.communicate(timeout=60)
+    assert (produce.returncode, out) == (130, b"")
+    assert error.decode().splitlines() == ["2 messages were written before", "orderedmq: interrupted"]
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, 1), ("y", 0, 0)])
+def test_on_a_terminal_there_are_tables_and_questions(store: Path, broker: Broker, answer: str, code: int, left: int) -> None:
+    broker.admin.create_topic("a", 2)
+    said, status = on_terminal(["topic", "list", "--path", str(store)])
+    assert "queues" in said
+    assert "{" not in said
+    assert status == 0
+    said, status = on_terminal(["topic", "delete", "a", "--path", str(store)], (b"[y/N]", f"{answer}\n".encode()))
+    assert "Delete topic a with 0 messages" in said
+    assert (status, len(broker.log.topics())) == (code, left)
+
+
+def on_terminal(arguments: list[str], answer: tuple[bytes, bytes] | None = None) -> tuple[str, int]:
+    """What a command says on a terminal, and its exit code. ``answer``: what to wait for, and what to type then."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT, close_fds=True
+    )
+    os.close(theirs)
+    said = b""
+    while select.select([ours], [], [], 60)[0]:
+        try:
+            part = os.read(ours, 4096)
+        except OSError:
+            # Linux says so when the other side is closed.
+            break
+        if not part:
+            break
+        said += part
+        if answer is not None and answer[0] in said:
+            os.write(ours, answer[1])
+            answer = None
+    os.close(ours)
+    return said.decode(), process.wait(60)

@@ -1,0 +1,117 @@
+"""The demo's data and what it works out of them, without Spark."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from orderedmq.demo import flights
+from orderedmq.demo.play import Demo, DemoError
+from orderedmq.demo.turnaround import LATE, follow
+
+
+@pytest.fixture(scope="module")
+def events() -> pa.RecordBatch:
+    return flights.events()
+
+
+def at(event: dict[str, Any]) -> float:
+    return datetime.fromisoformat(event["actual"]).timestamp() / 60
+
+
+def test_a_year_of_flights_is_in_order_and_makes_sense(events: pa.RecordBatch) -> None:
+    # 328,521 flights left; of these 328,063 are known to have landed.
+    assert events.num_rows == 656_584
+    parsed = [json.loads(body) for body in events["body"].to_pylist()]
+    assert Counter(event["type"] for event in parsed) == {"departure": 328_521, "arrival": 328_063}
+    assert len({event["id"] for event in parsed}) == len(parsed)
+    assert events["sharding_key"].to_pylist() == [event["tailnum"] for event in parsed]
+    assert len(set(events["sharding_key"].to_pylist())) == 4037
+    times = [event["actual"] for event in parsed]
+    assert times == sorted(times)
+    assert (times[0], times[-1]) == ("2013-01-01 10:17:00Z", "2014-01-01 10:53:00Z")
+    # Time zones are right: every flight takes its time, and next to none overlaps with the next of its aircraft.
+    left: dict[str, float] = {}
+    took = []
+    for event in parsed:
+        flight = event["id"].rpartition("/")[0]
+        if event["type"] == "departure":
+            left[flight] = at(event)
+        else:
+            took.append(at(event) - left[flight])
+    assert min(took) > 30
+    assert sorted(took)[len(took) // 2] == 161
+    last: dict[str, str] = {}
+    twice = 0
+    for event in parsed:
+        twice += last.get(event["tailnum"]) == event["type"]
+        last[event["tailnum"]] = event["type"]
+    assert twice < 0.002 * len(parsed)
+
+
+def test_fewer_events_are_the_first_ones(events: pa.RecordBatch) -> None:
+    assert flights.events(1000).equals(events.slice(0, 1000))
+
+
+def one_by_one(bodies: list[bytes]) -> list[dict[str, Any]]:
+    """The same again, event by event."""
+    known: dict[str, dict[str, Any]] = {}
+    out = []
+    for body in bodies:
+        event = json.loads(body)
+        last = known.get(event["tailnum"], {"leg": 0, "chain": 0, "chain_minutes": 0})
+        new: dict[str, Any] = {"turnaround": None, "carried": None, "gained": None}
+        new |= {name: last[name] for name in ("leg", "chain", "chain_minutes")}
+        both = last.get("delay") is not None and event["delay"] is not None
+        if event["type"] == "departure":
+            new["leg"] += 1
+            if last.get("type") == "arrival":
+                new["turnaround"] = int(at(event) - at(last))
+                new["carried"] = max(0, min(last["delay"], event["delay"])) if both else None
+            if new["carried"] is not None and new["carried"] >= LATE:
+                new["chain"], new["chain_minutes"] = last["chain"] + 1, last["chain_minutes"] + new["carried"]
+            else:
+                new["chain"] = new["chain_minutes"] = 0
+        elif last.get("type") == "departure" and both:
+            new["gained"] = last["delay"] - event["delay"]
+        known[event["tailnum"]] = {**event, **new}
+        out.append({name: event[name] for name in ("id", "type", "flight", "tailnum", "actual", "delay")} | new)
+    return out
+
+
+def test_every_event_is_what_following_it_by_hand_gives_in_any_batches(events: pa.RecordBatch) -> None:
+    # One in forty aircraft, so that the same ones come again and again.
+    chosen = [
+        body for body, key in zip(events["body"].to_pylist(), events["sharding_key"].to_pylist()) if hash_of(key) % 40 == 0
+    ]
+    bodies = pa.array(chosen, pa.binary())
+    assert len(bodies) > 10_000
+    _, whole = follow(None, bodies)
+    assert [json.loads(body) for body in whole["body"].to_pylist()] == one_by_one(chosen)
+    dice = random.Random(4)
+    known: bytes | None = None
+    begin, parts = 0, []
+    while begin < len(bodies):
+        count = dice.choice([0, 1, 2, 50, 1000])
+        known, part = follow(known, bodies.slice(begin, count))
+        begin += count
+        parts.append(part)
+    assert pa.concat_batches(parts).equals(whole)
+
+
+def hash_of(key: str) -> int:
+    return sum(key.encode())
+
+
+def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    with pytest.raises(DemoError, match=r"FOLDER_IN_USE.* is not empty"):
+        Demo(tmp_path)
+    assert Demo(tmp_path / "new").store == tmp_path / "new" / "store"
