@@ -70,11 +70,13 @@ class Demo:
     events: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """Raises DemoError FOLDER_IN_USE."""
+        """Everything that can be missing is missed here. Raises DemoError FOLDER_IN_USE, OptionError MISSING, JavaError."""
         self.folder = self.folder.absolute()
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(self.folder.iterdir()):
+        if self.folder.exists() and any(self.folder.iterdir()):
             raise DemoError("FOLDER_IN_USE", f"{self.folder} is not empty; remove it, or give the demo another --path")
+        flights.data_folder()
+        ensure_java()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
     def store(self) -> Path:
@@ -104,9 +106,8 @@ class Demo:
     def process(self, progress: Progress, *, kill: bool) -> Ran:
         """Run the job from its checkpoint to the end, or kill it in the middle of a batch, about half-way.
 
-        Raises DemoError JOB_FAILED, JavaError.
+        Raises DemoError JOB_FAILED.
         """
-        ensure_java()
         began = time.monotonic()
         before = len(self._logged("commits"))
         victim = max(1, self.batches // 2) if kill else None

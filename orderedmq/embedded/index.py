@@ -2,7 +2,7 @@
 
 Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added behind a small one is merged with
 it, as a binary counter carries: so small batches leave few chunks, and a row is rewritten some ten times at most until it is in a
-chunk of 4k rows. Retention deletes whole chunks from the front.
+chunk of 8k rows. Retention deletes whole chunks from the front.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from orderedmq.embedded.store import Transaction
 from orderedmq.errors import StoreError, TopicError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
-#: A tail chunk of this many rows is left alone.
-MERGE_BELOW: Final = 4096
+#: A tail chunk of this many rows is left alone. Half a full chunk: reading it back costs about as much per row as reading full ones.
+MERGE_BELOW: Final = 8192
 #: Chunks that one append or publish retires at most per queue, so that its transaction stays short.
 RETIRE_AT_ONCE: Final = 64
 

@@ -23,7 +23,7 @@ from orderedmq.rows import normalise
 
 _BODY = ("body",)
 #: Bytes of payloads after whose reading the map's memory is given back.
-UNMAP_BYTES: Final = 64 * 1024 * 1024
+UNMAP_BYTES: Final = 32 * 1024 * 1024
 
 
 def topic_of(txn: Transaction, name: str) -> TopicInfo:

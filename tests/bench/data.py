@@ -47,8 +47,8 @@ def write_files(folder: Path, rows: pa.RecordBatch, files: int) -> None:
 
 
 def fill(broker: Broker, topic: str, queues: int, rows: int, step: int = 65536) -> None:
-    """A topic with ``rows`` messages, the same number in each queue, in chunks of full size."""
-    broker.admin.create_topic(topic, queues)
+    """A topic with ``rows`` messages, the same number in each queue, in chunks of full size, which no codec makes smaller."""
+    broker.admin.create_topic(topic, queues, compression="none")
     for queue in broker.log.queues(topic):
         made = messages(step, queue.queue_id)
         left = rows // queues

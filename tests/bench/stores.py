@@ -126,7 +126,7 @@ def small_batches(bench: Bench) -> list[Figure]:
     batches = 1000 if bench.quick else 10_000
     path = bench.fresh("small")
     with orderedmq.connect(path) as broker:
-        broker.admin.create_topic("small", 1)
+        broker.admin.create_topic("small", 1, compression="none")
         (small,) = broker.log.queues("small")
         begin = time.perf_counter()
         data.append_small(broker, small, batches, 2)

@@ -10,9 +10,8 @@ import pytest
 from orderedmq.embedded.store import Store
 from tests import checker
 from tests.faults.conftest import GROUP, World
-from tests.faults.drivers import RUNNER, kill_below
+from tests.faults.drivers import RUNNER, WORKER, kill_below
 
-#: The next offset of each queue, if all are at the same.
 START = {"startingOffsets": "latest"}
 
 
@@ -75,17 +74,14 @@ def test_a_crash_in_the_first_batch_loses_nothing_behind_where_it_began(point: s
     world.points.release("boundary")
     pid = world.points.wait(point)
     world.produce(10)
-    if point == "logged":
-        kill_below(pid, RUNNER)
-    else:
-        kill_below(pid, "pyspark.daemon")
+    kill_below(pid, RUNNER if point == "logged" else WORKER)
     world.fail(query)
     world.produce(10)
     world.run(source=START)
     assert_exact_from(world, 10)
 
 
-def test_an_old_copy_of_the_checkpoint_repeats_what_the_sink_knows_and_goes_on(world: World, tmp_path: Path) -> None:
+def test_an_old_copy_of_the_checkpoint_repeats_what_the_sink_knows_and_goes_on(world: World) -> None:
     limit = {"maxOffsetsPerTrigger": 30}
     world.produce(20)
     world.run(source=limit)

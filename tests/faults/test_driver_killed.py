@@ -85,7 +85,9 @@ def killed(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iter
 def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: str, killed: dict[str, Killed]) -> None:
     case = killed[point]
     world = case.world
-    assert world.count() == (240 if point == "published" else 90), "the batch became visible too early, or not at all"
+    # A slow producer may get only some queues' rows into the batch, always all of a queue.
+    seen = (140, 190, 240) if point == "published" else (90,)
+    assert world.count() in seen, "the batch became visible too early, or not at all"
     world.run()
     assert world.count() == 261
     if point not in IN_RUNNER:

@@ -66,6 +66,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
 def test_a_job_that_fails_is_said_in_a_line(tmp_path: Path) -> None:
     # PYTHONPATH comes first: this package stands in for the real one.
     (tmp_path / "orderedmq_demo").mkdir()
+    (tmp_path / "orderedmq_demo" / "__init__.py").write_text("")
     (tmp_path / "orderedmq_demo" / "job.py").write_text(
         "print('noise'); raise SystemExit('[ORDEREDMQ_TEST.WHY] broken on purpose')"
     )
