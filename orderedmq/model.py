@@ -23,7 +23,7 @@ MAX_PROPERTIES_BYTES: Final = 32767
 #: A sharding key is one of a message's properties; this leaves room for the others.
 MAX_KEY_BYTES: Final = 4096
 MAX_QUEUES: Final = 65536
-#: How a topic's messages are stored unless it says otherwise: half the bytes of JSON bodies, and faster to write (`make bench`).
+#: How a topic's messages are stored unless it says otherwise: half the bytes of JSON bodies; writes wait for the disk (`make bench`).
 DEFAULT_COMPRESSION: Final = "lz4"
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
