@@ -135,7 +135,7 @@ def test_rows_staged_for_a_deleted_topic_are_refused_when_published(broker: Brok
 
 # -- retention --------------------------------------------------------------------------------------------------------------------
 
-BIG = 5000  # rows: a chunk of its own
+BIG = 9000  # rows: a chunk of its own
 
 
 def test_retention_by_age_deletes_whole_chunks_that_are_too_old(broker: Broker, clock: FakeClock):
