@@ -16,6 +16,7 @@ from orderedmq.lock import Client, Instant, LockToken
 from orderedmq.model import DEFAULT_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
 
 SECOND = 1_000_000
+BIG = 9000  # rows: a chunk of its own, more than merging lets a tail chunk grow to
 EVERYTHING = 1 << 40
 
 

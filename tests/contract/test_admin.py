@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orderedmq.broker import Broker, QueueBounds, SinkBatch
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import MAX_NAME_LENGTH, MAX_QUEUES, RESERVED_PREFIXES
-from tests.contract.support import FakeClock, bodies, locked, queues_of, refused, rows, state
+from tests.contract.support import BIG, FakeClock, bodies, locked, queues_of, refused, rows, state
 
 
 def test_a_topic_is_what_it_was_made(broker: Broker):
@@ -134,8 +134,6 @@ def test_rows_staged_for_a_deleted_topic_are_refused_when_published(broker: Brok
 
 
 # -- retention --------------------------------------------------------------------------------------------------------------------
-
-BIG = 9000  # rows: a chunk of its own
 
 
 def test_retention_by_age_deletes_whole_chunks_that_are_too_old(broker: Broker, clock: FakeClock):

@@ -15,7 +15,7 @@ from orderedmq.embedded.check import check
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.store import Store, Transaction
 from orderedmq.model import MessageQueue
-from tests.contract.support import locked, queues_of, refused, rows
+from tests.contract.support import BIG, locked, queues_of, refused, rows
 
 Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))
 K0 = layout.queue_key(Q0)
@@ -27,7 +27,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.admin.create_topic("orders", 2)
         for _ in range(3):
-            broker.log.append(Q0, rows(range(5000)))
+            broker.log.append(Q0, rows(range(BIG)))
         broker.log.append(Q1, rows("ab", tags=["x", None]))
         [token] = locked(broker, "g", broker.groups.join("me"), [Q0])
         broker.groups.commit({token: 7})
@@ -43,7 +43,7 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
 
 def test_a_sound_store_has_no_findings_also_after_deleting(broker: EmbeddedBroker):
     assert check(broker) == check(broker.path) == check(str(broker.path)) == []
-    broker.admin.trim("orders", {Q0: 6000})
+    broker.admin.trim("orders", {Q0: BIG + 1000})
     assert check(broker) == []
     broker.admin.delete_topic("orders")
     assert check(broker) == []
@@ -54,7 +54,7 @@ def test_what_cannot_be_opened_is_not_checked(tmp_path: Path):
         check(tmp_path / "nothing")
 
 
-def entry(txn: Transaction, first: int = 5000) -> Chunk:
+def entry(txn: Transaction, first: int = BIG) -> Chunk:
     value = txn.get("index", layout.index_key(K0, first))
     assert value is not None
     return Chunk.unpack(value)
@@ -62,7 +62,7 @@ def entry(txn: Transaction, first: int = 5000) -> Chunk:
 
 def change(**fields: int) -> Callable[[Transaction], None]:
     def damage(txn: Transaction) -> None:
-        txn.put("index", layout.index_key(K0, 5000), entry(txn)._replace(**fields).pack())
+        txn.put("index", layout.index_key(K0, BIG), entry(txn)._replace(**fields).pack())
 
     return damage
 
@@ -88,7 +88,7 @@ def flip(txn: Transaction) -> None:
 
 
 def second_use(txn: Transaction) -> None:
-    txn.put("index", layout.index_key(K0, 10_000), entry(txn).pack())
+    txn.put("index", layout.index_key(K0, 2 * BIG), entry(txn).pack())
 
 
 def lose_token(txn: Transaction) -> None:
@@ -117,21 +117,21 @@ def future_epoch(txn: Transaction) -> None:
 
 
 DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
-    (lambda txn: txn.delete("index", layout.index_key(K0, 5000)), "has a chunk at 10000 where one at 5000 is expected"),
-    (change(rows=4999), "of other length than 4999"),
+    (lambda txn: txn.delete("index", layout.index_key(K0, BIG)), f"has a chunk at {2 * BIG} where one at {BIG} is expected"),
+    (change(rows=BIG - 1), f"of other length than {BIG - 1}"),
     (change(rows=0), "empty chunk"),
-    (change(checksum=1), "5000 to 9999 of queue orders/embedded/0 fail their checksum"),
-    (change(payload=999), "payload 999 of chunk 5000 of queue orders/embedded/0 is not there"),
+    (change(checksum=1), f"{BIG} to {2 * BIG - 1} of queue orders/embedded/0 fail their checksum"),
+    (change(payload=999), f"payload 999 of chunk {BIG} of queue orders/embedded/0 is not there"),
     (change(body_bytes=1), "other body bytes"),
     (change(columns=3), "has not the columns of its entry"),
-    (change(first_stored=1), "goes back in time at 5000"),
-    (change(last_stored=1 << 60), "goes back in time at 10000"),
+    (change(first_stored=1), f"goes back in time at {BIG}"),
+    (change(last_stored=1 << 60), f"goes back in time at {2 * BIG}"),
     (queue_state(last_stored=1), "was written last at 1, before"),
     (change(stored_bytes=1), "fail their checksum"),
     (flip, "fail their checksum"),
-    (second_use, "belongs to chunk 10000 of queue orders/embedded/0 and to chunk 5000"),
-    (queue_state(max_offset=15_000), "its chunks end at 15002"),
-    (queue_state(min_offset=5000), "has a chunk at 0 where one at 5000 is expected"),
+    (second_use, f"belongs to chunk {2 * BIG} of queue orders/embedded/0 and to chunk {BIG}"),
+    (queue_state(max_offset=3 * BIG), f"its chunks end at {3 * BIG + 2}"),
+    (queue_state(min_offset=BIG), f"has a chunk at 0 where one at {BIG} is expected"),
     (queue_state(stored_bytes=1), "counts 1 bytes"),
     (lambda txn: txn.put("payloads", layout.number(888), b"x"), "payload 888 belongs to nothing"),
     (lambda txn: txn.put("payloads", layout.number(888), b"x"), "payload 888 is beyond the last number"),

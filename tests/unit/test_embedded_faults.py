@@ -28,7 +28,7 @@ from orderedmq.embedded.store import Store
 from orderedmq.errors import DataLossError, StoreFullError
 from orderedmq.lock import LockToken
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue
-from tests.contract.support import bodies, locked, pull, queues_of, refused, rows, span, state
+from tests.contract.support import BIG, bodies, locked, pull, queues_of, refused, rows, span, state
 
 PROCESSES = mp.get_context("forkserver")
 # pandas: pyarrow imports it when it makes its first array.
@@ -461,7 +461,7 @@ def test_a_flipped_bit_is_never_delivered(path: Path, broker: EmbeddedBroker, co
     random = Random(3)
     for queue in queues_of(broker, "t"):
         for _ in range(3):
-            broker.log.append(queue, rows([random.randbytes(8) * 4 for _ in range(4500)], tags=["t"] * 4500))
+            broker.log.append(queue, rows([random.randbytes(8) * 4 for _ in range(BIG)], tags=["t"] * BIG))
     places = [place for place in payload_places(broker) if place[0].topic == "t"]
     assert len(places) == 6
     for turn in range(150):
@@ -514,11 +514,11 @@ def test_damaged_staged_rows_are_not_merged_into_a_queue(broker: EmbeddedBroker)
 
 def test_a_damaged_store_can_still_be_trimmed_and_its_topics_deleted(path: Path, broker: EmbeddedBroker):
     queue = queues_of(broker)[0]
-    broker.log.append(queue, rows([b"x" * 100] * 5000))
-    broker.log.append(queue, rows([b"y" * 100] * 5000))
+    broker.log.append(queue, rows([b"x" * 100] * BIG))
+    broker.log.append(queue, rows([b"y" * 100] * BIG))
     for _, _, _, place, length in payload_places(broker):
         flip(broker, place + length // 2, 1)
-    assert broker.admin.trim("orders", {queue: 5000}) == {queue: 5000}
+    assert broker.admin.trim("orders", {queue: BIG}) == {queue: BIG}
     broker.admin.delete_topic("orders")
     assert check(path) == []
 
