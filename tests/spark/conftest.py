@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
 from orderedmq.broker import Broker
+from tests.faults.points import until
 
 
 @dataclass
@@ -79,6 +80,10 @@ class Rig:
                 position += rows.num_rows
             out[queue.queue_id] = found
         return out
+
+    def released(self, group: str = "g") -> None:
+        """Wait until the group's locks are given back: Spark ends a query before its source has stopped."""
+        until(lambda: not any(lock.held for lock in self.broker.admin.locks(group)), f"group {group} is free")
 
     def offsets(self, group: str) -> dict[int, int]:
         return {queue.queue_id: offset for queue, offset in self.broker.admin.group_offsets(group).items()}

@@ -120,6 +120,7 @@ def test_a_group_whose_offsets_are_gone_goes_on_at_the_checkpoint(rig: Rig) -> N
 def test_a_group_that_was_sought_back_is_followed_at_the_restart(rig: Rig) -> None:
     rig.topic("in", 1, rows=10)
     copied(rig)
+    rig.released()
     rig.broker.admin.seek("g", {MessageQueue("in", "embedded", 0): 4})
     assert copied(rig) == [6]
     assert numbers(rig.bodies("out")) == sorted([*range(10), *range(4, 10)])
