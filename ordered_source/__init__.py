@@ -1,1 +1,30 @@
-"""The source: Spark's readers over a broker. ``reader`` runs on the driver, ``task`` on executors; the rules are in orderedmq."""
+"""The source: Spark's readers over a broker, and the orderly listener.
+
+``reader`` runs on the driver, ``task`` and ``orderly`` on executors; the rules are in orderedmq. The names below are loaded when they are
+first used: Spark imports this package in many short processes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ordered_source.observe import LagListener
+    from ordered_source.orderly import consume_orderly
+    from orderedmq.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
+
+__all__ = ["ConsumeOrderlyContext", "ConsumeOrderlyStatus", "LagListener", "consume_orderly"]
+
+_HOMES = {
+    "ConsumeOrderlyContext": "orderedmq.listener",
+    "ConsumeOrderlyStatus": "orderedmq.listener",
+    "LagListener": "ordered_source.observe",
+    "consume_orderly": "ordered_source.orderly",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

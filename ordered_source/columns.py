@@ -20,6 +20,9 @@ from pyspark.sql.types import (
 from orderedmq.errors import SchemaError
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA
 
+#: The source's own column: under which lock a row was read (`QueuePartition.proof`). Null without a group.
+LOCK_TOKEN: Final = "lock_token"
+
 _TYPES: Final[dict[str, DataType]] = {
     "topic": StringType(),
     "broker_name": StringType(),
@@ -34,12 +37,13 @@ _TYPES: Final[dict[str, DataType]] = {
     "store_timestamp": TimestampType(),
     "reconsume_times": IntegerType(),
     "properties": MapType(StringType(), StringType()),
+    LOCK_TOKEN: StringType(),
 }
 
 
-def full_schema(include_properties: bool) -> StructType:
+def full_schema(include_properties: bool, include_lock_token: bool = False) -> StructType:
     """What a reader gets without a schema of its own."""
-    names = (*DEFAULT_COLUMNS, "properties") if include_properties else DEFAULT_COLUMNS
+    names = (*DEFAULT_COLUMNS, *(("properties",) if include_properties else ()), *((LOCK_TOKEN,) if include_lock_token else ()))
     return StructType([StructField(name, _TYPES[name]) for name in names])
 
 

@@ -22,7 +22,7 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
     parsed = SourceOptions.parse(options, streaming=None)
     with orderedmq.connect(parsed.path) as broker:
         topics(broker, parsed)
-    return full_schema(parsed.include_properties)
+    return full_schema(parsed.include_properties, parsed.include_lock_token)
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:

@@ -26,22 +26,20 @@ import orderedmq
 from ordered_source import plan, task
 from ordered_source.admission import Admission
 from ordered_source.columns import chosen_columns
-from ordered_source.renewal import Renewal
+from ordered_source.group import GroupSession
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker, TopicInfo
-from orderedmq.errors import DataLossError, LockError, OffsetError, TopicError, aged_out, recreated
-from orderedmq.lock import UNLOCK_DELAY, Client, LockToken, Refusal
+from orderedmq.errors import DataLossError, OffsetError, TopicError, aged_out, recreated
+from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.offsets import Checkpoint, offsets_to_json, ranges
-from orderedmq.ownership import Commit, Lock, Owner
+from orderedmq.ownership import Commit, Lock, Owner, Unlock
 from orderedmq.source_options import SourceOptions
 
 log = logging.getLogger("orderedmq")
 
 #: Seconds between two looks for new topics and queues, where the broker cannot tell that nothing changed.
 LISTING_INTERVAL: Final = 1.0
-#: Seconds between two tries for a lock that another owner has.
-RETRY: Final = 0.1
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -52,9 +50,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.columns = chosen_columns(schema)
         self.schema = schema
         self._broker: Broker | None = None
-        self._renewal: Renewal | None = None
         self._owner: Owner | None = None
-        self._client: Client | None = None
+        #: None in broadcasting.
+        self._group: GroupSession | None = None
         self._admission = Admission(self.options, time.monotonic())
         self._target: dict[MessageQueue, int] | None = None
         self._topics: list[TopicInfo] = []
@@ -83,18 +81,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         broker = self._connect()
-        self._raise_if_lost()
+        group = self._group
         change = broker.log.change()
-        if change is not None and self._quiet == (change, start):
+        if change is not None and self._quiet == (change, start) and not (group is not None and group.due()):
+            if group is not None:
+                group.raise_if_lost()
             return start
         since = Checkpoint.from_spark(start)
         owner = self._owner_for(since)
         known = self._same_topics(owner, since)
-        for action in owner.boundary(since, self._queues()):
-            if isinstance(action, Commit):
-                broker.groups.commit(action.offsets)
-            else:
-                self._take(owner, action)
+        self._boundary(owner, since)
         self._place(owner, known)
         backlog = owner.backlog(self._ends(owner))
         counts = self._admission.counts(broker.log, backlog, limit, time.monotonic())
@@ -115,9 +111,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         broker = self._connect()
-        self._raise_if_lost()
         since, until = Checkpoint.from_spark(start), Checkpoint.from_spark(end)
         owner = self._owner_for(until)
+        if self._group is not None:
+            self._group.raise_if_lost()
         if owner.is_planned(until):
             spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
         else:
@@ -147,19 +144,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing: it arrives after the next latestOffset, which has said it already."""
 
     def stop(self) -> None:
-        if self._renewal is not None:
-            self._renewal.stop()
-        broker, owner, client = self._broker, self._owner, self._client
+        broker, owner = self._broker, self._owner
         self._broker = None
         if broker is None:
             return
-        if owner is not None and client is not None and self.options.consumer_group is not None:
-            release = owner.stop(broker.groups.offsets(self.options.consumer_group, list(owner.owned)))
-            broker.groups.unlock(release.idle)
-            if self._terminated and release.in_flight:
-                # A task may still be at work. When the driver died instead, its tasks die too, and this process's end frees all.
-                broker.groups.unlock(release.in_flight, linger=UNLOCK_DELAY)
-            broker.groups.leave(client)
+        if owner is not None and self._group is not None:
+            self._group.stop(owner, terminated=self._terminated)
         broker.close()
 
     # -- connecting and locking --------------------------------------------------------------------------------------------
@@ -168,7 +158,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._broker is None:
             broker = orderedmq.connect(self.options.path)
             plan.topics(broker, self.options)
-            self._renewal = Renewal(broker.groups)
             self._broker = broker
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, self._terminate)
@@ -182,44 +171,44 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _owner_for(self, offsets: Checkpoint) -> Owner:
         if self._owner is None:
-            self._owner = Owner(offsets.owner or uuid.uuid4().hex)
+            name = offsets.owner or uuid.uuid4().hex
+            if self.options.consumer_group is None:
+                self._owner = Owner(name)
+            else:
+                self._group = GroupSession(self._connect(), self.options, name)
+                self._owner = self._group.owner(name)
         elif offsets.owner is not None and offsets.owner != self._owner.owner_id:
             raise OffsetError(
                 "INVALID", "the checkpoint belongs to another query than the one that is running; restart the query"
             )
         return self._owner
 
-    def _take(self, owner: Owner, action: Lock) -> None:
-        """Lock what is missing, all or none, until lockTimeout."""
-        broker, group = self._connect(), self.options.consumer_group
+    def _boundary(self, owner: Owner, start: Checkpoint) -> None:
+        """Run what the Owner decides where nothing is in flight."""
+        group = self._group
         if group is None:
-            owner.assume(action.queues)
+            for action in owner.boundary(start, self._queues()):
+                if isinstance(action, Lock):
+                    owner.assume(action.queues)
             return
-        if self._client is None:
-            self._client = broker.groups.join(owner.owner_id)
-        deadline = time.monotonic() + self.options.lock_timeout
-        while True:
-            answers = broker.groups.lock(group, self._client, action.queues)
-            refused = [answer for answer in answers.values() if isinstance(answer, Refusal)]
-            granted = [answer for answer in answers.values() if isinstance(answer, LockToken)]
-            if not refused:
-                break
-            broker.groups.unlock(granted)
-            if time.monotonic() >= deadline:
-                raise _held(group, refused, len(action.queues))
-            time.sleep(RETRY)
-        owner.locked(granted)
-        assert self._renewal is not None
-        self._renewal.keep([owned.token for owned in owner.owned.values() if owned.token is not None])
+        group.forget_lost(owner)
+        for action in owner.boundary(start, self._queues(), group.members()):
+            match action:
+                case Commit():
+                    group.commit(owner, action)
+                case Unlock():
+                    group.give_up(owner, action)
+                case Lock():
+                    group.take(owner, action, patient=self._admission.available_now)
+        if self._admission.available_now:
+            # What others give up later is for the next run, as what is written later is.
+            owner.taking = not group.shared
 
-    def _raise_if_lost(self) -> None:
-        if self._renewal is not None and self._renewal.lost:
-            token = self._renewal.lost[0]
-            raise LockError(
-                "LOST",
-                f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}): this query was paused or cut off for longer than "
-                "its lock lives and another took it over, or the group was reset; restart it, it goes on without a gap",
-            )
+    def _take(self, owner: Owner, action: Lock) -> None:
+        if self._group is None:
+            owner.assume(action.queues)
+        else:
+            self._group.take(owner, action, patient=False)
 
     # -- topics and queues -------------------------------------------------------------------------------------------------
 
@@ -279,7 +268,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if group is not None:
             known = broker.groups.offsets(group, queues)
             reset = broker.groups.reset_number(group)
-            if start.fresh and starting.explicit and starting.kind != "committed":
+            shared = self._group is not None and self._group.shared
+            if start.fresh and starting.explicit and starting.kind != "committed" and not shared:
                 log.warning("group %s is reset to %s, as the options say", group, offsets_to_json(begins))
                 reset = broker.groups.reset({_token(owner, queue): begins[queue] for queue in queues})
                 known = begins
@@ -330,9 +320,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _replay(self, owner: Owner, start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:
         """A batch that was logged before a restart."""
-        missing = tuple(sorted(queue for queue in end.next if queue not in owner.owned))
+        shared = self._group is not None and self._group.shared
+        logged = [queue for queue, span in ranges(start, end).items() if span.messages] if shared else list(end.next)
+        missing = tuple(sorted(queue for queue in logged if queue not in owner.owned))
         if missing:
-            self._take(owner, Lock(missing, all_or_none=True))
+            self._take(owner, Lock(missing, all_or_none=not shared))
+        for queue in missing:
+            if queue not in owner.owned:
+                log.warning(
+                    "queue %s of group %s has another owner: its part of the logged batch is not repeated",
+                    queue,
+                    self.options.consumer_group,
+                )
         group = self.options.consumer_group
         reset = self._connect().groups.reset_number(group) if group is not None else 0
         spans = owner.replay(start, end, reset)
@@ -349,17 +348,3 @@ def _token(owner: Owner, queue: MessageQueue) -> LockToken:
     token = owner.owned[queue].token
     assert token is not None
     return token
-
-
-def _held(group: str, refused: Sequence[Refusal], wanted: int) -> LockError:
-    first = refused[0]
-    if first.lingering:
-        state = "has stopped in the middle of a batch, its tasks may still be at work"
-    else:
-        state = "is alive" if first.alive else "is not known to be alive"
-    return LockError(
-        "HELD_BY_OTHER",
-        f"{len(refused)} of {wanted} queues of group {group!r} belong to query {first.owner} ({first.client_id}), which {state}; its lock "
-        f"of {first.queue} ends in {first.remaining:.0f} s unless it is renewed. Stop that query, or give this one a consumerGroup of its "
-        "own or messageModel=broadcasting to read everything too; for two outputs of one stream use foreachBatch",
-    )

@@ -1,21 +1,25 @@
-"""A thread that keeps queue locks alive while the query runs, and notices when one is lost."""
+"""A thread that keeps queue locks and the membership alive while the query runs, and notices when a lock is lost."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from orderedmq.broker import Groups
 from orderedmq.errors import OrderedMQError
-from orderedmq.lock import RENEW_INTERVAL, LockToken
+from orderedmq.lock import LockToken
 
 
 class Renewal:
-    """Renews ``tokens`` every 20 s until stopped, or until the parent process is gone: nobody would process what it holds."""
+    """Renews ``tokens`` and calls ``beat`` every ``interval`` seconds.
 
-    def __init__(self, groups: Groups, interval: float = RENEW_INTERVAL) -> None:
+    Until stopped, or until the parent process is gone: nobody would process what it holds.
+    """
+
+    def __init__(self, groups: Groups, beat: Callable[[], object], interval: float) -> None:
         self._groups = groups
+        self._beat = beat
         self._interval = interval
         self._parent = os.getppid()
         self._stopped = threading.Event()
@@ -29,9 +33,11 @@ class Renewal:
     def keep(self, tokens: Sequence[LockToken]) -> None:
         """From now on keep exactly these."""
         self._tokens = tuple(tokens)
-        if self._thread is None and tokens:
-            self._thread = threading.Thread(target=self._run, name="orderedmq-renewal", daemon=True)
-            self._thread.start()
+        self.lost = tuple(token for token in self.lost if token in self._tokens)
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="orderedmq-renewal", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -44,6 +50,7 @@ class Renewal:
                 return
             try:
                 lost = self._groups.renew(self._tokens)
+                self._beat()
             except OrderedMQError as error:
                 self.failed = error
                 continue

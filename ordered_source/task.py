@@ -12,7 +12,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from ordered_source.columns import conform
+from ordered_source import lock_token
+from ordered_source.columns import LOCK_TOKEN, conform
 from orderedmq.broker import Broker, kept
 from orderedmq.errors import DataLossError, LockError, TopicError
 from orderedmq.lock import LockToken
@@ -51,6 +52,8 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     """Yield the partition's rows. Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT."""
     broker = kept(partition.path, partition.identity)
     _check(broker, partition)
+    pulled = tuple(name for name in columns if name != LOCK_TOKEN) or ("queue_offset",)
+    proof = pa.scalar(lock_token.encode(partition.path, partition.identity, partition.token), pa.string())
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
@@ -59,7 +62,7 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     while position < partition.end:
         wanted = min(partition.pull_batch_size, partition.end - position)
         try:
-            batch = broker.log.pull(partition.queue, position, wanted, PULL_BYTES, columns, partition.incarnation)
+            batch = broker.log.pull(partition.queue, position, wanted, PULL_BYTES, pulled, partition.incarnation)
         except (DataLossError, TopicError) as error:
             position = _behind(broker, partition, position, error)
             continue
@@ -69,11 +72,18 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
                 f"queue {partition.queue} ends at {position}, the batch was planned up to {partition.end}: the store was replaced by an "
                 "older copy",
             )
-        yield conform(batch, schema)
+        yield conform(batch if LOCK_TOKEN not in columns else _with_proof(batch, columns, proof), schema)
         position += batch.num_rows
         if time.monotonic() - checked > CHECK_INTERVAL:
             _check(broker, partition)
             checked = time.monotonic()
+
+
+def _with_proof(batch: pa.RecordBatch, columns: tuple[str, ...], proof: pa.Scalar) -> pa.RecordBatch:
+    repeated = pa.repeat(proof, batch.num_rows)
+    return pa.RecordBatch.from_arrays(
+        [repeated if name == LOCK_TOKEN else batch.column(name) for name in columns], names=list(columns)
+    )
 
 
 def _check(broker: Broker, partition: QueuePartition) -> None:

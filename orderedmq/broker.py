@@ -17,6 +17,7 @@ from typing import Protocol, Self
 import pyarrow as pa
 
 from orderedmq.lock import Client, LockToken, Refusal
+from orderedmq.membership import Member, Subscription
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
 
 
@@ -80,6 +81,14 @@ class LockInfo:
     alive: bool | None
     age: float
     remaining: float
+
+
+@dataclass(frozen=True)
+class MemberInfo:
+    """A member as ``group describe`` shows it; ``age`` is the seconds since its last heartbeat."""
+
+    member: Member
+    age: float
 
 
 @dataclass(frozen=True)
@@ -177,7 +186,7 @@ class Log(Protocol):
 
 
 class Groups(Protocol):
-    """Queue locks and group offsets."""
+    """Members, queue locks and group offsets."""
 
     def join(self, owner: str) -> Client:
         """Make this process known as a client of ``owner``; whoever asks later whether it is alive gets the truth."""
@@ -185,6 +194,14 @@ class Groups(Protocol):
 
     def leave(self, client: Client) -> None:
         """The client is gone; its locks should have been given back before."""
+        ...
+
+    def heartbeat(self, group: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
+        """Be a member of the group, for as long as a lock lives. Returns who is one, by client id, this client included."""
+        ...
+
+    def members(self, group: str) -> list[Member]:
+        """Who is a member of the group now, by client id."""
         ...
 
     def lock(self, group: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
@@ -197,6 +214,10 @@ class Groups(Protocol):
 
     def check(self, token: LockToken) -> bool:
         """Whether the token is still the queue's, without prolonging it."""
+        ...
+
+    def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        """Those whose queue is not theirs any more, without prolonging the others."""
         ...
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
@@ -213,6 +234,14 @@ class Groups(Protocol):
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         """Set group offsets in any direction under their locks; raises the group's reset number and returns it."""
+        ...
+
+    def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
+        """Put messages of the token's queue aside, into the topic %DLQ%<group>, which is made if it is missing.
+
+        ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that was put aside before is left as it is: its
+        identity is (group, queue, offset). Returns how many are new. Raises LockError LOST.
+        """
         ...
 
     def reset_number(self, group: str) -> int:
@@ -306,7 +335,19 @@ class Admin(Protocol):
         """Set group offsets from outside, clear the queues' lineage, raise the reset number. GroupError IN_USE unless forced."""
         ...
 
+    def delete_group(self, group: str, *, force: bool = False) -> None:
+        """Forget a group's offsets, locks and members; its dead letters stay. GroupError MISSING, or IN_USE unless forced."""
+        ...
+
+    def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
+        """Take held locks away, and return which. GroupError IN_USE when a holder is alive, unless forced: it then loses the queue."""
+        ...
+
     def locks(self, group: str | None = None) -> list[LockInfo]: ...
+
+    def members(self, group: str) -> list[MemberInfo]:
+        """Who is a member of the group now, in the order in which they joined."""
+        ...
 
 
 class Broker(Protocol):

@@ -64,10 +64,10 @@ class TopicError(OrderedMQError):
 
 
 class GroupError(OrderedMQError):
-    """A consumer group's name is wrong, it is unknown, or it is in use."""
+    """A consumer group's name is wrong, it is unknown, in use, or its members disagree."""
 
     family = "ORDEREDMQ_GROUP"
-    conditions = frozenset(("MISSING", "BAD_NAME", "IN_USE"))
+    conditions = frozenset(("MISSING", "BAD_NAME", "IN_USE", "DISAGREES"))
 
 
 class OffsetError(OrderedMQError):
@@ -116,6 +116,13 @@ class SinkError(OrderedMQError):
     conditions = frozenset(
         ("REPLAY_DIFFERS", "BATCH_TOO_OLD", "KEY_CONFLICT", "TOKEN_GONE", "ORDER_BUFFER_FULL", "SELECTOR_FAILED", "MODE")
     )
+
+
+class ListenerError(OrderedMQError):
+    """An orderly listener leaves a queue's range in a state that cannot be committed."""
+
+    family = "ORDEREDMQ_LISTENER"
+    conditions = frozenset(("UNCOMMITTED",))
 
 
 class StoreError(OrderedMQError):

@@ -165,3 +165,8 @@ def unlock(lock: QueueLock | None, proof: LockToken, now: Instant, linger: float
 def sought(next_epoch: int, now: Instant) -> QueueLock:
     """The lock after the group's offset was set from outside: free, no lineage, and every token given out so far is stale."""
     return QueueLock("", "", next_epoch, next_epoch, held=False, renewed=now)
+
+
+def released(lock: QueueLock, next_epoch: int) -> QueueLock:
+    """The lock taken away from outside: free, and its holder's token is stale. Nobody else had it, so the lineage stays."""
+    return replace(lock, epoch=next_epoch, held=False, lingering=False)

@@ -28,7 +28,9 @@ DEFAULT_COMPRESSION: Final = "lz4"
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 #: Topics that belong to a consumer group: retry and dead-letter messages. Users may read the latter, never write either.
-RESERVED_PREFIXES: Final = ("%RETRY%", "%DLQ%")
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 #: RocketMQ's own message properties that a connector carries in columns, and those that only a broker or client may set.
 RESERVED_PROPERTIES: Final = frozenset(
     (

@@ -9,23 +9,18 @@ constructor only keeps the mapping; ``SourceOptions.parse`` or ``SinkOptions.par
 from __future__ import annotations
 
 import difflib
-import os.path
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import Final, Literal, NamedTuple, TypeVar
 
-from orderedmq.errors import GroupError, OptionError, TopicError
-from orderedmq.model import MAX_QUEUES, check_group, check_topic
+from orderedmq.errors import OptionError
+from orderedmq.model import MAX_QUEUES
+from orderedmq.option_values import Parser, conflict, invalid, parse_path, shown
 
 Role = Literal["source", "sink"]
 T = TypeVar("T")
-#: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
-Parser = Callable[[str, str], T]
 
 DEFAULT_DIRECTORY: Final = "orderedmq-data"
-MAX_LONG: Final = 2**63 - 1
 MAX_PULL_BATCH: Final = 1024 * 1024
 
 
@@ -59,7 +54,32 @@ SOURCE_OPTIONS: Final = (
     Option(
         "messageModel", "clustering", "clustering: locks and offsets of the group; broadcasting: every query sees everything"
     ),
-    Option("assignment", "exclusive", "exclusive: the query owns every queue of its topics in its group, all or none"),
+    Option(
+        "assignment",
+        "exclusive",
+        "exclusive: the query owns all queues of its topics, or none; shared: the group's queries divide them",
+    ),
+    Option(
+        "allocateMessageQueueStrategy",
+        "AVG",
+        "shared: how, in all queries alike: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH|CONFIG|MACHINE_ROOM|MACHINE_ROOM_NEARBY",
+    ),
+    Option("allocateQueues", None, 'CONFIG: the queues of this query: {"orders": {"embedded": [0, 1]}}', "required by CONFIG"),
+    Option(
+        "machineRooms",
+        None,
+        "MACHINE_ROOM: a,b for brokers a@... and b@..., whose queues the group consumes; the embedded broker is in no room",
+        "required by MACHINE_ROOM",
+    ),
+    Option(
+        "machineRoom",
+        None,
+        "MACHINE_ROOM_NEARBY: where this query runs: a for brokers a@...; a room's queues go to the queries there, if any",
+        "required by MACHINE_ROOM_NEARBY",
+    ),
+    Option(
+        "allocateInner", "AVG", "MACHINE_ROOM_NEARBY: how each room's queues are divided: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH"
+    ),
     Option("lockTimeout", "10s", "how long to try for queue locks that somebody else holds"),
     Option(
         "startingOffsets",
@@ -83,6 +103,7 @@ SOURCE_OPTIONS: Final = (
     Option("maxBytesPerTrigger", None, "stream only: at most so many bytes in a micro-batch, such as 64m", "no limit"),
     Option("pullBatchSize", "16384", f"rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
     Option("includeProperties", "false", "add the column properties"),
+    Option("includeLockToken", "false", "add the column lock_token, which `consume_orderly` needs"),
 )
 SINK_OPTIONS: Final = (
     _PATH,
@@ -121,7 +142,7 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("groupIdPrefix",), "a group's name is not generated; use consumerGroup", _KAFKA),
     (("subscribe",), "use topic", "use topic"),
     (("subscribePattern",), "use topicPattern", "use topic"),
-    (("assign",), "a query owns every queue of its topics, never some of them; use topic", "use messageQueueSelector=queueId"),
+    (("assign",), "an exclusive query owns every queue; use topic, or allocateQueues", "use messageQueueSelector=queueId"),
     (("startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"), "use startingTimestamp", _KAFKA),
     (("endingOffsetsByTimestamp",), "use endingTimestamp", _KAFKA),
     (("includeHeaders",), "use includeProperties", "write a column properties"),
@@ -156,20 +177,6 @@ _WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sin
 def option_table(kind: Role) -> tuple[OptionRow, ...]:
     """The options of the reader or the writer, in the order of the declaration, for the README's tables."""
     return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in OPTIONS[kind])
-
-
-def shown(value: object) -> str:
-    """``value`` as one short line for a message."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def invalid(option: str, why: str) -> OptionError:
-    return OptionError("INVALID", f"option {option}: {why}")
-
-
-def conflict(why: str) -> OptionError:
-    return OptionError("CONFLICT", why)
 
 
 class Given:
@@ -249,143 +256,3 @@ def _not_an_option(given: str, role: Role) -> OptionError:
 
 
 # Values. Each parser takes the text and the option's name.
-
-
-def parse_bool(text: str, option: str) -> bool:
-    value = {"true": True, "false": False}.get(text.lower())
-    if value is None:
-        raise invalid(option, f"{shown(text)} is neither true nor false; write for example true")
-    return value
-
-
-def integer(low: int, high: int = MAX_LONG, example: int = 1000) -> Parser[int]:
-    """A parser of whole decimal numbers from ``low`` to ``high``, both inclusive."""
-
-    def parse(text: str, option: str) -> int:
-        value = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
-        if value is None or not low <= value <= high:
-            upper = "" if high == MAX_LONG else f" to {high}"
-            at_least = " or more" if high == MAX_LONG else ""
-            raise invalid(option, f"{shown(text)} is not a whole number, {low}{upper}{at_least}; write for example {example}")
-        return value
-
-    return parse
-
-
-_DURATION: Final = re.compile(r"([0-9]{1,12})(ms|s|m|h)")
-_MILLIS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
-
-
-def parse_duration(text: str, option: str) -> float:
-    """Seconds of ``500ms``, ``30s``, ``2m``, ``1h`` or a bare ``0``."""
-    if text == "0":
-        return 0.0
-    match = _DURATION.fullmatch(text.lower())
-    if not match:
-        raise invalid(option, f"{shown(text)} is not a duration; write a whole number and ms, s, m or h, for example 30s")
-    return int(match[1]) * _MILLIS[match[2]] / 1000
-
-
-_SIZE: Final = re.compile(r"([0-9]{1,18})([kmg]?)")
-_BYTES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
-
-
-def parse_size(text: str, option: str) -> int:
-    """Bytes of ``1048576``, ``512k``, ``64m`` or ``1g`` (powers of 1024), at least one."""
-    match = _SIZE.fullmatch(text.lower())
-    size = int(match[1]) * _BYTES[match[2]] if match else 0
-    if not 0 < size <= MAX_LONG:
-        raise invalid(option, f"{shown(text)} is not a size; write a number of bytes, or one with k, m or g, for example 64m")
-    return size
-
-
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z
-_ISO_EXAMPLE: Final = "for example 2026-03-01T12:00:00Z"
-
-
-def parse_timestamp(text: str, option: str) -> int:
-    """µs since 1970 of ISO-8601 text (UTC where it has no zone) or of a number of ms since 1970."""
-    if re.fullmatch(r"[0-9]{1,15}", text):
-        # RocketMQ writes such times as yyyyMMddHHmmss: read as ms, that would be a time centuries away.
-        if len(text) in (8, 14) and _is_calendar(text):
-            raise invalid(option, f"{shown(text)} may be a date or ms since 1970; write ISO-8601, {_ISO_EXAMPLE}")
-        if int(text) <= _LAST_MS:
-            return int(text) * 1000
-    else:
-        try:
-            when = datetime.fromisoformat(text)
-        except ValueError:
-            pass
-        else:
-            value = ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
-            if value >= 0:
-                return value
-    raise invalid(option, f"{shown(text)} is not a time since 1970; write ISO-8601, {_ISO_EXAMPLE}, or ms since 1970")
-
-
-def _is_calendar(digits: str) -> bool:
-    try:
-        datetime.strptime(digits, "%Y%m%d" if len(digits) == 8 else "%Y%m%d%H%M%S")
-    except ValueError:
-        return False
-    return True
-
-
-def choice(values: Mapping[str, T]) -> Parser[T]:
-    """A parser of a word out of ``values``, in any case."""
-
-    def parse(text: str, option: str) -> T:
-        if text.lower() not in values:
-            raise invalid(option, f"{shown(text)} is not one of {', '.join(values)}; write for example {next(iter(values))}")
-        return values[text.lower()]
-
-    return parse
-
-
-def parse_path(text: str, option: str) -> str:
-    """The absolute path of a local directory; ``file:`` is stripped, any other scheme refused."""
-    example = "for example /data/omq"
-    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)|(file):", text, re.IGNORECASE)
-    if match:
-        scheme = (match[1] or match[2]).lower()
-        if scheme != "file":
-            # Only the scheme is shown: such an address may carry credentials.
-            raise OptionError(
-                "UNSUPPORTED",
-                f"option {option}: no {scheme}: address is supported, the embedded broker needs a local directory, {example}",
-            )
-        text = text[match.end() :]
-        if text.startswith("//"):
-            host, slash, rest = text[2:].partition("/")
-            if host.lower() not in ("", "localhost"):
-                raise invalid(option, f"the file: address names another host, {shown(host)}; give a local directory, {example}")
-            text = slash + rest
-    if not text or "\0" in text:
-        raise invalid(option, f"{shown(text)} is not a directory; give a local one, {example}")
-    if text.split("/")[0].startswith("~"):
-        raise invalid(option, f"{shown(text)}: ~ is not expanded; write the home directory out, {example}")
-    try:
-        return os.path.abspath(text)
-    except OSError as error:
-        raise invalid(
-            option, "the working directory is gone, so a relative path has no meaning; give an absolute path"
-        ) from error
-
-
-def parse_topic(text: str, option: str, *, writing: bool) -> str:
-    """A topic's name. Raises TopicError BAD_NAME or RESERVED that names the option."""
-    try:
-        check_topic(text, writing=writing)
-    except TopicError as error:
-        raise TopicError(error.sub, f"option {option}: {error.message}") from error
-    return text
-
-
-def parse_group(text: str, option: str) -> str:
-    """A consumer group's name. Raises GroupError BAD_NAME that names the option."""
-    try:
-        check_group(text)
-    except GroupError as error:
-        raise GroupError(error.sub, f"option {option}: {error.message}; write for example billing") from error
-    return text

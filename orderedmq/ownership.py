@@ -12,8 +12,10 @@ Where a queue that was just locked is read from (design of the lineage rules; th
 
 A replay of a logged batch repeats all of a queue's range in the first case and nothing of it in the others.
 
-Exclusive is the strategy "all queues" with the policy "refuse": every queue or none. Without a group (broadcasting) there are no
-tokens: the checkpoint alone holds the offsets. Pure: no clock, no broker.
+Exclusive is the strategy "all queues" with the policy "refuse": every queue or none. Shared is an AllocateMessageQueueStrategy with the
+policy "hand over": at a boundary, where nothing is in flight, a queue that the strategy gives to another member is committed and unlocked,
+and one that it gives to this member is asked for, again at each boundary until its owner has given it up. Without a group (broadcasting)
+there are no tokens: the checkpoint alone holds the offsets. Pure: no clock, no broker.
 """
 
 from __future__ import annotations
@@ -21,19 +23,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
+from orderedmq.allocate import Allocation, allocate
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.process_queue import ProcessQueue, Slice
 
-#: (every queue of the topics) → those that this member should own.
-Strategy = Callable[[Sequence[MessageQueue]], Sequence[MessageQueue]]
+#: The members of the group: client id → its room (None: it has none).
+Members = Mapping[str, str | None]
+#: (every queue of the topics, the members) → those queues that this member should own.
+Strategy = Callable[[Sequence[MessageQueue], Members], Sequence[MessageQueue]]
+_ALONE: Final[Members] = {}
 
 
-def all_queues(queues: Sequence[MessageQueue]) -> Sequence[MessageQueue]:
+def all_queues(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
     """The exclusive strategy."""
+    del members
     return queues
+
+
+def divided(allocation: Allocation, client_id: str) -> Strategy:
+    """The strategy of a shared group, for the member ``client_id``. RocketMQ divides topic by topic."""
+
+    def strategy(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
+        topics: dict[str, list[MessageQueue]] = {}
+        for queue in queues:
+            topics.setdefault(queue.topic, []).append(queue)
+        return [queue for of_topic in topics.values() for queue in allocate(allocation, client_id, of_topic, members)]
+
+    return strategy
 
 
 class Policy(Enum):
@@ -41,6 +61,8 @@ class Policy(Enum):
 
     #: The query cannot run: all queues or none.
     REFUSE = "refuse"
+    #: Another member has not given the queue up yet: go on without it, ask again.
+    HAND_OVER = "hand over"
 
 
 @dataclass(frozen=True)
@@ -119,6 +141,8 @@ class Owner:
         self.owner_id = owner_id
         self.strategy = strategy
         self.policy = policy
+        #: False: no further queue is asked for (a run with availableNow has its queues from its first boundary on).
+        self.taking = True
         self.owned: dict[MessageQueue, Owned] = {}
         #: The group's reset number that the positions follow.
         self.reset = 0
@@ -126,20 +150,33 @@ class Owner:
 
     # -- the boundary between two micro-batches: nothing is in flight -------------------------------------------------------
 
-    def boundary(self, start: Checkpoint, queues: Sequence[MessageQueue]) -> list[Lock | Commit]:
-        """Spark has committed everything below ``start``; ``queues`` exist. First what is processed, then what is missing."""
-        actions: list[Lock | Commit] = []
+    def boundary(
+        self, start: Checkpoint, queues: Sequence[MessageQueue], members: Members = _ALONE
+    ) -> list[Commit | Unlock | Lock]:
+        """Spark has committed everything below ``start``; ``queues`` exist.
+
+        First what is processed, then what is given up (it is forgotten here), then what is missing.
+        """
+        actions: list[Commit | Unlock | Lock] = []
         commit = self._processed(start)
         if commit is not None:
             actions.append(commit)
-        missing = self.missing(queues)
-        if missing:
+        wanted = set(self.strategy(queues, members))
+        if self.policy is Policy.HAND_OVER:
+            given_up = self._give_up(wanted)
+            if given_up:
+                actions.append(Unlock(given_up, ()))
+        missing = tuple(sorted(wanted - self.owned.keys()))
+        if missing and self.taking:
             actions.append(Lock(missing, all_or_none=self.policy is Policy.REFUSE))
         return actions
 
-    def missing(self, queues: Sequence[MessageQueue]) -> tuple[MessageQueue, ...]:
-        """Queues that the strategy gives to this owner and that it has not locked, in locking order."""
-        return tuple(sorted(queue for queue in self.strategy(queues) if queue not in self.owned))
+    def _give_up(self, wanted: set[MessageQueue]) -> tuple[LockToken, ...]:
+        leaving = [self.owned[queue] for queue in sorted(self.owned.keys() - wanted)]
+        for owned in leaving:
+            assert not owned.pending.taken(), "nothing is in flight at a boundary"
+        self.drop([owned.queue for owned in leaving])
+        return tuple(owned.token for owned in leaving if owned.token is not None)
 
     def _processed(self, start: Checkpoint) -> Commit | None:
         if self._planned is None:
@@ -175,8 +212,17 @@ class Owner:
         for queue in queues:
             self.owned[queue] = Owned(queue, None)
 
+    def lost(self, tokens: Iterable[LockToken]) -> list[MessageQueue]:
+        """Forget the queues of stale tokens: another has them and goes on at the group's offset. Returns those that were owned."""
+        gone = [token.queue for token in tokens if token.queue in self.owned and self.owned[token.queue].token == token]
+        self.drop(gone)
+        return gone
+
+    def tokens(self) -> list[LockToken]:
+        return [owned.token for owned in self.owned.values() if owned.token is not None]
+
     def drop(self, queues: Iterable[MessageQueue]) -> None:
-        """Forget queues that are gone; what is in flight of them is lost."""
+        """Forget queues; what is in flight of them is lost to this owner."""
         for queue in queues:
             self.owned.pop(queue, None)
 

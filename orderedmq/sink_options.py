@@ -14,7 +14,8 @@ from typing import Final, Literal, NamedTuple, Self
 
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
-from orderedmq.options import Given, choice, integer, invalid, parse_size, parse_topic, shown
+from orderedmq.option_values import choice, integer, invalid, parse_size, parse_topic, shown
+from orderedmq.options import Given
 
 OnKeyConflict = Literal["error", "warn", "ignore"]
 OnReplayDiffers = Literal["error", "skip"]

@@ -6,18 +6,17 @@ a broker: whether topics and queues exist, and whether offsets name every queue,
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NoReturn, Self
+from typing import Final, Literal, Self
 
-from orderedmq.errors import OptionError, TopicError
-from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue, check_topic
-from orderedmq.options import (
+from orderedmq.allocate import Allocation
+from orderedmq.allocation_options import Assignment, parse_allocation, parse_assignment
+from orderedmq.errors import OptionError
+from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
+from orderedmq.option_values import (
     MAX_LONG,
-    MAX_PULL_BATCH,
-    Given,
     choice,
     conflict,
     integer,
@@ -30,13 +29,14 @@ from orderedmq.options import (
     parse_topic,
     shown,
 )
+from orderedmq.options import MAX_PULL_BATCH, Given
+from orderedmq.queue_json import brokers, json_shown, members
 
 #: In place of an offset: the queue's end, and its first message that is still there.
 LATEST: Final = -1
 EARLIEST: Final = -2
 
 MessageModel = Literal["clustering", "broadcasting"]
-Assignment = Literal["exclusive"]
 ConsumeFrom = Literal["first", "last", "timestamp"]
 StartKind = Literal["committed", "earliest", "latest", "json", "timestamp"]
 
@@ -83,7 +83,8 @@ class SourceOptions:
     """The checked options of a reader. Durations in seconds, times in µs since 1970, sizes in bytes, None: no limit.
 
     Exactly one of ``topics`` (as given, no duplicates; else empty) and ``topic_pattern`` is set. ``consumer_group`` is None in
-    broadcasting and in a batch without one. ``consume_from`` is where a group that never committed begins.
+    broadcasting and in a batch without one. ``allocation`` is how the members of a shared group divide its queues.
+    ``consume_from`` is where a group that never committed begins.
     """
 
     path: str
@@ -92,6 +93,7 @@ class SourceOptions:
     consumer_group: str | None
     message_model: MessageModel
     assignment: Assignment
+    allocation: Allocation
     lock_timeout: float
     starting: StartingOffsets
     ending: EndingOffsets
@@ -104,6 +106,7 @@ class SourceOptions:
     max_bytes_per_trigger: int | None
     pull_batch_size: int
     include_properties: bool
+    include_lock_token: bool
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
@@ -116,6 +119,9 @@ class SourceOptions:
         topics, pattern = _topics(given)
         model = given.value("messageModel", choice(_MODELS))
         group = _group(given, model, streaming)
+        assignment = parse_assignment(given, model, streaming)
+        allocation = parse_allocation(given, assignment)
+        _check_asked("allocateQueues", allocation.queues, topics, pattern)
         consume_from, consume_timestamp = _consume_from(given)
         starting = _starting(given, model, group, consume_from, consume_timestamp, streaming)
         ending = _ending(given)
@@ -134,7 +140,8 @@ class SourceOptions:
             topic_pattern=pattern,
             consumer_group=group,
             message_model=model,
-            assignment=given.value("assignment", _assignment),
+            assignment=assignment,
+            allocation=allocation,
             lock_timeout=given.value("lockTimeout", parse_duration),
             starting=starting,
             ending=ending,
@@ -147,6 +154,7 @@ class SourceOptions:
             max_bytes_per_trigger=given.optional("maxBytesPerTrigger", parse_size),
             pull_batch_size=given.value("pullBatchSize", integer(1, MAX_PULL_BATCH, 16384)),
             include_properties=given.value("includeProperties", parse_bool),
+            include_lock_token=given.value("includeLockToken", parse_bool),
         )
 
     def reads(self, topic: str) -> bool:
@@ -200,18 +208,6 @@ def _pattern(text: str, option: str) -> str:
     if not text:
         raise invalid(option, "the pattern is empty; write for example orders-.*")
     return text
-
-
-def _assignment(text: str, option: str) -> Assignment:
-    if text.lower() == "shared":
-        raise OptionError(
-            "UNSUPPORTED",
-            f"option {option}=shared is not supported in this version; use exclusive, one query per consumerGroup",
-        )
-    return choice(_ASSIGNMENTS)(text, option)
-
-
-_ASSIGNMENTS: Final[Mapping[str, Assignment]] = {"exclusive": "exclusive"}
 
 
 def _group(given: Given, model: MessageModel, streaming: bool | None) -> str | None:
@@ -311,10 +307,9 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     return EndingOffsets("json", offsets=offsets)
 
 
-def _check_named(option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None) -> None:
-    if offsets is None:
-        return
-    for queue in offsets:
+def _check_asked(option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None) -> None:
+    """Refuse a queue of another topic, or of another broker than the embedded one."""
+    for queue in queues:
         if not _asked(queue.topic, topics, pattern):
             which = "topic" if pattern is None else "topicPattern"
             raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}; drop it")
@@ -322,6 +317,12 @@ def _check_named(option: str, offsets: Mapping[MessageQueue, int] | None, topics
             raise invalid(
                 option, f"there is no broker {shown(queue.broker_name)}; the embedded broker's name is {EMBEDDED_BROKER}"
             )
+
+
+def _check_named(option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None) -> None:
+    if offsets is None:
+        return
+    _check_asked(option, offsets, topics, pattern)
     named = {queue.topic for queue in offsets}
     for topic in topics:
         if topic not in named:
@@ -337,63 +338,23 @@ def _check_range(starting: StartingOffsets, ending: EndingOffsets) -> None:
             raise conflict(f"option startingOffsets begins {queue} at {begin}, after endingOffsets at {end}; lower it")
 
 
-class _Pairs(list[tuple[str, object]]):
-    """A JSON object with its repeated keys, which a dict would drop silently."""
-
-
 def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
     """Offsets out of ``{"topic": {"broker": {"queue id": next offset}}}``, where LATEST and EARLIEST are allowed.
 
     Raises OptionError INVALID that says what is wrong and where.
     """
-    try:
-        root: object = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        why = (
-            f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else "bad number or nesting"
-        )
-        raise invalid(option, f"not JSON ({why}); write for example {_EXAMPLE}") from error
     offsets: dict[MessageQueue, int] = {}
-    for topic, brokers in _members(root, "the whole", "topics", option):
-        try:
-            check_topic(topic, writing=False)
-        except TopicError as error:
-            raise invalid(option, f"{error.message}; write for example {_EXAMPLE}") from error
-        for broker, queues in _members(brokers, f"topic {shown(topic)}", "brokers", option):
-            where = f"topic {shown(topic)}, broker {shown(broker)}"
-            for queue_id, offset in _members(queues, where, "queues", option):
-                if not re.fullmatch(r"0|[1-9][0-9]{0,5}", queue_id) or int(queue_id) >= MAX_QUEUES:
-                    raise invalid(option, f"{where}: {shown(queue_id)} is not a queue id; write for example 0")
-                # bool is an int in Python, not in JSON.
-                if not isinstance(offset, int) or isinstance(offset, bool) or not EARLIEST <= offset <= MAX_LONG:
-                    raise invalid(
-                        option,
-                        f"{where}, queue {queue_id}: {_json_shown(offset)} is not an offset; write a whole number, "
-                        f"{LATEST} (latest) or {EARLIEST} (earliest)",
-                    )
-                offsets[MessageQueue(topic, broker, int(queue_id))] = offset
+    for topic, broker, queues in brokers(text, option, _EXAMPLE):
+        where = f"topic {shown(topic)}, broker {shown(broker)}"
+        for queue_id, offset in members(queues, where, "queues", option, _EXAMPLE):
+            if not re.fullmatch(r"0|[1-9][0-9]{0,5}", queue_id) or int(queue_id) >= MAX_QUEUES:
+                raise invalid(option, f"{where}: {shown(queue_id)} is not a queue id; write for example 0")
+            # bool is an int in Python, not in JSON.
+            if not isinstance(offset, int) or isinstance(offset, bool) or not EARLIEST <= offset <= MAX_LONG:
+                raise invalid(
+                    option,
+                    f"{where}, queue {queue_id}: {json_shown(offset)} is not an offset; write a whole number, "
+                    f"{LATEST} (latest) or {EARLIEST} (earliest)",
+                )
+            offsets[MessageQueue(topic, broker, int(queue_id))] = offset
     return offsets
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(name)
-
-
-def _json_shown(value: object) -> str:
-    if isinstance(value, _Pairs):
-        return "an object"
-    return shown(value) if isinstance(value, list) else shown(json.dumps(value))[1:-1]
-
-
-def _members(value: object, where: str, what: str, option: str) -> Iterator[tuple[str, object]]:
-    """The members of a JSON object that is not empty and has no key twice."""
-    if not isinstance(value, _Pairs):
-        raise invalid(option, f"{where}: {_json_shown(value)} is not an object of {what}; write for example {_EXAMPLE}")
-    if not value:
-        raise invalid(option, f"{where}: no {what} are named; write for example {_EXAMPLE}")
-    seen: set[str] = set()
-    for key, member in value:
-        if key in seen:
-            raise invalid(option, f"{where}: {shown(key)} is named twice in {what}; name it once")
-        seen.add(key)
-        yield key, member

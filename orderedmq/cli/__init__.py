@@ -1,4 +1,4 @@
-"""The command ``orderedmq``: topics, messages, groups and locks of a broker, the audit, and the demo."""
+"""The command ``orderedmq``: topics, messages, groups, locks and dead letters of a broker, the audit, and the demo."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import orderedmq
-from orderedmq.cli import audit, demo, groups, messages, produce, topics
+from orderedmq.cli import audit, demo, dlq, groups, locks, messages, produce, top, topics
 from orderedmq.cli.shell import EXIT_CODES, JsonOption, PathOption, Shell, commands
 
 app = commands(
@@ -17,8 +17,9 @@ app = commands(
 )
 app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
-app.add_typer(groups.locks_app, name="lock")
-for module in (produce, messages, audit, demo):
+app.add_typer(locks.app, name="lock")
+app.add_typer(dlq.app, name="dlq")
+for module in (produce, messages, top, audit, demo):
     module.add_to(app)
 
 

@@ -1,20 +1,23 @@
-"""``orderedmq group`` and ``orderedmq lock``: how far consumer groups are, and who owns which queue."""
+"""``orderedmq group``: how far consumer groups are, who is in them, setting their offsets, deleting them."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Annotated, Any
 
 import typer
 
-from orderedmq.broker import Broker, LockInfo
+from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
-from orderedmq.model import MessageQueue, check_group
+from orderedmq.group_state import GroupQueue, group_queues, require_unused
+from orderedmq.model import MessageQueue, check_group, check_topic
+from orderedmq.offsets import offsets_to_json
+from orderedmq.seek import parse_target, queues_to_seek, resolve
 
-app = commands("How far consumer groups are.")
-locks_app = commands("Who owns which queue.")
+app = commands("How far consumer groups are; seek and delete.")
 
-_OWNER = (
+Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+
+OWNER = (
     Column("owner", "owner"),
     Column("lock_age", "renewed", duration, right=True),
     Column("lock_remaining", "ends in", duration, right=True),
@@ -22,31 +25,45 @@ _OWNER = (
 )
 
 
-def group_rows(broker: Broker, group: str) -> list[dict[str, Any]]:
-    """Each queue of which the group has an offset or a lock. Raises GroupError MISSING."""
-    offsets = broker.admin.group_offsets(group)
-    locks = {lock.queue: lock for lock in broker.admin.locks(group)}
-    bounds = broker.log.bounds(sorted(offsets.keys() | locks.keys()))
-    rows = []
-    for queue, at in bounds.items():
-        offset = offsets.get(queue)
-        # What retention has deleted cannot be processed any more.
-        lag = at.max_offset - max(at.min_offset if offset is None else offset, at.min_offset)
-        rows.append({**_queue(group, queue), "offset": offset, "end": at.max_offset, "lag": lag, **_owner(locks.get(queue))})
-    return rows
-
-
-def _queue(group: str, queue: MessageQueue) -> dict[str, Any]:
+def queue_fields(group: str, queue: MessageQueue) -> dict[str, Any]:
     return {"group": group, "topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
 
 
-def _owner(lock: LockInfo | None) -> dict[str, Any]:
-    held = lock is not None and lock.held
+def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
+    """Who has a queue; ``lock`` None: nobody."""
     return {
-        "owner": lock.client_id if lock is not None and held else None,
-        "lock_age": round(lock.age, 3) if lock is not None and held else None,
-        "lock_remaining": round(lock.remaining, 3) if lock is not None and held else None,
-        "alive": lock.alive if lock is not None and held else None,
+        "owner": lock and lock.client_id,
+        "lock_age": lock and round(lock.age, 3),
+        "lock_remaining": lock and round(lock.remaining, 3),
+        "alive": lock and lock.alive,
+    }
+
+
+def queue_row(found: GroupQueue) -> dict[str, Any]:
+    return {
+        **queue_fields(found.group, found.queue),
+        "offset": found.offset,
+        "end": found.end,
+        "lag": found.lag,
+        **owner_fields(found.lock),
+    }
+
+
+def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
+    member, subscription = seen.member, seen.member.subscription
+    return {
+        "kind": "member",
+        "group": group,
+        "client": member.client_id,
+        "query": member.owner,
+        "topics": subscription.topics,
+        "assignment": subscription.assignment,
+        "strategy": subscription.strategy,
+        "filter": subscription.filter,
+        "room": member.room,
+        "heartbeat_age": round(seen.age, 3),
+        # Who is not is no member any more.
+        "alive": True,
     }
 
 
@@ -56,15 +73,15 @@ def list_groups(shell: Shell) -> None:
     rows = []
     with shell.broker() as broker:
         for group in broker.admin.groups():
-            queues = group_rows(broker, group)
+            queues = group_queues(broker, group)
             rows.append(
                 {
                     "group": group,
-                    "topics": sorted({row["topic"] for row in queues}),
+                    "topics": sorted({found.queue.topic for found in queues}),
                     "queues": len(queues),
-                    "lag": sum(row["lag"] for row in queues),
-                    "owned_queues": sum(row["owner"] is not None for row in queues),
-                    "alive": any(row["alive"] for row in queues),
+                    "lag": sum(found.lag for found in queues),
+                    "owned_queues": sum(found.lock is not None for found in queues),
+                    "alive": any(found.lock is not None and found.lock.alive for found in queues),
                 }
             )
     columns = (
@@ -79,40 +96,109 @@ def list_groups(shell: Shell) -> None:
 
 
 @command(app, "describe")
-def describe(shell: Shell, group: Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]) -> None:
-    """Show each queue of a group: next offset to process, the queue's end, lag, and who owns it."""
+def describe(shell: Shell, group: Group) -> None:
+    """Show a group: its members, and each queue's next offset to process, end, lag and owner.
+
+    As JSON: an object per member ("kind": "member") and per queue ("kind": "queue").
+    """
     check_group(group)
     with shell.broker() as broker:
-        rows = group_rows(broker, group)
+        queues = [{"kind": "queue", **queue_row(found)} for found in group_queues(broker, group)]
+        members = [_member_row(group, seen) for seen in broker.admin.members(group)]
+    member_columns = (
+        Column("client", "member"),
+        Column("query", "query"),
+        Column("topics", "topics"),
+        Column("assignment", "assignment"),
+        Column("strategy", "strategy"),
+        Column("heartbeat_age", "heartbeat", duration, right=True),
+        Column("alive", "alive", yes_no),
+    )
     columns = (
         Column("topic", "topic"),
         Column("queue", "queue", right=True),
         Column("offset", "offset", number, right=True),
         Column("end", "end", number, right=True),
         Column("lag", "lag", number, right=True),
-        *_OWNER,
+        *OWNER,
     )
-    shell.show(rows, columns, none=f"group {group} has no queues left")
+    shell.show(members, member_columns, none=f"group {group} has no members now")
+    shell.show(queues, columns, none=f"group {group} has no queues left")
 
 
-@command(locks_app, "list")
-def list_locks(
+@command(app, "seek")
+def seek(
     shell: Shell,
-    group: Annotated[str | None, typer.Option("--group", help="Only this consumer group.", metavar="GROUP")] = None,
+    group: Group,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Where to: earliest; latest; a time, the first message stored then or later: ISO-8601 (UTC if it names no zone), ms since "
+            '1970, or µs (16 digits); or offsets: {"orders": {"embedded": {"0": 23, "1": -2}}}, where -1 is latest and -2 earliest, and '
+            "queues that are not named stay as they are.",
+            metavar="WHERE",
+            show_default=False,
+        ),
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this topic; may be repeated (default: those that the group has offsets of).", metavar="TOPIC"),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
 ) -> None:
-    """Show all queue locks that are held: by whom, since when, and whether the owner is alive."""
-    if group is not None:
-        check_group(group)
-    held: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    """Set a group's offsets. Refused while a query is at work in the group. Does not ask; --dry-run shows.
+
+    It raises the group's reset number: a query that goes on from a checkpoint with a lower one follows the new offsets, whatever its
+    checkpoint says.
+    """
+    check_group(group)
+    for name in topic or ():
+        check_topic(name, writing=False)
+    target = parse_target(to, "--to")
     with shell.broker() as broker:
-        for lock in broker.admin.locks(group):
-            if lock.held:
-                held[lock.group].append({**_queue(lock.group, lock.queue), "epoch": lock.epoch, **_owner(lock)})
+        queues = queues_to_seek(broker, group, target, topic or ())
+        offsets = resolve(broker.log, target, queues)
+        before = broker.groups.offsets(group, queues)
+        if not dry_run:
+            reset = broker.admin.seek(group, offsets, force=force)
+        else:
+            reset = broker.groups.reset_number(group)
+            if not force:
+                require_unused(broker, group)
+    rows = [
+        {**queue_fields(group, queue), "old": before.get(queue), "new": offset, "reset": reset, "dry_run": dry_run}
+        for queue, offset in offsets.items()
+    ]
     columns = (
-        Column("group", "group"),
         Column("topic", "topic"),
         Column("queue", "queue", right=True),
-        Column("epoch", "epoch", right=True),
-        *_OWNER,
+        Column("old", "old offset", number, right=True),
+        Column("new", "new offset", number, right=True),
     )
-    shell.show([row for name in sorted(held) for row in held[name]], columns, none="no queue is locked")
+    title = f"group {group} would go to" if dry_run else f"group {group}, reset {reset}"
+    shell.show(rows, columns, title=title, none="no queues")
+
+
+@command(app, "delete")
+def delete(
+    shell: Shell,
+    group: Group,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")
+    ] = False,
+) -> None:
+    """Forget a group: its offsets, locks and members. Refused while a query is at work in it.
+
+    Prints the offsets that it had. Its dead letters stay (topic delete removes them). A query that has a checkpoint goes on there.
+    """
+    check_group(group)
+    with shell.broker() as broker:
+        known = broker.admin.group_offsets(group)
+        broker.admin.delete_group(group, force=force)
+    shell.done(
+        {"group": group, "deleted": len(known), "offsets": offsets_to_json(known)},
+        f"deleted group {group} with the offsets of {len(known)} queues",
+    )

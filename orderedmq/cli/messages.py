@@ -76,7 +76,7 @@ def peek(
         Column("body", "body"),
     )
     if not shell.json:
-        rows = [{**row, "body": f"0x{row['body_hex']}" if row["body"] is None else row["body"]} for row in rows]
+        rows = [{**row, "body": body_text(row)} for row in rows]
     if not any(row["tags"] for row in rows):
         columns = tuple(column for column in columns if column.field != "tags")
     shell.show(rows[-most:] if last else rows[:most], columns, none="no messages")
@@ -113,7 +113,17 @@ def _look(
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
     body: bytes = row.pop("body")
     row["store_timestamp"] = moment(row["store_timestamp"])
+    return {**row, **body_fields(body)}
+
+
+def body_fields(body: bytes) -> dict[str, Any]:
+    """A body as text if it is UTF-8, else in hexadecimal digits."""
     try:
-        return {**row, "body": body.decode()}
+        return {"body": body.decode()}
     except UnicodeDecodeError:
-        return {**row, "body_hex": body.hex(), "body": None}
+        return {"body_hex": body.hex(), "body": None}
+
+
+def body_text(row: dict[str, Any]) -> str:
+    """The same for a table."""
+    return f"0x{row['body_hex']}" if row["body"] is None else row["body"]

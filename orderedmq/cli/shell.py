@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple
 import typer
 
 from orderedmq.errors import GroupError, OptionError, OrderedMQError, StoreError, TopicError
-from orderedmq.options import DEFAULT_DIRECTORY, parse_path
+from orderedmq.option_values import parse_path
+from orderedmq.options import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
+    from rich.table import Table
 
     from orderedmq.broker import Broker
 
@@ -98,17 +100,7 @@ class Shell:
         if not rows:
             self.say(none)
             return
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for column in columns:
-            table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
-        for row in rows:
-            # Text, not markup: a body may have brackets.
-            table.add_row(*(Text("-" if row.get(c.field) is None else c.text(row[c.field])) for c in columns))
-        _console().print(table)
+        console().print(table(rows, columns, title))
 
     def emit(self, row: Mapping[str, Any]) -> None:
         """One JSON object."""
@@ -152,8 +144,8 @@ class Shell:
             TextColumn("{task.fields[done]}"),
             TimeElapsedColumn(),
         )
-        console = _console(stderr=True)
-        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        shown = console(stderr=True)
+        with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as progress:
             yield Bar(progress, progress.add_task(what, total=total, done=""), text or number)
 
 
@@ -180,7 +172,7 @@ class Bar:
         self.progress.update(self.task, done=f"{self.text(task.completed)}{of}{rate}")
 
 
-def _console(stderr: bool = False) -> Console:
+def console(stderr: bool = False) -> Console:
     from rich.console import Console
 
     class Plain(Console):
@@ -189,6 +181,27 @@ def _console(stderr: bool = False) -> Console:
             raise BrokenPipeError
 
     return Plain(stderr=stderr, highlight=False)
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str = "", *, one_line: bool = False) -> Table:
+    """Rows as a table of ``columns``. ``one_line``: where a row is too wide, texts are cut instead of folded."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        made.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            overflow="ellipsis" if one_line else "fold",
+            # What may be wrapped is made narrower first. A name has no blanks to be wrapped at.
+            no_wrap=one_line and column.right,
+        )
+    for row in rows:
+        # Text, not markup: a body may have brackets.
+        made.add_row(*(Text("-" if row.get(c.field) is None else c.text(row[c.field])) for c in columns))
+    return made
 
 
 # Commands.

@@ -10,7 +10,7 @@ from orderedmq.broker import TopicInfo
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES, MessageQueue
-from orderedmq.options import parse_duration, parse_size
+from orderedmq.option_values import parse_duration, parse_size
 from orderedmq.source_options import EARLIEST, LATEST, parse_offsets_json
 
 app = commands("Create, inspect, trim and delete topics.")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orderedmq import lock as rules
-from orderedmq.broker import LockInfo, QueueBounds, QueueInfo, TopicInfo
+from orderedmq.broker import LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.embedded import groups, index, layout
 from orderedmq.embedded.chunk import CODECS
 from orderedmq.embedded.clock import Clock
@@ -15,7 +15,8 @@ from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
 from orderedmq.embedded.store import Store, Transaction
 from orderedmq.errors import GroupError, OffsetError, OptionError, TopicError
-from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_group, check_topic
+from orderedmq.membership import present
+from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_group, check_topic
 
 
 class EmbeddedAdmin:
@@ -86,9 +87,11 @@ class EmbeddedAdmin:
                 index.retire(txn, queue, before=index.state(txn, queue).max_offset)
                 txn.delete("queues", layout.queue_key(queue))
             txn.delete("topics", name.encode())
-            for database in ("groups", "locks"):
+            for database in ("groups", "locks", "dead"):
                 for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic == name]:
                     txn.delete(database, key)
+            if name.startswith(DEAD_LETTER_PREFIX):
+                _clear(txn, "dead", name.removeprefix(DEAD_LETTER_PREFIX))
 
         self._open(False).free(delete)
 
@@ -130,20 +133,19 @@ class EmbeddedAdmin:
 
     def groups(self) -> list[str]:
         with self._read() as txn:
-            return sorted({layout.group_of(key)[0] for database in ("groups", "locks") for key, _ in txn.scan(database)})
+            databases = ("groups", "locks", "members")
+            return sorted({key.partition(b"\0")[0].decode() for database in databases for key, _ in txn.scan(database)})
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         check_group(group)
         with self._read() as txn:
-            prefix = group.encode() + b"\0"
-            found = {layout.group_of(key)[1]: layout.to_number(value) for key, value in txn.scan("groups", prefix)}
-            if not found and not any(True for _ in txn.scan("locks", prefix)):
-                raise GroupError("MISSING", f"no consumer group {group!r} in this store (orderedmq group list shows all)")
-        return dict(sorted(found.items()))
+            _require(txn, group)
+            found = txn.scan("groups", layout.group_prefix(group))
+            known = {layout.group_of(key)[1]: layout.to_number(value) for key, value in found}
+        return dict(sorted(known.items()))
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
         check_group(group)
-        members = self._members()
         with self._write() as txn:
             now = self._clock.instant()
             for queue, offset in offsets.items():
@@ -152,12 +154,8 @@ class EmbeddedAdmin:
                     raise OffsetError(
                         "BEYOND_END", f"offset {offset} of queue {queue} is not between 0 and its end {at.max_offset}"
                     )
-                lock = groups.lock_at(txn, group, queue)
-                if not force and lock is not None and lock.remaining(now) > 0 and members.alive(lock.client_id):
-                    raise GroupError(
-                        "IN_USE",
-                        f"group {group!r} is in use: {lock.client_id} owns queue {queue}; stop that query first, or force it",
-                    )
+            if not force:
+                self._require_unused(txn, group)
             for queue, offset in offsets.items():
                 groups.put_offset(txn, group, queue, offset)
                 lock = groups.lock_at(txn, group, queue)
@@ -165,10 +163,55 @@ class EmbeddedAdmin:
                     groups.put_lock(txn, group, queue, rules.sought(txn.take_number("epoch"), now))
             return groups.raise_reset_number(txn, group)
 
+    def _require_unused(self, txn: Transaction, group: str) -> None:
+        """Raises GroupError IN_USE when a process that lives owns a queue of the group, or is a member of it."""
+        now, alive = self._clock.instant(), self._members().alive
+        for key, value in txn.scan("locks", layout.group_prefix(group)):
+            lock = layout.lock_from_json(value)
+            if lock.held and not lock.expired(now) and alive(lock.client_id):
+                raise _in_use(group, f"{lock.client_id} owns queue {layout.group_of(key)[1]}")
+        for member in present(groups.all_members(txn, group).values(), now, alive):
+            raise _in_use(group, f"{member.client_id} is a member")
+
+    def delete_group(self, group: str, *, force: bool = False) -> None:
+        check_group(group)
+
+        def delete(txn: Transaction) -> None:
+            _require(txn, group)
+            if not force:
+                self._require_unused(txn, group)
+            for database in ("groups", "locks", "members"):
+                _clear(txn, database, group)
+
+        self._open(False).free(delete)
+
+    def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
+        check_group(group)
+        alive = self._members().alive
+        out = []
+        with self._write() as txn:
+            _require(txn, group)
+            now = self._clock.instant()
+            for queue in queues:
+                lock = groups.lock_at(txn, group, queue)
+                if lock is None or not lock.held:
+                    continue
+                if not force and not lock.expired(now) and alive(lock.client_id):
+                    raise _in_use(group, f"{lock.client_id} owns queue {queue}")
+                groups.put_lock(txn, group, queue, rules.released(lock, txn.take_number("epoch")))
+                out.append(queue)
+        return out
+
+    def members(self, group: str) -> list[MemberInfo]:
+        check_group(group)
+        now = self._clock.instant()
+        found = sorted(self._members().members(group), key=lambda member: member.joined)
+        return [MemberInfo(member, max(0.0, member.age(now))) for member in found]
+
     def locks(self, group: str | None = None) -> list[LockInfo]:
         members = self._members()
         with self._read() as txn:
-            prefix = b"" if group is None else group.encode() + b"\0"
+            prefix = b"" if group is None else layout.group_prefix(group)
             found = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
         now = self._clock.instant()
         alive = {lock.client_id: members.alive(lock.client_id) for _, _, lock in found if lock.held}
@@ -187,6 +230,20 @@ class EmbeddedAdmin:
             )
             for name, queue, lock in found
         ]
+
+
+def _require(txn: Transaction, group: str) -> None:
+    if not any(True for database in ("groups", "locks", "members") for _ in txn.scan(database, layout.group_prefix(group))):
+        raise GroupError("MISSING", f"no consumer group {group!r} in this store (orderedmq group list shows all)")
+
+
+def _clear(txn: Transaction, database: str, group: str) -> None:
+    for key in [key for key, _ in txn.scan(database, layout.group_prefix(group))]:
+        txn.delete(database, key)
+
+
+def _in_use(group: str, why: str) -> GroupError:
+    return GroupError("IN_USE", f"group {group!r} is in use: {why}; stop that query first, or force it")
 
 
 def _check_queues(name: str, queues: int) -> None:

@@ -18,7 +18,7 @@ from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.store import Store, Transaction
 from orderedmq.errors import StoreError
-from orderedmq.model import MessageQueue
+from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
 
 
 def check(store: Path | str | EmbeddedBroker) -> list[str]:
@@ -39,6 +39,8 @@ def _findings(txn: Transaction) -> Iterator[str]:
     yield from _staged(txn, used)
     yield from _payloads(txn, used)
     yield from _groups(txn, queues)
+    yield from _members(txn)
+    yield from _dead(txn, queues)
     yield from _batches(txn)
 
 
@@ -154,6 +156,41 @@ def _groups(txn: Transaction, queues: dict[bytes, QueueState]) -> Iterator[str]:
         if not 0 < lock.tenure <= lock.epoch <= greatest or lock.epoch in epochs:
             yield f"the lock of queue {queue} in group {group!r} has epoch {lock.epoch} and tenure {lock.tenure}, given were {greatest}"
         epochs.add(lock.epoch)
+
+
+def _members(txn: Transaction) -> Iterator[str]:
+    """Every record is a member's, under its own key."""
+    last = txn.get("meta", b"epoch")
+    greatest = layout.to_number(last) if last else 0
+    for key, value in txn.scan("members"):
+        group = key.partition(b"\0")[0].decode()
+        try:
+            member = layout.member_from_json(value)
+        except (ValueError, TypeError, KeyError) as error:
+            yield f"group {group!r} has a member record that cannot be read: {error}"
+            continue
+        if key != layout.member_key(group, member.client_id):
+            yield f"group {group!r} has member {member.client_id!r} under another's key"
+        if not 0 < member.joined <= greatest:
+            yield f"member {member.client_id!r} of group {group!r} joined at {member.joined}, given were {greatest}"
+
+
+def _dead(txn: Transaction, queues: dict[bytes, QueueState]) -> Iterator[str]:
+    """What was put aside lies in its group's dead-letter topic, a letter for each message."""
+    letters = dict[tuple[str, int], str]()
+    for key, value in txn.scan("dead"):
+        (group, queue), offset, letter = layout.group_of(key), layout.index_offset(key), layout.to_number(value)
+        name = f"message {offset} of queue {queue} of group {group!r}"
+        target = queues.get(layout.queue_key(MessageQueue(DEAD_LETTER_PREFIX + group, "", 0)))
+        if layout.queue_key(queue) not in queues:
+            yield f"{name} was put aside, and its queue is not there"
+        if target is None:
+            yield f"{name} was put aside in a topic that is not there"
+        elif letter >= target.max_offset:
+            yield f"{name} was put aside at {letter}, the dead letters end at {target.max_offset}"
+        if (group, letter) in letters:
+            yield f"{name} was put aside at {letter}, as was {letters[group, letter]}"
+        letters[group, letter] = name
 
 
 def _batches(txn: Transaction) -> Iterator[str]:

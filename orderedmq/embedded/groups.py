@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import pyarrow as pa
+
 from orderedmq import lock as rules
-from orderedmq.embedded import layout
+from orderedmq.embedded import dead_letters, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.store import Store, Transaction
 from orderedmq.errors import LockError, OffsetError
 from orderedmq.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
+from orderedmq.membership import Member, Subscription, present
 from orderedmq.model import MessageQueue, check_group
 
 _RESETS = b"reset\0"
@@ -38,11 +41,16 @@ def _require_all(txn: Transaction, offsets: Mapping[LockToken, int]) -> None:
 
 
 def lost(proof: LockToken, lock: QueueLock | None, doing: str) -> LockError:
-    now = "it was given to nobody since" if lock is None or not lock.owner else f"it went to {lock.client_id or lock.owner}"
+    if lock is None or not lock.owner:
+        now = "it was given to nobody since"
+    elif lock.client_id == proof.client_id:
+        now = "nobody else had it since"
+    else:
+        now = f"it went to {lock.client_id}"
     return LockError(
         "LOST",
         f"group {proof.group!r} lost queue {proof.queue} (epoch {proof.epoch}) before {doing}; {now}: this query was paused or cut off "
-        f"for longer than its lock lives ({LOCK_LIFE:.0f} s), or the group was reset; restart it, it goes on without a gap",
+        f"for longer than its lock lives ({LOCK_LIFE:.0f} s), or it was released or the group reset; restart it, it goes on without a gap",
     )
 
 
@@ -65,6 +73,11 @@ def forward(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> N
         put_offset(txn, group, queue, offset)
 
 
+def all_members(txn: Transaction, group: str) -> dict[bytes, Member]:
+    """Every member record of a group, also those that do not count any more."""
+    return {key: layout.member_from_json(value) for key, value in txn.scan("members", layout.group_prefix(group))}
+
+
 def reset_number(txn: Transaction, group: str) -> int:
     value = txn.get("meta", _RESETS + group.encode())
     return layout.to_number(value) if value else 0
@@ -83,7 +96,9 @@ class EmbeddedGroups:
         self._store = store
         self._clock = clock
         self._present: dict[str, Presence] = {}
-        #: How long the locks live that are granted from here, in seconds.
+        #: The member records that clients of this process have written.
+        self._records: dict[str, set[bytes]] = {}
+        #: How long the locks live that are granted from here, and the memberships, in seconds.
         self.life = LOCK_LIFE
 
     def join(self, owner: str) -> Client:
@@ -93,17 +108,57 @@ class EmbeddedGroups:
         return presence.client
 
     def leave(self, client: Client) -> None:
+        records = self._records.pop(client.client_id, set())
         presence = self._present.pop(client.client_id, None)
-        if presence is not None:
+        if presence is None:
+            return
+
+        def forget(txn: Transaction) -> None:
+            for key in records:
+                txn.delete("members", key)
+
+        try:
+            # Not in a child after fork: the client is the parent's.
+            if records and presence.here:
+                self._store.spare(forget)
+        finally:
             presence.close()
 
     def close(self) -> None:
         for presence in self._present.values():
             presence.close()
         self._present.clear()
+        self._records.clear()
 
     def alive(self, client_id: str) -> bool:
         return is_alive(self._store.path, client_id)
+
+    def heartbeat(self, group: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
+        check_group(group)
+        key = layout.member_key(group, client.client_id)
+
+        def beat(txn: Transaction) -> list[Member]:
+            now = self._clock.instant()
+            known = all_members(txn, group)
+            mine = known.get(key)
+            joined = mine.joined if mine is not None and not mine.expired(now) else txn.take_number("epoch")
+            known[key] = Member(client.owner, client.client_id, subscription, joined, now, room, self.life)
+            txn.put("members", key, layout.member_to_json(known[key]))
+            counted = present(known.values(), now, self.alive)
+            ids = {member.client_id for member in counted}
+            for other, member in known.items():
+                if member.client_id not in ids:
+                    txn.delete("members", other)
+            return counted
+
+        self._records.setdefault(client.client_id, set()).add(key)
+        return self._store.spare(beat)
+
+    def members(self, group: str) -> list[Member]:
+        check_group(group)
+        with self._store.read() as txn:
+            known = all_members(txn, group)
+        return present(known.values(), self._clock.instant(), self.alive)
 
     def lock(self, group: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
         check_group(group)
@@ -115,6 +170,18 @@ class EmbeddedGroups:
                 known[client_id] = self.alive(client_id)
             return known[client_id]
 
+        # Who shares a group asks again and again for a queue that another still has: no write for nothing.
+        with self._store.read() as txn:
+            now = self._clock.instant()
+            for queue in queues:
+                before = lock_at(txn, group, queue)
+                if before is None or rules.grant(before, client, now, next_epoch=0, alive=alive, life=self.life) is not None:
+                    out.clear()
+                    break
+                out[queue] = rules.refusal(before, queue, now, alive(before.client_id))
+            if out or not queues:
+                return out
+        known.clear()
         with self._store.write() as txn:
             now = self._clock.instant()
             for queue in queues:
@@ -146,6 +213,10 @@ class EmbeddedGroups:
     def check(self, token: LockToken) -> bool:
         with self._store.read() as txn:
             return rules.is_held(lock_at(txn, token.group, token.queue), token)
+
+    def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        with self._store.read() as txn:
+            return [token for token in tokens if not rules.is_held(lock_at(txn, token.group, token.queue), token)]
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         def give_back(txn: Transaction) -> None:
@@ -187,6 +258,11 @@ class EmbeddedGroups:
                 require_current(txn, proof, f"its offset was reset to {offset}")
                 put_offset(txn, proof.group, proof.queue, offset)
             return number
+
+    def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
+        with self._store.write() as txn:
+            require_current(txn, token, f"{len(offsets)} of its messages were put aside")
+            return dead_letters.put(txn, token.group, token.queue, letters, offsets, self._clock.wall())
 
     def reset_number(self, group: str) -> int:
         with self._store.read() as txn:

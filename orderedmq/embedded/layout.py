@@ -9,6 +9,8 @@ Databases (key → value; integers in keys are big-endian, so that keys sort as 
     payloads  payload id                 → one Arrow IPC record batch (chunk.py)
     groups    group, queue key           → next offset to process
     locks     group, queue key           → QueueLock as JSON
+    members   group, client id           → Member as JSON
+    dead      group, queue key, offset   → offset of its dead letter
     tokens    attempt token              → who stages, since when, as JSON
     staged    attempt token, number      → queue key, Chunk
     batches   sink id, batch id          → replay record as JSON
@@ -18,16 +20,31 @@ A queue key is the topic, a NUL, the queue's number. The longest key has 127 + 1
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from dataclasses import asdict
 from typing import Final, NamedTuple
 
 from orderedmq.lock import Instant, QueueLock
+from orderedmq.membership import Member, Subscription
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
 FORMAT: Final = 1
-DATABASES: Final = ("meta", "topics", "queues", "index", "payloads", "groups", "locks", "tokens", "staged", "batches")
+DATABASES: Final = (
+    "meta",
+    "topics",
+    "queues",
+    "index",
+    "payloads",
+    "groups",
+    "locks",
+    "members",
+    "dead",
+    "tokens",
+    "staged",
+    "batches",
+)
 
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
@@ -135,3 +152,27 @@ def lock_from_json(value: bytes) -> QueueLock:
     fields = json.loads(value.decode())
     fields["renewed"] = Instant(**fields["renewed"])
     return QueueLock(**fields)
+
+
+def group_prefix(group: str) -> bytes:
+    return group.encode() + b"\0"
+
+
+def member_key(group: str, client_id: str) -> bytes:
+    """A client id can be longer than a key may be."""
+    return group_prefix(group) + hashlib.blake2b(client_id.encode(), digest_size=16).digest()
+
+
+def member_to_json(member: Member) -> bytes:
+    return json.dumps(asdict(member)).encode()
+
+
+def member_from_json(value: bytes) -> Member:
+    fields = json.loads(value.decode())
+    fields["renewed"] = Instant(**fields["renewed"])
+    fields["subscription"] = Subscription(**fields["subscription"])
+    return Member(**fields)
+
+
+def dead_key(group: str, queue: MessageQueue, offset: int) -> bytes:
+    return index_key(group_key(group, queue), offset)

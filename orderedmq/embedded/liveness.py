@@ -37,6 +37,11 @@ class Presence:
         os.rename(unpublished, self._path)
         _here.add(self)
 
+    @property
+    def here(self) -> bool:
+        """Whether this process is the client; not after close, nor in a child after fork."""
+        return self._descriptor is not None
+
     def close(self) -> None:
         if self._descriptor is not None:
             with contextlib.suppress(FileNotFoundError):

@@ -254,7 +254,12 @@ class Store:
             )
         self.identity = identity.decode()
         # Not inside a read transaction: lmdb resets those instead of committing, and the handles would be lost with it.
-        return {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
+        try:
+            return {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
+        except lmdb.NotFoundError:
+            # A store made before a database was added.
+            with env.begin(write=True) as txn:
+                return {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
 
     def _initialise(self, env: Any) -> bytes:
         with env.begin(write=True) as txn:

@@ -29,6 +29,14 @@ class EmbeddedPlace:
         self._connections.append(broker)
         return broker
 
+    def connecting(self) -> str:
+        return (
+            "from pathlib import Path\n"
+            "from orderedmq.embedded.broker import EmbeddedBroker\n"
+            "from tests.contract.support import FakeClock\n"
+            f"broker = EmbeddedBroker(Path({str(self.path)!r}), clock={self.clock!r})\n"
+        )
+
     def close(self) -> None:
         for broker in self._connections:
             broker.close()

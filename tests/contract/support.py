@@ -48,6 +48,9 @@ class Place(Protocol):
     clock: FakeClock
 
     def connect(self) -> Broker: ...
+    def connecting(self) -> str:
+        """What another process runs to have a connection ``broker``, at the time that it is here now."""
+        ...
 
 
 def queues_of(broker: Broker, topic: str = "orders") -> list[MessageQueue]:

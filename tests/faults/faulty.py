@@ -33,9 +33,8 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.commit import StreamWriter
 from ordered_sink.writer import Written
-from ordered_source import reader as reader_module
+from ordered_source import group as group_module
 from ordered_source.reader import StreamReader
-from ordered_source.renewal import Renewal
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
@@ -120,8 +119,8 @@ class FaultyReader(StreamReader):
         if fresh and lives.exists():
             asked = json.loads(lives.read_text())
             broker.groups.life = asked["life"]  # type: ignore[attr-defined]
-            self._renewal = Renewal(broker.groups, asked["life"] / 3)
-            setattr(reader_module, "UNLOCK_DELAY", asked["linger"])  # noqa: B010
+            setattr(group_module, "RENEW_INTERVAL", asked["life"] / 3)  # noqa: B010
+            setattr(group_module, "UNLOCK_DELAY", asked["linger"])  # noqa: B010
         return broker
 
 

@@ -83,7 +83,10 @@ class Rig:
 
     def released(self, group: str = "g") -> None:
         """Wait until the group's locks are given back: Spark ends a query before its source has stopped."""
-        until(lambda: not any(lock.held for lock in self.broker.admin.locks(group)), f"group {group} is free")
+        until(
+            lambda: not any(lock.held and lock.remaining > 0 for lock in self.broker.admin.locks(group)),
+            f"group {group} is free",
+        )
 
     def offsets(self, group: str) -> dict[int, int]:
         return {queue.queue_id: offset for queue, offset in self.broker.admin.group_offsets(group).items()}

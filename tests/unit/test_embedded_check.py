@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.store import Store, Transaction
+from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from tests.contract.support import BIG, locked, queues_of, refused, rows
 
@@ -23,14 +25,17 @@ K0 = layout.queue_key(Q0)
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    """Three chunks in the first queue, one in the second, staged rows, a lock, an offset, a batch."""
+    """Three chunks in the first queue, one in the second, staged rows, a lock, an offset, a member, two dead letters, a batch."""
     with EmbeddedBroker(tmp_path / "store") as broker:
         broker.admin.create_topic("orders", 2)
         for _ in range(3):
             broker.log.append(Q0, rows(range(BIG)))
         broker.log.append(Q1, rows("ab", tags=["x", None]))
-        [token] = locked(broker, "g", broker.groups.join("me"), [Q0])
+        me = broker.groups.join("me")
+        [token] = locked(broker, "g", me, [Q0])
         broker.groups.commit({token: 7})
+        broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"), "room")
+        broker.groups.dead_letter(token, rows("ab"), [3, 5])
         for number in range(2):
             staging = broker.outbox.open(SinkBatch("s", number), 0)
             staging.add(Q0, rows("ab"))
@@ -45,8 +50,9 @@ def test_a_sound_store_has_no_findings_also_after_deleting(broker: EmbeddedBroke
     assert check(broker) == check(broker.path) == check(str(broker.path)) == []
     broker.admin.trim("orders", {Q0: BIG + 1000})
     assert check(broker) == []
-    broker.admin.delete_topic("orders")
-    assert check(broker) == []
+    for topic in ("orders", "%DLQ%g"):
+        broker.admin.delete_topic(topic)
+        assert check(broker) == []
 
 
 def test_what_cannot_be_opened_is_not_checked(tmp_path: Path):
@@ -116,6 +122,32 @@ def future_epoch(txn: Transaction) -> None:
     txn.put("locks", key, layout.lock_to_json(replace(layout.lock_from_json(value), epoch=999)))
 
 
+def member_elsewhere(txn: Transaction) -> None:
+    txn.put("members", layout.member_key("g", "them"), first_of("members", txn)[1])
+
+
+def member_of(**fields: object) -> Callable[[Transaction], None]:
+    def damage(txn: Transaction) -> None:
+        key, value = first_of("members", txn)
+        txn.put("members", key, json.dumps({**json.loads(value), **fields}).encode())
+
+    return damage
+
+
+def member_text(value: bytes) -> Callable[[Transaction], None]:
+    def damage(txn: Transaction) -> None:
+        txn.put("members", first_of("members", txn)[0], value)
+
+    return damage
+
+
+def letter(offset: int, at: int, group: str = "g", queue: MessageQueue = Q0) -> Callable[[Transaction], None]:
+    def damage(txn: Transaction) -> None:
+        txn.put("dead", layout.dead_key(group, queue, offset), layout.number(at))
+
+    return damage
+
+
 DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (lambda txn: txn.delete("index", layout.index_key(K0, BIG)), f"has a chunk at {2 * BIG} where one at {BIG} is expected"),
     (change(rows=BIG - 1), f"of other length than {BIG - 1}"),
@@ -146,6 +178,20 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (group_ahead, "is at 99 of queue orders/embedded/1, which ends at 3"),
     (group_of_nothing, "which is not there"),
     (future_epoch, "has epoch 999"),
+    (member_elsewhere, "has member 'me@"),
+    (member_of(joined=99), "joined at 99"),
+    (member_of(joined=0), "joined at 0"),
+    (member_of(extra=1), "has a member record that cannot be read: "),
+    (member_of(renewed=None), "cannot be read: "),
+    (member_of(subscription=5), "cannot be read: "),
+    (member_text(b"{}"), "cannot be read: "),
+    (member_text(b"[1]"), "cannot be read: "),
+    (member_text(b"{"), "cannot be read: "),
+    (member_text(b"\xff"), "cannot be read: "),
+    (letter(4, 2), "message 4 of queue orders/embedded/0 of group 'g' was put aside at 2, the dead letters end at 2"),
+    (letter(4, 1), "was put aside at 1, as was message "),
+    (letter(4, 0, "h"), "message 4 of queue orders/embedded/0 of group 'h' was put aside in a topic that is not there"),
+    (letter(4, 1, queue=Q1._replace(topic="nothing")), "was put aside, and its queue is not there"),
     (lambda txn: txn.put("batches", b"s\0" + layout.number(5), b"{}"), "batch 5 of sink b's'"),
 ]
 

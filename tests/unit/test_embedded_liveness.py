@@ -15,8 +15,10 @@ import pytest
 from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.liveness import Presence, is_alive
+from orderedmq.errors import StoreFullError
 from orderedmq.lock import LockToken, Refusal
-from tests.contract.support import queues_of
+from orderedmq.membership import Subscription
+from tests.contract.support import queues_of, refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -176,3 +178,18 @@ def test_a_presence_ends_once(broker: EmbeddedBroker):
         assert not is_alive(broker.path, presence.client.client_id)
         assert is_alive(broker.path, other.client.client_id)
     other.close()
+
+
+def test_who_leaves_a_store_that_cannot_be_written_is_gone_all_the_same(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+):
+    def full(work: object) -> None:
+        raise StoreFullError("FULL", "no room")
+
+    me = broker.groups.join("me")
+    broker.groups.heartbeat("g", me, Subscription("shared", "orders"))
+    monkeypatch.setattr(broker.groups._store, "spare", full)
+    with refused("STORE.FULL"):
+        broker.groups.leave(me)
+    assert not is_alive(broker.path, me.client_id)
+    assert broker.groups.members("g") == []

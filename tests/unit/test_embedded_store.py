@@ -21,7 +21,8 @@ from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.place import file_system
 from orderedmq.embedded.store import Store
-from tests.contract.support import bodies, queues_of, refused, rows
+from orderedmq.membership import Subscription
+from tests.contract.support import bodies, locked, queues_of, refused, rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,6 +94,32 @@ def test_a_store_of_a_newer_format_is_refused(path: Path, broker: Broker):
     for look in (lambda: broker.log, lambda: broker.admin.create_topic("t", 1)):
         with refused("STORE.NEWER_FORMAT", path, layout.FORMAT + 1, "upgrade"):
             look()
+
+
+def test_a_store_made_before_a_database_was_added_opens_and_works(path: Path, broker: Broker):
+    queue = queues_of(broker)[0]
+    broker.log.append(queue, rows("ab"))
+    identity = broker.identity
+    broker.close()
+    with lmdb.open(str(path), max_dbs=20) as env:
+        for name in (b"members", b"dead"):
+            database = env.open_db(name, create=False)
+            with env.begin(write=True) as txn:
+                txn.drop(database, delete=True)
+        with pytest.raises(lmdb.NotFoundError):
+            env.open_db(b"members", create=False)
+    for _ in range(2):
+        with connect(path) as again:
+            assert again.identity == identity
+            assert bodies(again, queue) == ["a", "b"]
+            me = again.groups.join("me")
+            [member] = again.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"))
+            assert again.groups.members("g") == [member]
+            [token] = locked(again, "g", me, [queue])
+            again.groups.dead_letter(token, rows("a"), [0])
+            assert bodies(again, queues_of(again, "%DLQ%g")[0]) == ["a"]
+            again.groups.unlock([token])
+    assert check(path) == []
 
 
 @pytest.mark.parametrize("content", [b"hello", os.urandom(20_000), b"\0" * 8192])
@@ -332,18 +359,20 @@ def test_a_store_made_by_many_processes_at_once_is_one_store(path: Path):
 
 
 def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Path, broker: Broker):
-    """Also the parent's presence and locks, which the child knows of but does not end."""
+    """Also the parent's presence, locks and membership, which the child knows of but does not end."""
     said = script(
         """
         import os, sys
         import pyarrow as pa
         from orderedmq import connect
+        from orderedmq.membership import Subscription
         broker = connect(sys.argv[1])
         queue = broker.log.queues("orders")[0]
         rows = pa.record_batch({"body": [b"a"]})
         broker.log.append(queue, rows)
         client = broker.groups.join("me")
         token = broker.groups.lock("g", client, [queue])[queue]
+        members = broker.groups.heartbeat("g", client, Subscription("shared", "orders"))
         for turn in range(3):
             child = os.fork()
             if child == 0:
@@ -362,6 +391,7 @@ def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Pat
             assert os.waitpid(child, 0)[1] == 0
             assert broker.log.append(queue, rows).begin == 2 + 2 * turn
             assert broker.groups.alive(client.client_id)
+            assert broker.groups.members("g") == members
         print("fine")
         """,
         path,

@@ -17,19 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import CaseInsensitiveDict
 
+from orderedmq.allocate import Allocation
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MAX_QUEUES, MessageQueue
-from orderedmq.options import (
-    OPTIONS,
-    Role,
-    integer,
-    option_table,
-    parse_bool,
-    parse_duration,
-    parse_path,
-    parse_size,
-    parse_timestamp,
-)
+from orderedmq.option_values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
+from orderedmq.options import OPTIONS, Role, option_table
 from orderedmq.sink_options import SinkOptions, SortColumn
 from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets, parse_offsets_json
 
@@ -57,6 +49,14 @@ def without(options: Mapping[str, str], *names: str) -> dict[str, str]:
 
 def starting(text: str) -> dict[str, str]:
     return {**STREAM, "startingOffsets": text}
+
+
+def shared(strategy: str, **more: str) -> dict[str, str]:
+    return {**STREAM, "assignment": "shared", "allocateMessageQueueStrategy": strategy, **more}
+
+
+def configured(text: str) -> dict[str, str]:
+    return shared("CONFIG", allocateQueues=text)
 
 
 BAD_SOURCE = [
@@ -130,8 +130,111 @@ BAD_SOURCE = [
     Bad("a bad group", {**STREAM, "consumerGroup": "a b"}, "GROUP.BAD_NAME", ("consumerGroup", "'a b'", "billing")),
     Bad("a group nobody uses", {**STREAM, "messageModel": "broadcasting"}, "CONFLICT", ("drop consumerGroup", "clustering")),
     Bad("a bad model", {**STREAM, "messageModel": "both"}, "INVALID", ("messageModel", "'both'", "clustering, broadcasting")),
-    Bad("shared", {**STREAM, "assignment": "Shared"}, "UNSUPPORTED", ("assignment", "this version", "use exclusive")),
-    Bad("a bad assignment", {**STREAM, "assignment": "mine"}, "INVALID", ("assignment", "'mine'", "exclusive")),
+    Bad("a bad assignment", {**STREAM, "assignment": "mine"}, "INVALID", ("assignment", "'mine'", "exclusive, shared")),
+    # Queries that divide the queues of a group.
+    Bad(
+        "sharing what everybody sees",
+        {**ALONE, "assignment": "Shared"},
+        "CONFLICT",
+        ("assignment=shared", "broadcasting", "messageModel=clustering"),
+    ),
+    Bad(
+        "sharing in a batch",
+        {**STREAM, "assignment": "shared"},
+        "UNSUPPORTED",
+        ("assignment=shared", "spark.readStream"),
+        False,
+    ),
+    Bad("sharing with no group", {**BATCH, "assignment": "shared"}, "MISSING", ("set consumerGroup",)),
+    *(
+        Bad(f"{name} of an owner of all", {**STREAM, name: value}, "CONFLICT", (f"option {name}", "assignment=shared", "drop"))
+        for name, value in (
+            ("allocateMessageQueueStrategy", "AVG"),
+            ("allocateQueues", '{"orders": {"embedded": [0]}}'),
+            ("machineRooms", "a"),
+            ("machineRoom", "a"),
+            ("allocateInner", "AVG"),
+        )
+    ),
+    *(
+        Bad(
+            f"{name} with {strategy}",
+            shared(strategy, **{name: value}),
+            "CONFLICT",
+            (f"option {name}", f"={needed},", strategy),
+        )
+        for name, value, needed, strategy in (
+            ("allocateQueues", '{"orders": {"embedded": [0]}}', "CONFIG", "AVG"),
+            ("machineRooms", "a", "MACHINE_ROOM", "MACHINE_ROOM_NEARBY"),
+            ("machineRoom", "a", "MACHINE_ROOM_NEARBY", "CONSISTENT_HASH"),
+            ("allocateInner", "AVG", "MACHINE_ROOM_NEARBY", "AVG_BY_CIRCLE"),
+        )
+    ),
+    *(
+        Bad(f"{strategy} alone", shared(strategy), "MISSING", (f"allocateMessageQueueStrategy={strategy}", f"set {name}"))
+        for strategy, name in (
+            ("CONFIG", "allocateQueues"),
+            ("MACHINE_ROOM", "machineRooms"),
+            ("MACHINE_ROOM_NEARBY", "machineRoom"),
+        )
+    ),
+    Bad(
+        "a bad strategy",
+        shared("MACHINE_ROOM_NEARBY-AVG", machineRoom="a"),
+        "INVALID",
+        (
+            "allocateMessageQueueStrategy",
+            "'MACHINE_ROOM_NEARBY-AVG'",
+            "AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, CONFIG",
+            "for example AVG",
+        ),
+    ),
+    Bad(
+        "a bad strategy inside",
+        shared("MACHINE_ROOM_NEARBY", machineRoom="a", allocateInner="CONFIG"),
+        "INVALID",
+        ("allocateInner", "'CONFIG'", "AVG, AVG_BY_CIRCLE, CONSISTENT_HASH;"),
+    ),
+    Bad(
+        "rooms of the embedded broker",
+        shared("machine_room", machineRooms="a, b"),
+        "UNSUPPORTED",
+        ("MACHINE_ROOM", "without an owner", "embedded", "use AVG, or MACHINE_ROOM_NEARBY"),
+    ),
+    Bad("a room twice", shared("MACHINE_ROOM", machineRooms="a,b,a"), "INVALID", ("machineRooms", "'a'", "twice", "once")),
+    Bad("a room of no name", shared("MACHINE_ROOM", machineRooms="a,,b"), "INVALID", ("machineRooms", "''", "room-a,room-b")),
+    Bad("a broker as a room", shared("MACHINE_ROOM_NEARBY", machineRoom="a@b"), "INVALID", ("machineRoom", "'a@b'", "room-a")),
+    Bad(
+        "two rooms",
+        shared("MACHINE_ROOM_NEARBY", machineRoom="a,b"),
+        "INVALID",
+        ("machineRoom", "'a,b'", "without @ and comma"),
+    ),
+    Bad("an empty room", shared("MACHINE_ROOM_NEARBY", machineRoom=" "), "INVALID", ("machineRoom", "''", "room-a")),
+    Bad("half a list of queues", configured('{"orders": '), "INVALID", ("allocateQueues", "not JSON", '{"embedded": [0, 1]}')),
+    Bad("no queues", configured("{}"), "INVALID", ("allocateQueues", "no topics", '{"embedded": [0, 1]}')),
+    Bad("an empty list", configured('{"orders": {"embedded": []}}'), "INVALID", ("allocateQueues", "no queues are named")),
+    Bad(
+        "offsets of queues", configured('{"orders": {"embedded": {"0": 1}}}'), "INVALID", ("an object is not a list of queues",)
+    ),
+    Bad("a queue that is no list", configured('{"orders": {"embedded": 0}}'), "INVALID", ("0 is not a list of queues",)),
+    Bad("a queue in quotes", configured('{"orders": {"embedded": ["0"]}}'), "INVALID", ('"0" is not a queue id', "example 0")),
+    Bad("a queue that is true", configured('{"orders": {"embedded": [true]}}'), "INVALID", ("true is not a queue id",)),
+    Bad("a queue below all", configured('{"orders": {"embedded": [-1]}}'), "INVALID", ("-1 is not a queue id",)),
+    Bad("a queue above all", configured('{"orders": {"embedded": [65536]}}'), "INVALID", ("65536 is not a queue id",)),
+    Bad("a queue twice", configured('{"orders": {"embedded": [1, 0, 1]}}'), "INVALID", ("queue 1 is named twice", "once")),
+    Bad(
+        "a queue of another topic",
+        configured('{"b": {"embedded": [0]}}'),
+        "CONFLICT",
+        ("allocateQueues", "'b'", "topic", "drop"),
+    ),
+    Bad(
+        "a queue elsewhere",
+        configured('{"orders": {"broker-a": [0]}}'),
+        "INVALID",
+        ("allocateQueues", "'broker-a'", "is embedded"),
+    ),
     # Durations, numbers, sizes, booleans.
     Bad("a bare number of time", {**STREAM, "lockTimeout": "10"}, "INVALID", ("lockTimeout", "'10'", "30s")),
     Bad("a fraction of time", {**STREAM, "lockTimeout": "1.5s"}, "INVALID", ("lockTimeout", "'1.5s'", "30s")),
@@ -428,6 +531,7 @@ def test_the_readers_defaults() -> None:
         consumer_group="billing",
         message_model="clustering",
         assignment="exclusive",
+        allocation=Allocation(),
         lock_timeout=10.0,
         starting=StartingOffsets("committed"),
         ending=EndingOffsets("latest"),
@@ -440,6 +544,7 @@ def test_the_readers_defaults() -> None:
         max_bytes_per_trigger=None,
         pull_batch_size=16384,
         include_properties=False,
+        include_lock_token=False,
     )
 
 
@@ -468,6 +573,7 @@ def test_every_option_of_the_reader_arrives() -> None:
         consumer_group="billing",
         message_model="clustering",
         assignment="exclusive",
+        allocation=Allocation(),
         lock_timeout=0.5,
         starting=StartingOffsets("json", offsets={MessageQueue("orders-eu", "embedded", 0): 5}, explicit=True),
         ending=EndingOffsets(),
@@ -480,6 +586,7 @@ def test_every_option_of_the_reader_arrives() -> None:
         max_bytes_per_trigger=64 * 1024 * 1024,
         pull_batch_size=1048576,
         include_properties=True,
+        include_lock_token=False,
     )
     assert SourceOptions.parse(CaseInsensitiveDict(options), streaming=True) == parsed
     assert SourceOptions.parse({name.upper(): value for name, value in options.items()}, streaming=True) == parsed
@@ -488,6 +595,37 @@ def test_every_option_of_the_reader_arrives() -> None:
         "orders-eu",
         "orders-",
     ]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({**STREAM, "assignment": "SHARED"}, Allocation()),
+        (shared("avg_by_circle"), Allocation("AVG_BY_CIRCLE")),
+        (shared("Consistent_Hash"), Allocation("CONSISTENT_HASH")),
+        (
+            {**configured('{"b": {"embedded": [7]}, "orders": {"embedded": [1, 0]}}'), "topic": "orders,b"},
+            Allocation(
+                "CONFIG",
+                queues=(
+                    MessageQueue("b", "embedded", 7),
+                    MessageQueue("orders", "embedded", 1),
+                    MessageQueue("orders", "embedded", 0),
+                ),
+            ),
+        ),
+        (shared("machine_room_nearby", machineRoom="Süd 1"), Allocation("MACHINE_ROOM_NEARBY", room="Süd 1")),
+        (
+            shared("MACHINE_ROOM_NEARBY", machineRoom="a", allocateInner="consistent_hash"),
+            Allocation("MACHINE_ROOM_NEARBY", room="a", inner="CONSISTENT_HASH"),
+        ),
+    ],
+)
+@pytest.mark.parametrize("streaming", [True, None])
+def test_how_queues_are_shared_arrives(options: Mapping[str, str], expected: Allocation, streaming: bool | None) -> None:
+    parsed = SourceOptions.parse(options, streaming=streaming)
+    assert (parsed.assignment, parsed.allocation) == ("shared", expected)
+    assert SourceOptions.parse({name.lower(): value for name, value in options.items()}, streaming=streaming) == parsed
 
 
 @pytest.mark.parametrize(
@@ -699,7 +837,13 @@ def assert_value_or_one_line(parse: Callable[[], object]) -> None:
 def test_any_text_is_a_value_or_one_line(text: str) -> None:
     for parse in (parse_bool, parse_duration, parse_size, parse_timestamp, parse_path, integer(0)):
         assert_value_or_one_line(partial(parse, text, "x"))
-    for options in ({**STREAM, "topic": text}, starting(text), {**STREAM, text or "x": "1"}):
+    allocations = (
+        configured(text),
+        shared("MACHINE_ROOM", machineRooms=text),
+        shared("MACHINE_ROOM_NEARBY", machineRoom=text),
+        shared(text),
+    )
+    for options in ({**STREAM, "topic": text}, starting(text), {**STREAM, text or "x": "1"}, *allocations):
         assert_value_or_one_line(partial(SourceOptions.parse, options, streaming=True))
     for options in ({**SINK, "orderBy": text}, {**SINK, "messageQueueSelector": text}):
         assert_value_or_one_line(partial(SinkOptions.parse, options, streaming=True))

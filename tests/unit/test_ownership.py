@@ -357,6 +357,7 @@ class Query:
                 if self.phase == "down":
                     return
                 continue
+            assert isinstance(action, Lock)
             queues = [queue for queue in action.queues if queue in wanted] if self.shared else action.queues
             tokens = self.world.lock(self.client, queues, all_or_none=not self.shared)
             if tokens is None:

@@ -1,0 +1,194 @@
+"""What one streaming query does in its consumer group: be a member, take queue locks, keep them, notice when one is lost."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ordered_source.renewal import Renewal
+from orderedmq import membership
+from orderedmq.broker import Broker
+from orderedmq.errors import GroupError, LockError
+from orderedmq.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
+from orderedmq.membership import Member, Subscription
+from orderedmq.model import MessageQueue
+from orderedmq.ownership import Commit, Lock, Members, Owner, Policy, Unlock, divided
+from orderedmq.source_options import SourceOptions
+
+log = logging.getLogger("orderedmq")
+
+#: Seconds between two tries for a lock that another owner has, and between two looks at the members of an idle group.
+RETRY: Final = 0.1
+
+
+class GroupSession:
+    """The query ``owner_id`` as a consumer of its group, from its first call to its stop."""
+
+    def __init__(self, broker: Broker, options: SourceOptions, owner_id: str) -> None:
+        assert options.consumer_group is not None
+        self.group = options.consumer_group
+        self.shared = options.assignment == "shared"
+        self._groups = broker.groups
+        self._options = options
+        self._subscription = Subscription(
+            options.assignment,
+            options.topic_pattern or ",".join(sorted(options.topics)),
+            options.allocation.name() if self.shared else None,
+        )
+        self._client = self._groups.join(owner_id)
+        self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL)
+        self._looked = float("-inf")
+        try:
+            self._join()
+        except BaseException:
+            self._groups.leave(self._client)
+            raise
+        self._renewal.start()
+
+    def owner(self, owner_id: str) -> Owner:
+        """The Owner that decides for this query."""
+        if not self.shared:
+            return Owner(owner_id)
+        return Owner(owner_id, strategy=divided(self._options.allocation, self._client.client_id), policy=Policy.HAND_OVER)
+
+    # -- members -----------------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> list[Member]:
+        return self._groups.heartbeat(self.group, self._client, self._subscription, self._options.allocation.room)
+
+    def _join(self) -> None:
+        """Raises GroupError DISAGREES when a member with another subscription does not leave within lockTimeout."""
+        deadline = time.monotonic() + self._options.lock_timeout
+        while True:
+            try:
+                membership.refuse(self.group, self._client, self._beat())
+            except GroupError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(RETRY)
+            else:
+                return
+
+    def due(self) -> bool:
+        """Whether to look at the members again though nothing in the broker changed: a death and a pause change nothing there."""
+        return self.shared and time.monotonic() - self._looked >= RETRY
+
+    def members(self) -> Members:
+        """Those with whom the queues are shared, this query included."""
+        self._looked = time.monotonic()
+        if not self.shared:
+            return {}
+        found = self._groups.members(self.group)
+        if all(member.client_id != self._client.client_id for member in found):
+            # This process was paused for longer than a member lives.
+            found = self._beat()
+        return {member.client_id: member.room for member in found if member.subscription == self._subscription}
+
+    # -- locks -------------------------------------------------------------------------------------------------------------
+
+    def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
+        """Lock what is missing. All or none: until lockTimeout, else HELD_BY_OTHER. Otherwise what is free, ``patient``: wait so long too.
+
+        Raises LockError HELD_BY_OTHER.
+        """
+        deadline = time.monotonic() + (self._options.lock_timeout if action.all_or_none or patient else 0.0)
+        wanted: Sequence[MessageQueue] = action.queues
+        while True:
+            answers = self._groups.lock(self.group, self._client, wanted)
+            refused = [answer for answer in answers.values() if isinstance(answer, Refusal)]
+            granted = [answer for answer in answers.values() if isinstance(answer, LockToken)]
+            if refused and action.all_or_none:
+                self._groups.unlock(granted)
+            else:
+                owner.locked(granted)
+                wanted = [refusal.queue for refusal in refused]
+            if not refused:
+                break
+            if time.monotonic() >= deadline:
+                if action.all_or_none:
+                    raise _held(self.group, refused, len(action.queues))
+                break
+            time.sleep(RETRY)
+        self._renewal.keep(owner.tokens())
+        if patient and not owner.owned:
+            log.warning(
+                "all %d queues that this query should have in group %s are held by others (%s): there is nothing to read for it, it ends",
+                len(action.queues), self.group, ", ".join(sorted({refusal.client_id for refusal in refused})),
+            )  # fmt: skip
+
+    def give_up(self, owner: Owner, action: Unlock) -> None:
+        self._renewal.keep(owner.tokens())
+        self._groups.unlock(action.idle)
+
+    def commit(self, owner: Owner, action: Commit) -> None:
+        """Move the group's offsets. Raises LockError LOST in an exclusive group; in a shared one lost queues are forgotten."""
+        offsets: Mapping[LockToken, int] = action.offsets
+        while offsets:
+            try:
+                self._groups.commit(offsets)
+            except LockError:
+                gone = self._groups.stale(list(offsets))
+                if not self.shared or not gone:
+                    raise
+                self._forget(owner, gone)
+                offsets = {token: offset for token, offset in offsets.items() if token not in gone}
+            else:
+                return
+
+    def forget_lost(self, owner: Owner) -> None:
+        """Before a boundary. Exclusive: raises LockError LOST if a renewal failed. Shared: queues that are lost are forgotten."""
+        if not self.shared:
+            self.raise_if_lost()
+            return
+        gone = self._groups.stale(owner.tokens())
+        if gone:
+            self._forget(owner, gone)
+            self._renewal.keep(owner.tokens())
+
+    def _forget(self, owner: Owner, gone: Sequence[LockToken]) -> None:
+        queues = owner.lost(gone)
+        if queues:
+            log.warning(
+                "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it; who has "
+                "them now goes on at the group's offset",
+                self.group, ", ".join(map(str, queues)),
+            )  # fmt: skip
+
+    def raise_if_lost(self) -> None:
+        """Raises LockError LOST if a renewal found a queue lost that this query still counts on."""
+        if self._renewal.lost:
+            token = self._renewal.lost[0]
+            raise LockError(
+                "LOST",
+                f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}): this query was paused or cut off for longer than "
+                "its lock lives and another took it over, or the group was reset; restart it, it goes on without a gap",
+            )
+
+    # -- the end -----------------------------------------------------------------------------------------------------------
+
+    def stop(self, owner: Owner, *, terminated: bool) -> None:
+        """Give everything back and leave. ``terminated``: Spark goes on and a task may still be at work on what is in flight."""
+        self._renewal.stop()
+        release = owner.stop(self._groups.offsets(self.group, list(owner.owned)))
+        self._groups.unlock(release.idle)
+        if terminated and release.in_flight:
+            # When the driver died instead, its tasks die too, and this process's end frees all.
+            self._groups.unlock(release.in_flight, linger=UNLOCK_DELAY)
+        self._groups.leave(self._client)
+
+
+def _held(group: str, refused: Sequence[Refusal], wanted: int) -> LockError:
+    first = refused[0]
+    if first.lingering:
+        state = "has stopped in the middle of a batch, its tasks may still be at work"
+    else:
+        state = "is alive" if first.alive else "is not known to be alive"
+    return LockError(
+        "HELD_BY_OTHER",
+        f"{len(refused)} of {wanted} queues of group {group!r} belong to query {first.owner} ({first.client_id}), which {state}; its lock "
+        f"of {first.queue} ends in {first.remaining:.0f} s unless it is renewed. Stop that query, or give this one a consumerGroup of its "
+        "own or messageModel=broadcasting to read everything too, or let both share the queues with assignment=shared; for two outputs of "
+        "one stream use foreachBatch",
+    )

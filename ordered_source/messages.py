@@ -1,0 +1,104 @@
+"""Messages as a listener gets them: rows of Arrow batches with fields named like the columns."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+
+from orderedmq.model import OffsetRange
+from orderedmq.process_queue import Slice
+
+
+class _Columns:
+    """The columns of one batch as Python values, each converted when a listener first asks for it."""
+
+    __slots__ = ("_batch", "_values")
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+        self._values: dict[str, list[Any]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        names: list[str] = self._batch.schema.names
+        return names
+
+    def get(self, name: str) -> list[Any]:
+        values = self._values.get(name)
+        if values is None:
+            if name not in self.names:
+                raise AttributeError(f"a message has no field {name!r}; the DataFrame has {', '.join(self.names)}")
+            values = self._values[name] = self._batch.column(name).to_pylist()
+        return values
+
+
+class Message:
+    """One message. Its fields are the columns of the DataFrame: ``message.body``, ``message.sharding_key``, …"""
+
+    __slots__ = ("_columns", "_place")
+
+    def __init__(self, columns: _Columns, place: int) -> None:
+        self._columns = columns
+        self._place = place
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._columns.get(name)[self._place]
+
+    def __repr__(self) -> str:
+        return f"Message({', '.join(f'{name}={getattr(self, name)!r}' for name in self._columns.names)})"
+
+
+class Window:
+    """The messages of one queue that a listener may still be given, by offset."""
+
+    def __init__(self) -> None:
+        #: (first offset, one above the last, the batch's columns, place of the first).
+        self._parts: deque[tuple[int, int, _Columns, int]] = deque()
+
+    def add(self, batch: pa.RecordBatch) -> list[Slice]:
+        """Rows of one queue in the order of their offsets; the slices without a gap that they form."""
+        offsets = batch.column("queue_offset").to_pylist()
+        columns, slices = _Columns(batch), []
+        retries = batch.select(["reconsume_times"]) if "reconsume_times" in batch.schema.names else None
+        begin = 0
+        for span in _runs(offsets):
+            self._parts.append((span.begin, span.end, columns, begin))
+            slices.append(Slice(span.begin, span.end, 0, None if retries is None else retries.slice(begin, span.messages)))
+            begin += span.messages
+        return slices
+
+    def messages(self, spans: Sequence[Slice]) -> list[Message]:
+        """The messages of these slices, in order."""
+        found: list[Message] = []
+        for span in spans:
+            for first, end, columns, place in self._parts:
+                low, high = max(first, span.begin), min(end, span.end)
+                if low < high:
+                    found += [Message(columns, place + offset - first) for offset in range(low, high)]
+                elif first >= span.end:
+                    break
+        return found
+
+    def forget(self, offset: int) -> None:
+        """Messages below ``offset`` are decided."""
+        while self._parts and self._parts[0][1] <= offset:
+            self._parts.popleft()
+
+
+def _runs(offsets: Sequence[int]) -> list[OffsetRange]:
+    """Offsets as ranges without a gap. A filter may leave gaps; what does not ascend is for the engine to refuse."""
+    if offsets and offsets[-1] - offsets[0] == len(offsets) - 1 and all(b - a == 1 for a, b in pairwise(offsets)):
+        return [OffsetRange(offsets[0], offsets[-1] + 1)]
+    runs: list[OffsetRange] = []
+    for offset in offsets:
+        if runs and runs[-1].end == offset:
+            runs[-1] = OffsetRange(runs[-1].begin, offset + 1)
+        else:
+            runs.append(OffsetRange(offset, offset + 1))
+    return runs

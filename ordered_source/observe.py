@@ -1,0 +1,186 @@
+"""The lag of running queries, for Prometheus and as log lines.
+
+``spark.streams.addListener(LagListener())`` on the driver; with Spark Connect in the client, where PySpark runs listeners then. A lag is
+as of the last micro-batch (orderedmq/lag.py says what it is): an idle query, which waits for messages, reports nothing, so its last
+values stay; a query that ended has none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from orderedmq.errors import OptionError, OrderedMQError
+from orderedmq.lag import QueueLag, describe, is_ours, lag_of_query
+from orderedmq.model import MessageQueue
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Gauge
+
+lag_log = logging.getLogger("orderedmq.lag")
+
+#: Upper bounds in seconds: a small batch takes some hundred milliseconds, a batch over a backlog minutes.
+_BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_QUEUE_LABELS: Final = ("query", "topic", "broker", "queue")
+
+
+class LagListener(StreamingQueryListener):
+    """Exports the lag of every query of a session that reads orderedmq; other queries are ignored.
+
+    prometheus: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``.
+    log: a line per query and micro-batch to the logger ``orderedmq.lag``, level INFO.
+
+    An error in here never reaches Spark: it is logged once per kind, as a warning.
+    """
+
+    def __init__(self, *, prometheus: bool = True, registry: CollectorRegistry | None = None, log: bool = True) -> None:
+        self._metrics = _Metrics(registry) if prometheus else None
+        self._log = log
+        self._lock = threading.Lock()
+        self._complained: set[tuple[str, str]] = set()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing: a query has no lag before its first micro-batch."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        with self._apart("a query's progress"):
+            progress = event.progress
+            if not any(is_ours(source) for source in progress.sources):
+                return
+            query = progress.name or str(progress.id)
+            if self._metrics is not None:
+                self._metrics.count(query, progress)
+            lags = lag_of_query(progress.sources)
+            if self._metrics is not None:
+                self._metrics.show(progress.runId, query, lags)
+            if self._log:
+                lag_log.info("query %s, batch %d: %s", query, progress.batchId, describe(lags))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        with self._apart("a query's end"):
+            if self._metrics is not None:
+                self._metrics.hide(event.runId)
+
+    def close(self) -> None:
+        """Take the metrics out of the registry, so that nothing stale stays: after ``removeListener``, or where Spark tells no end of a
+        query (classic Spark, a session stopped while queries run; Connect, a connection that broke)."""
+        with self._lock:
+            if self._metrics is not None:
+                self._metrics.unregister()
+                self._metrics = None
+
+    @contextmanager
+    def _apart(self, what: str) -> Iterator[None]:
+        """One event at a time (Spark may call from several threads), and apart from the query: an error is logged, once per kind."""
+        try:
+            with self._lock:
+                yield
+        except Exception as error:
+            kind = error.condition if isinstance(error, OrderedMQError) else type(error).__name__
+            if (what, kind) not in self._complained:
+                self._complained.add((what, kind))
+                lag_log.warning("lag is not exported, %s could not be used; said once: %s", what, error, exc_info=True)
+
+
+class _Metrics:
+    """What is in the registry. Gauges belong to a run of a query and vanish with it; counters stay."""
+
+    def __init__(self, registry: CollectorRegistry | None) -> None:
+        try:
+            from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+        except ImportError as error:
+            raise OptionError(
+                "MISSING",
+                "LagListener exports for Prometheus by the package prometheus-client: pip install 'orderedmq[metrics]', or say "
+                "LagListener(prometheus=False)",
+            ) from error
+        self._registry = registry if registry is not None else REGISTRY
+        try:
+            lag = Gauge(
+                "orderedmq_queue_lag_messages",
+                "Messages of the queue that are left after the query's last micro-batch.",
+                _QUEUE_LABELS,
+                registry=self._registry,
+            )
+        except ValueError as error:
+            raise OptionError(
+                "CONFLICT",
+                "the registry has the metrics of another LagListener: add that one to this session too, close() it, or give this one a "
+                "registry of its own",
+            ) from error
+        following = Gauge(
+            "orderedmq_queue_next_offset",
+            "Offset of the next message of the queue that the query will process.",
+            _QUEUE_LABELS,
+            registry=self._registry,
+        )
+        self._rows = Counter(
+            "orderedmq_rows_processed_total",
+            "Messages that the query has read, repeats included.",
+            ("query",),
+            registry=self._registry,
+        )
+        self._batches = Counter(
+            "orderedmq_batches_total",
+            "Micro-batches that the query has completed.",
+            ("query",),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "orderedmq_batch_seconds",
+            "Time that a micro-batch of the query took.",
+            ("query",),
+            registry=self._registry,
+            buckets=_BUCKETS,
+        )
+        self._all = (lag, following, self._rows, self._batches, self._seconds)
+        self._lag, self._next = _Series(lag), _Series(following)
+
+    def count(self, query: str, progress: StreamingQueryProgress) -> None:
+        rows = sum(max(0, source.numInputRows) for source in progress.sources if is_ours(source))
+        self._rows.labels(query).inc(rows)
+        self._batches.labels(query).inc()
+        self._seconds.labels(query).observe(progress.batchDuration / 1000)
+
+    def show(self, run: UUID, query: str, lags: Mapping[MessageQueue, QueueLag]) -> None:
+        labelled = {(query, queue.topic, queue.broker_name, str(queue.queue_id)): lag for queue, lag in lags.items()}
+        self._next.show(run, {labels: lag.next for labels, lag in labelled.items()})
+        self._lag.show(run, {labels: lag.messages for labels, lag in labelled.items() if lag.messages is not None})
+
+    def hide(self, run: UUID) -> None:
+        self._next.show(run, {})
+        self._lag.show(run, {})
+
+    def unregister(self) -> None:
+        for metric in self._all:
+            self._registry.unregister(metric)
+
+
+class _Series:
+    """The series of a gauge, each of the run of a query that showed it last: a query restarted under its name takes them over, whether
+    its former run's end is told before or after."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._run: dict[tuple[str, ...], UUID] = {}
+
+    def show(self, run: UUID, values: Mapping[tuple[str, ...], int]) -> None:
+        """From now on the run has exactly these."""
+        for labels in [labels for labels, shown in self._run.items() if shown == run and labels not in values]:
+            del self._run[labels]
+            self._gauge.remove(*labels)
+        for labels, value in values.items():
+            self._run[labels] = run
+            self._gauge.labels(*labels).set(value)

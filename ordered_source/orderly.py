@@ -1,0 +1,238 @@
+"""``consume_orderly``: a Python function that consumes queues in order, in Spark's tasks; the shell around orderedmq.orderly.
+
+Rules: a task of a streaming query has a range of one queue (as long as the user has not shuffled the rows). The engine decides, this
+module calls the listener, sleeps, asks the broker for the lock and writes dead letters. At-least-once per micro-batch: when another task
+of the batch fails, Spark runs all of it again, and listeners too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from ordered_source import lock_token
+from ordered_source.columns import LOCK_TOKEN
+from ordered_source.messages import Window
+from orderedmq.broker import Broker
+from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
+from orderedmq.listener import (
+    ConsumeMessageHook,
+    ConsumeOrderlyContext,
+    Listener,
+    OrderlySettings,
+    call_listener,
+    dead_letter_properties,
+)
+from orderedmq.lock import LockToken
+from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+
+log = logging.getLogger("orderedmq")
+
+#: Columns without which a message's place and lock are not known.
+NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
+#: One row per consumed batch; ``end_offset`` is exclusive, ``duration`` in seconds.
+OUTCOMES: Final = (
+    "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, "
+    "duration double, error string"
+)
+_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("broker_name", pa.string()),
+        ("queue_id", pa.int32()),
+        ("begin_offset", pa.int64()),
+        ("end_offset", pa.int64()),
+        ("status", pa.string()),
+        ("attempts", pa.int32()),
+        ("duration", pa.float64()),
+        ("error", pa.string()),
+    ]
+)
+
+
+def consume_orderly(
+    df: DataFrame,
+    listener: Listener,
+    *,
+    consume_message_batch_max_size: int = 1,
+    suspend_current_queue_time_millis: int = 1000,
+    max_reconsume_times: int = 16,
+    hooks: Sequence[ConsumeMessageHook] = (),
+) -> DataFrame:
+    """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over each queue, in order: RocketMQ's MessageListenerOrderly.
+
+    ``df`` is a stream of the source with ``includeLockToken=true`` (or a schema that names the columns of NEEDED); ``messages`` is a
+    sequence of up to ``consume_message_batch_max_size`` messages with fields named like the columns. A batch that is suspended is put to
+    the listener again after ``suspend_current_queue_time_millis`` (10 to 30,000), ``max_reconsume_times`` times (RocketMQ retries for
+    ever by default, which would hold the micro-batch for ever; -1 asks for it); then it goes to the topic %DLQ%<group>. What the
+    statuses do is in orderedmq.orderly. Returns a DataFrame of outcomes, a row per consumed batch (OUTCOMES): write it somewhere, the
+    listener runs when Spark runs it. Raises SchemaError, OptionError.
+    """
+    missing = [name for name in NEEDED if name not in df.columns]
+    if missing:
+        raise SchemaError(
+            "MISSING_COLUMN",
+            f"consume_orderly needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: read with "
+            "includeLockToken=true, and select nothing away before",
+        )
+    settings = OrderlySettings(consume_message_batch_max_size, suspend_current_queue_time_millis, max_reconsume_times)
+    told = tuple(hooks)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return consume(batches, listener, settings, told)
+
+    return df.mapInArrow(run, OUTCOMES)
+
+
+def consume(
+    batches: Iterator[pa.RecordBatch], listener: Listener, settings: OrderlySettings, hooks: Sequence[ConsumeMessageHook]
+) -> Iterator[pa.RecordBatch]:
+    """One task: the rows of its queues one after another through the listener; yields outcomes."""
+    current: _Consumer | None = None
+    for batch in batches:
+        decided: list[Outcome] = []
+        for queue, text, rows in _by_queue(batch):
+            if current is None or (current.queue, current.text) != (queue, text):
+                if current is not None:
+                    decided += current.finish()
+                current = _Consumer(queue, text, listener, settings, hooks)
+            decided += current.feed(rows)
+        if decided:
+            yield _table(decided)
+    if current is not None:
+        decided = current.finish()
+        if decided:
+            yield _table(decided)
+
+
+class _Consumer:
+    """One queue's engine, and what it needs of the world."""
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        text: str | None,
+        listener: Listener,
+        settings: OrderlySettings,
+        hooks: Sequence[ConsumeMessageHook],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if text is None:
+            raise OptionError(
+                "UNSUPPORTED",
+                f"consume_orderly was given rows of queue {queue} that were read without a lock: it consumes a stream with a "
+                "consumerGroup, not a batch and not messageModel=broadcasting",
+            )
+        self.queue, self.text = queue, text
+        self._broker, self._token = lock_token.decode(text, queue)
+        self._listener, self._hooks, self._clock = listener, hooks, clock
+        self._engine = OrderlyQueue(queue, settings, clock())
+        self._window = Window()
+        self._warned = 0
+
+    def feed(self, rows: pa.RecordBatch) -> list[Outcome]:
+        for piece in self._window.add(rows):
+            self._engine.put(piece)
+        return self._drive()
+
+    def finish(self) -> list[Outcome]:
+        self._engine.close()
+        return self._drive()
+
+    def _drive(self) -> list[Outcome]:
+        """Do what the engine says until it needs more messages, or is done."""
+        engine, clock = self._engine, self._clock
+        out: list[Outcome] = []
+        while True:
+            action = engine.next(clock())
+            match action:
+                case Consume(batch):
+                    context = ConsumeOrderlyContext(self.queue)
+                    messages = self._window.messages(batch.slices)
+                    status, error = call_listener(self._listener, messages, context, self._hooks, log.warning)
+                    self._decided(engine.consumed(context, status, error, clock()), out)
+                case DeadLetter(batch):
+                    failed = _put_aside(self._broker, self._token, batch, self._window)
+                    self._decided(engine.dead_lettered(failed is None, failed, clock()), out)
+                case Suspend(seconds):
+                    time.sleep(seconds)
+                case CheckLock():
+                    engine.lock(self._broker.groups.check(self._token), clock())
+                case Pull() | Done():
+                    return out
+
+    def _decided(self, outcomes: list[Outcome], out: list[Outcome]) -> None:
+        for text in self._engine.warnings[self._warned :]:
+            log.warning("%s", text)
+        self._warned = len(self._engine.warnings)
+        if outcomes:
+            out += outcomes
+            self._window.forget(self._engine.floor)
+
+
+def _put_aside(broker: Broker, token: LockToken, batch: Batch, window: Window) -> str | None:
+    """Write a batch to the dead letters; None, or why it could not be written."""
+    messages = window.messages(batch.slices)
+    letters = []
+    for message in messages:
+        found = {name: getattr(message, name, None) for name in ("tags", "keys", "sharding_key", "properties", "message_id")}
+        properties = dead_letter_properties(
+            token.queue,
+            message.queue_offset,
+            message_id=found["message_id"] or "",
+            reconsume_times=(getattr(message, "reconsume_times", 0) or 0) + batch.retries,
+            error=batch.error or "",
+            properties=dict(found["properties"] or {}),
+        )
+        letters.append({"body": message.body, **found, "properties": list(properties.items())})
+    rows = pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA)
+    try:
+        broker.groups.dead_letter(token, rows, [message.queue_offset for message in messages])
+    except LockError:
+        raise
+    except OrderedMQError as error:
+        return str(error)
+    return None
+
+
+def _by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, str | None, pa.RecordBatch]]:
+    """The rows of a batch, cut where another queue or another lock begins. A task has one, unless rows were shuffled."""
+    if not batch.num_rows:
+        return
+    names = ("topic", "broker_name", "queue_id", LOCK_TOKEN)
+    columns = [batch.column(name) for name in names]
+    rows = batch.select([name for name in batch.schema.names if name != LOCK_TOKEN])
+    if all(len(column.unique()) == 1 for column in columns):
+        topic, broker, queue_id, text = (column[0].as_py() for column in columns)
+        yield MessageQueue(topic, broker, queue_id), text, rows
+        return
+    begin = 0
+    keys = list(zip(*(column.to_pylist() for column in columns)))
+    for place in range(1, len(keys) + 1):
+        if place == len(keys) or keys[place] != keys[begin]:
+            topic, broker, queue_id, text = keys[begin]
+            yield MessageQueue(topic, broker, queue_id), text, rows.slice(begin, place - begin)
+            begin = place
+
+
+def _table(outcomes: Sequence[Outcome]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([one.queue.topic for one in outcomes], pa.string()),
+            pa.array([one.queue.broker_name for one in outcomes], pa.string()),
+            pa.array([one.queue.queue_id for one in outcomes], pa.int32()),
+            pa.array([one.begin_offset for one in outcomes], pa.int64()),
+            pa.array([one.end_offset for one in outcomes], pa.int64()),
+            pa.array([one.status for one in outcomes], pa.string()),
+            pa.array([one.attempts for one in outcomes], pa.int32()),
+            pa.array([one.duration for one in outcomes], pa.float64()),
+            pa.array([one.error for one in outcomes], pa.string()),
+        ],
+        schema=_SCHEMA,
+    )

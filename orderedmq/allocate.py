@@ -1,0 +1,175 @@
+"""How the members of a consumer group divide a topic's queues: RocketMQ's AllocateMessageQueueStrategies. Pure.
+
+Rules: nobody negotiates, every member computes the same division from the same queues and members; so each strategy gives exactly
+what its Java class gives (client 5.x, package consumer.rebalance), in the same order. While two members see different lists, a queue
+may be meant for both or for none: the queue locks, not the strategy, keep it from being consumed twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from orderedmq.errors import OptionError, TopicError
+from orderedmq.model import MessageQueue
+
+#: What divides queues by their and the members' positions or names alone; MACHINE_ROOM_NEARBY divides each room's by one of them.
+INNER_STRATEGIES: Final = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")
+STRATEGIES: Final = (*INNER_STRATEGIES, "CONFIG", "MACHINE_ROOM", "MACHINE_ROOM_NEARBY")
+#: Java's default for each client on the ring of CONSISTENT_HASH.
+_VIRTUAL_NODES: Final = 10
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """How the queues of a topic are divided. Every member of a group must have the same ``name()``.
+
+    ``queues`` (CONFIG) are this member's own, of all its topics. ``rooms`` (MACHINE_ROOM) are those whose queues the group consumes.
+    ``room`` (MACHINE_ROOM_NEARBY) is where this member is; it is told to the others, and comes back with them in ``members``.
+    """
+
+    strategy: str = "AVG"
+    queues: tuple[MessageQueue, ...] = ()
+    rooms: tuple[str, ...] = ()
+    room: str | None = None
+    inner: str = "AVG"
+
+    def name(self) -> str:
+        """Java's getName()."""
+        return f"{self.strategy}-{self.inner}" if self.strategy == "MACHINE_ROOM_NEARBY" else self.strategy
+
+
+def allocate(
+    allocation: Allocation, client_id: str, queues: Sequence[MessageQueue], members: Mapping[str, str | None]
+) -> list[MessageQueue]:
+    """The queues of one topic that ``client_id`` should own, in Java's order; a client that is no member gets none.
+
+    ``queues`` are all of the topic's (RocketMQ divides topic by topic), ``members`` all clients of the group with their rooms (None
+    without), both in any order. CONFIG gives what is configured of the topic, and like Java's looks neither at the client nor at the
+    members. Raises ValueError where Java does (nothing to divide, nobody to divide among), OptionError MISSING or UNSUPPORTED for a
+    member or a broker without a room in MACHINE_ROOM_NEARBY, TopicError NO_SUCH_QUEUE for a configured queue that is not there.
+    """
+    if not queues:
+        raise ValueError("there are no queues to allocate")
+    if allocation.strategy == "CONFIG":
+        return _configured(allocation, queues)
+    if not client_id or not members:
+        raise ValueError("the client id is empty" if not client_id else "there are no members to allocate queues to")
+    if client_id not in members:
+        return []
+    ordered = sorted(queues, key=_compare_to)
+    clients = sorted(members, key=_utf16)
+    if allocation.strategy == "MACHINE_ROOM":
+        return _machine_room(allocation, clients.index(client_id), ordered, len(clients))
+    if allocation.strategy == "MACHINE_ROOM_NEARBY":
+        return _nearby(allocation, client_id, ordered, {client: members[client] for client in clients})
+    return _divide(allocation.strategy, client_id, ordered, clients)
+
+
+def _utf16(text: str) -> bytes:
+    """What Java's String.compareTo compares: UTF-16 units, which differ in order from characters beyond U+FFFF."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
+def _compare_to(queue: MessageQueue) -> tuple[bytes, bytes, int]:
+    """MessageQueue.compareTo."""
+    return _utf16(queue.topic), _utf16(queue.broker_name), queue.queue_id
+
+
+def _divide(strategy: str, client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
+    index = clients.index(client_id)
+    match strategy:
+        case "AVG":
+            return _average(index, queues, len(clients))
+        case "AVG_BY_CIRCLE":
+            return list(queues[index :: len(clients)])
+        case "CONSISTENT_HASH":
+            return _consistent_hash(client_id, queues, clients)
+    raise ValueError(f"there is no strategy {strategy!r}")
+
+
+def _average(index: int, queues: Sequence[MessageQueue], n_clients: int) -> list[MessageQueue]:
+    """AllocateMessageQueueAveragely: consecutive queues, one more for the first members where they do not divide evenly."""
+    size, more = divmod(len(queues), n_clients)
+    start = index * size + min(index, more)
+    return list(queues[start : start + size + (index < more)])
+
+
+def _consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
+    """AllocateMessageQueueConsistentHash: a queue belongs to the first virtual node at or after its hash, around the ring."""
+    # Of two nodes with one hash the later client's stays, as in Java's map.
+    ring = {_md5(f"{client}-{node}"): client for client in clients for node in range(_VIRTUAL_NODES)}
+    nodes = sorted(ring)
+
+    def owner(queue: MessageQueue) -> str:
+        text = f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+        return ring[nodes[bisect_left(nodes, _md5(text)) % len(nodes)]]
+
+    return [queue for queue in queues if owner(queue) == client_id]
+
+
+def _md5(text: str) -> int:
+    """ConsistentHashRouter.MD5Hash: the first four bytes, big-endian. Java takes the bytes of its platform's charset, here UTF-8."""
+    return int.from_bytes(hashlib.md5(text.encode(errors="replace"), usedforsecurity=False).digest()[:4])
+
+
+def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+    """AllocateMessageQueueByConfig: the configured list as it is, here cut to the topic, so that it can name several."""
+    known = set(queues)
+    topics = {queue.topic for queue in queues}
+    mine = [queue for queue in allocation.queues if queue.topic in topics]
+    for queue in mine:
+        if queue not in known:
+            # Java would hand it on, and fail with each lock and each pull.
+            raise TopicError(
+                "NO_SUCH_QUEUE", f"option allocateQueues names queue {queue}, which the topic does not have; drop it"
+            )
+    return mine
+
+
+def _machine_room(allocation: Allocation, index: int, queues: Sequence[MessageQueue], n_clients: int) -> list[MessageQueue]:
+    """AllocateMessageQueueByMachineRoom: equal blocks of the rooms' queues, then one each of the rest, to the first members."""
+    near = [queue for queue in queues if _has_room(queue.broker_name, allocation.rooms)]
+    size = len(near) // n_clients
+    start, rest = index * size, index + n_clients * size
+    return near[start : start + size] + near[rest : rest + 1]
+
+
+def _has_room(broker_name: str, rooms: Sequence[str]) -> bool:
+    """Whether this is ``room@name`` of one of the rooms. Java's split drops what is empty at the end, so ``room@name@`` is, too."""
+    parts = broker_name.rstrip("@").split("@")
+    return len(parts) == 2 and parts[0] in rooms
+
+
+def _nearby(
+    allocation: Allocation, client_id: str, queues: Sequence[MessageQueue], members: Mapping[str, str | None]
+) -> list[MessageQueue]:
+    """AllocateMachineRoomNearby: a room's queues are divided among the members there, or among all where nobody is there.
+
+    Java leaves it to the user where a broker is: here the part of its name before ``@``, or the whole of a name without.
+    """
+    queues_in: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        room = queue.broker_name.partition("@")[0]
+        if not room:
+            what = f"the name of broker {queue.broker_name!r} has no room before the @"
+            raise OptionError("UNSUPPORTED", f"option allocateMessageQueueStrategy={allocation.strategy}: {what}; use AVG")
+        queues_in.setdefault(room, []).append(queue)
+    rooms = {client: room for client, room in members.items() if room}
+    if len(rooms) < len(members):
+        client = next(client for client in members if client not in rooms)
+        raise OptionError(
+            "MISSING", f"member {client!r} of the group says no room; set machineRoom in every query of the group"
+        )
+    clients_in: dict[str, list[str]] = {}
+    for client, room in rooms.items():
+        clients_in.setdefault(room, []).append(client)
+    here = rooms[client_id]
+    mine = _divide(allocation.inner, client_id, queues_in.get(here, []), clients_in[here])
+    for room in sorted(queues_in, key=_utf16):
+        if room not in clients_in:
+            mine += _divide(allocation.inner, client_id, queues_in[room], list(members))
+    return mine

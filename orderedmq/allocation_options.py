@@ -1,0 +1,109 @@
+"""The reader's options of who owns which queue: one query all of a group's, or several that divide them.
+
+Rules: as in options.py. An option that the chosen assignment or strategy does not look at is refused, not ignored: a user who gives
+it believes that it counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from orderedmq.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
+from orderedmq.errors import OptionError
+from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
+from orderedmq.option_values import choice, conflict, invalid, shown
+from orderedmq.options import Given
+from orderedmq.queue_json import brokers, elements, json_shown
+
+Assignment = Literal["exclusive", "shared"]
+
+_ASSIGNMENTS: Final[Mapping[str, Assignment]] = {"exclusive": "exclusive", "shared": "shared"}
+_STRATEGY: Final = "allocateMessageQueueStrategy"
+#: The options that one strategy looks at: the strategy, and what it cannot do without.
+_PARTS: Final = {
+    "allocateQueues": ("CONFIG", "the queues of this query"),
+    "machineRooms": ("MACHINE_ROOM", "the rooms whose queues the group consumes"),
+    "machineRoom": ("MACHINE_ROOM_NEARBY", "the room of this query"),
+    "allocateInner": ("MACHINE_ROOM_NEARBY", None),
+}
+_EXAMPLE: Final = '{"orders": {"embedded": [0, 1]}}'
+
+
+def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assignment:
+    """Who owns the queues. Raises OptionError, also where shared has nothing to divide; ``streaming`` None: not known yet."""
+    assignment = given.value("assignment", choice(_ASSIGNMENTS))
+    if assignment == "shared" and model == "broadcasting":
+        raise conflict(
+            "option assignment=shared has no meaning with messageModel=broadcasting, where every query sees everything; "
+            "drop it, or use messageModel=clustering"
+        )
+    if assignment == "shared" and streaming is False:
+        raise OptionError(
+            "UNSUPPORTED",
+            "option assignment=shared is not supported in a batch, which owns no queue; drop it, or use spark.readStream",
+        )
+    return assignment
+
+
+def parse_allocation(given: Given, assignment: Assignment) -> Allocation:
+    """How the queries of a shared group divide its queues. Raises OptionError.
+
+    Whether the queues of CONFIG are among those asked for is checked with the topics.
+    """
+    if assignment != "shared":
+        for name in (_STRATEGY, *_PARTS):
+            if given.has(name):
+                raise conflict(f"option {name} needs assignment=shared, not {assignment}; set it, or drop {name}")
+        return Allocation()
+    strategy = given.value(_STRATEGY, choice({name: name for name in STRATEGIES}))
+    for name, (needed, what) in _PARTS.items():
+        if given.has(name) and strategy != needed:
+            raise conflict(f"option {name} needs {_STRATEGY}={needed}, not {strategy}; set it, or drop {name}")
+        if what and strategy == needed and not given.has(name):
+            raise OptionError("MISSING", f"option {_STRATEGY}={strategy} needs {what}; set {name}")
+    allocation = Allocation(
+        strategy=strategy,
+        queues=given.optional("allocateQueues", _queues) or (),
+        rooms=given.optional("machineRooms", _rooms) or (),
+        room=given.optional("machineRoom", _room),
+        inner=given.value("allocateInner", choice({name: name for name in INNER_STRATEGIES})),
+    )
+    if strategy == "MACHINE_ROOM":
+        raise OptionError(
+            "UNSUPPORTED",
+            f"option {_STRATEGY}={strategy} would leave all queues without an owner: it wants brokers named room@name, and the embedded "
+            f"broker's name is {EMBEDDED_BROKER}; use AVG, or MACHINE_ROOM_NEARBY with machineRoom",
+        )
+    return allocation
+
+
+def _queues(text: str, option: str) -> tuple[MessageQueue, ...]:
+    queues: list[MessageQueue] = []
+    for topic, broker, ids in brokers(text, option, _EXAMPLE):
+        where = f"topic {shown(topic)}, broker {shown(broker)}"
+        for queue_id in elements(ids, where, "queues", option, _EXAMPLE):
+            # bool is an int in Python, not in JSON.
+            if not isinstance(queue_id, int) or isinstance(queue_id, bool) or not 0 <= queue_id < MAX_QUEUES:
+                raise invalid(option, f"{where}: {json_shown(queue_id)} is not a queue id; write for example 0")
+            queue = MessageQueue(topic, broker, queue_id)
+            if queue in queues:
+                raise invalid(option, f"{where}: queue {queue_id} is named twice; name it once")
+            queues.append(queue)
+    return tuple(queues)
+
+
+def _rooms(text: str, option: str) -> tuple[str, ...]:
+    rooms = tuple(_room(name.strip(), option) for name in text.split(","))
+    for index, room in enumerate(rooms):
+        if room in rooms[:index]:
+            raise invalid(option, f"{shown(room)} is named twice; name each room once")
+    return rooms
+
+
+def _room(text: str, option: str) -> str:
+    # What stands before the @ in a broker's name can hold neither.
+    if not text or "@" in text or "," in text or not text.isprintable():
+        example = "room-a, or room-a,room-b" if option == "machineRooms" else "room-a"
+        raise invalid(option, f"{shown(text)} is not a room; write a name without @ and comma, for example {example}")
+    return text

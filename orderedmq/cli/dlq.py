@@ -1,0 +1,134 @@
+"""``orderedmq dlq``: messages that a listener gave up, and sending them again."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import typer
+
+from orderedmq.cli.groups import Group
+from orderedmq.cli.messages import body_fields, body_text
+from orderedmq.cli.shell import Column, Shell, command, commands, moment, short_moment
+from orderedmq.dead_letters import DeadLetter, Replayed, dead_letter_queue, read, replay, replayed_to
+from orderedmq.errors import OffsetError, OptionError
+from orderedmq.model import check_group
+
+app = commands("Dead letters: messages that a listener gave up. List and replay.")
+
+#: Characters of a body in a table.
+_PREVIEW: Final = 80
+
+
+def _row(letter: DeadLetter, replayed: int) -> dict[str, Any]:
+    origin = letter.origin
+    return {
+        "offset": letter.offset,
+        "topic": origin and origin.topic,
+        "broker": origin and origin.broker_name,
+        "queue": origin and origin.queue_id,
+        "origin_offset": letter.origin_offset,
+        "sharding_key": letter.sharding_key,
+        "tags": letter.tags,
+        "keys": letter.keys,
+        "error": letter.error,
+        "retries": letter.retries,
+        "message_id": letter.message_id,
+        "stored": moment(letter.stored),
+        "replayed": letter.offset < replayed,
+        "properties": dict(letter.properties),
+        **body_fields(letter.body),
+    }
+
+
+def _preview(text: str) -> str:
+    line = " ".join(text[: _PREVIEW + 1].splitlines())
+    return line if len(line) <= _PREVIEW else f"{line[: _PREVIEW - 1]}…"
+
+
+@command(app, "list")
+def list_letters(
+    shell: Shell,
+    group: Group,
+    offset: Annotated[
+        int | None, typer.Option(min=0, help="Begin at this dead letter (default: the first).", show_default=False)
+    ] = None,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many.")] = 20,
+) -> None:
+    """Show the dead letters of a group: where each came from, its key, the error, how often it was retried, its body.
+
+    OFFSET is the letter's number, as dlq replay takes it. REPLAYED: it lies before the place where replay --all goes on. JSON has whole
+    bodies, and the message's own properties.
+    """
+    check_group(group)
+    rows: list[dict[str, Any]] = []
+    end = 0
+    with shell.broker() as broker:
+        queue = dead_letter_queue(broker, group)
+        if queue is not None:
+            at, replayed = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
+            begin, end = max(at.min_offset, offset or 0), at.max_offset
+            if offset is not None and offset > end:
+                raise OffsetError("BEYOND_END", f"queue {queue} ends at {end}, there is no dead letter {offset}")
+            for piece in read(broker.log, queue, begin, min(end, begin + count)):
+                rows += [_row(letter, replayed) for letter in piece]
+    if not shell.json:
+        rows = [{**row, "body": _preview(body_text(row)), "error": row["error"] and _preview(row["error"])} for row in rows]
+    columns = (
+        Column("offset", "offset", right=True),
+        Column("topic", "topic"),
+        Column("queue", "queue", right=True),
+        Column("origin_offset", "its offset", right=True),
+        Column("sharding_key", "key"),
+        Column("error", "error"),
+        Column("retries", "retries", right=True),
+        Column("stored", "stored (UTC)", short_moment),
+        Column("replayed", "replayed", lambda done: "yes" if done else ""),
+        Column("body", "body"),
+    )
+    shell.show(rows, columns, none=f"no dead letters of group {group}")
+    if rows and rows[-1]["offset"] + 1 < end:
+        shell.note(f"{end - rows[-1]['offset'] - 1:,} more follow: --offset {rows[-1]['offset'] + 1}")
+
+
+@command(app, "replay")
+def replay_letters(
+    shell: Shell,
+    group: Group,
+    offset: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="This dead letter, replayed before or not; may be repeated.", metavar="N", show_default=False),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that were not replayed yet.")] = False,
+    to_topic: Annotated[
+        str | None, typer.Option(help="Send them there (default: where each came from).", metavar="TOPIC", show_default=False)
+    ] = None,
+) -> None:
+    """Send dead letters again, to the topic that each came from: in the queue of its sharding key, else in the queue it was in.
+
+    A letter becomes a new message at the queue's end, behind later ones of its key, for all groups that read the topic. The letters stay.
+    How far --all has got is the offset of the group dlq-replay, so that none is sent twice; group seek dlq-replay sets it back. It is
+    committed after every 500 letters: a replay that is killed sends those of its last step again. At least once, then, and never lost.
+    """
+    check_group(group)
+    if everything == bool(offset):
+        raise OptionError("CONFLICT" if everything else "MISSING", "give either --offset, once or several times, or --all")
+    done = Replayed()
+    with shell.broker() as broker:
+        queue = dead_letter_queue(broker, group)
+        if queue is None and offset:
+            raise OffsetError("BEYOND_END", f"group {group!r} has no dead letters")
+        if queue is not None:
+            try:
+                with shell.progress("replaying") as bar:
+                    replay(broker, queue, None if everything else offset, to_topic, done, bar.advance)
+            except BaseException:
+                if done.letters:
+                    shell.note(f"{done.letters:,} dead letters were replayed before")
+                raise
+    to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
+    shell.done(
+        {"group": group, "replayed": done.letters, "topics": dict(sorted(done.topics.items())), "ahead": done.ahead},
+        f"replayed {done.letters:,} dead letters of group {group}{f': {to}' if to else ''}",
+    )
+    if done.ahead:
+        shell.note(f"--all has not come to {', '.join(map(str, done.ahead))} yet, and will send them again")

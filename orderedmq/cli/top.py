@@ -1,0 +1,150 @@
+"""``orderedmq top``: a live view of queues, their owners and how far behind they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from orderedmq.broker import Broker
+from orderedmq.cli.groups import queue_row
+from orderedmq.cli.shell import Column, Shell, command, console, duration, number, table, yes_no
+from orderedmq.errors import GroupError, OptionError
+from orderedmq.group_state import Rates, group_queues
+from orderedmq.model import check_group
+from orderedmq.option_values import parse_duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Row = dict[str, Any]
+
+_LEAST_INTERVAL: Final = 0.1
+#: Lines of the view that are not queues.
+_FRAME: Final = 5
+_COLUMNS: Final = (
+    Column("group", "group"),
+    Column("topic", "topic"),
+    Column("queue", "queue", right=True),
+    Column("offset", "offset", number, right=True),
+    Column("end", "end", number, right=True),
+    Column("lag", "lag", number, right=True),
+    Column("rate", "msg/s", number, right=True),
+    Column("owner", "owner"),
+    Column("lock_age", "renewed", duration, right=True),
+    Column("alive", "alive", yes_no),
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    command(app, "top")(top)
+
+
+def top(
+    shell: Shell,
+    group: Annotated[
+        str | None, typer.Argument(metavar="GROUP", help="Only this consumer group (default: all).", show_default=False)
+    ] = None,
+    interval: Annotated[str, typer.Option(help="How often to look.", metavar="TIME")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Look once and end, as when piped.")] = False,
+) -> None:
+    """Watch the queues of consumer groups: offset, lag, speed, owner. Ends with q or Ctrl-C.
+
+    The speed is what a group has committed per second, over the last 10 seconds: micro-batches commit in leaps. If the window is too small
+    for all queues, it shows those that are furthest behind.
+    """
+    if group is not None:
+        check_group(group)
+    seconds = parse_duration(interval.strip(), "--interval")
+    if seconds < _LEAST_INTERVAL:
+        raise OptionError("INVALID", f"option --interval: {interval!r} is too short; give at least 100ms")
+    rates = Rates()
+    with shell.broker() as broker:
+        if once or shell.json or not sys.stdout.isatty():
+            shell.show(_look(broker, group, rates), _COLUMNS, none=f"no consumer groups in {shell.store}")
+        else:
+            _watch(lambda: _look(broker, group, rates), seconds)
+
+
+def _look(broker: Broker, group: str | None, rates: Rates) -> list[Row]:
+    """The queues of all groups, or of one. Raises GroupError MISSING for that one."""
+    rows: dict[tuple[str, str, str, int], Row] = {}
+    for name in broker.admin.groups() if group is None else [group]:
+        try:
+            found = group_queues(broker, name)
+        except GroupError:
+            if group is not None:
+                raise
+            # Deleted a moment ago.
+            continue
+        rows |= {(name, *each.queue): queue_row(each) for each in found}
+    speeds = rates.see(time.monotonic(), {key: row["offset"] for key, row in rows.items()})
+    return [{**row, "rate": round(speeds[key], 3) if key in speeds else None} for key, row in rows.items()]
+
+
+def _watch(look: Callable[[], list[Row]], seconds: float) -> None:
+    from rich.live import Live
+
+    shown = console()
+    try:
+        with _quit_key() as asked, Live(console=shown, auto_refresh=False) as live:
+            while True:
+                live.update(_view(look(), shown.height), refresh=True)
+                if asked(seconds):
+                    return
+    except KeyboardInterrupt:
+        # The usual end.
+        return
+
+
+def _view(rows: Sequence[Row], height: int) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    room = max(1, height - _FRAME)
+    lag, speed = sum(row["lag"] for row in rows), sum(row["rate"] or 0 for row in rows)
+    head = f"{len({row['group'] for row in rows})} groups, {len(rows)} queues, lag {lag:,}, {speed:,.0f} msg/s. q ends"
+    if len(rows) > room:
+        behind = set(sorted(range(len(rows)), key=lambda place: -rows[place]["lag"])[:room])
+        rows = [row for place, row in enumerate(rows) if place in behind]
+        head += f". The {room} furthest behind:"
+    return Group(Text(head, no_wrap=True, overflow="ellipsis"), table(rows, _COLUMNS, one_line=True))
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+@contextlib.contextmanager
+def _quit_key() -> Iterator[Callable[[float], bool]]:
+    """A function that waits so many seconds and says whether q was pressed meanwhile."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    import termios
+    import tty
+
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+
+    def asked(seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while select.select([keys], [], [], max(0.0, until - time.monotonic()))[0]:
+            pressed = os.read(keys, 1)
+            # Nothing: the terminal was closed.
+            if pressed in (b"q", b"Q", b""):
+                return True
+        return False
+
+    try:
+        tty.setcbreak(keys)
+        yield asked
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)

@@ -1,0 +1,248 @@
+"""Dead letters: what lies in %DLQ%<group>, and sending it again.
+
+Rules: a replay is a consumer of the dead-letter queue, in the group REPLAY_GROUP of the same broker. It appends a piece of the letters to
+their topics and then commits its offset, under the queue's lock: what was sent is not sent again, and two replays do not run at once. One
+that dies between the two sends that piece again: at least once, never lost. A letter becomes the message that it was, without what was
+noted of its failure, in the queue that its sharding key chooses now.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final
+
+import pyarrow as pa
+
+from orderedmq.broker import Broker, Log
+from orderedmq.errors import LockError, OffsetError, TopicError
+from orderedmq.lock import LockToken, Refusal
+from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
+from orderedmq.selector import java_string_hash, select_by_hash
+
+#: The group whose offset of a dead-letter queue says what was replayed.
+REPLAY_GROUP: Final = "dlq-replay"
+#: Letters that are sent between two commits, and so sent twice if the replay is killed there; bytes of their bodies.
+PIECE: Final = 500
+PIECE_BYTES: Final = 8 * 1024 * 1024
+#: What is noted of a letter (listener.dead_letter_properties).
+_TOPIC, _QUEUE, _BROKER, _OFFSET = "REAL_TOPIC", "REAL_QID", "ORDEREDMQ_BROKER", "ORDEREDMQ_OFFSET"
+_ERROR, _RETRIES, _MESSAGE_ID = "ORDEREDMQ_ERROR", "RECONSUME_TIME", "ORIGIN_MESSAGE_ID"
+NOTED: Final = frozenset((_TOPIC, _QUEUE, _BROKER, _OFFSET, _ERROR, _RETRIES, _MESSAGE_ID))
+
+_COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties", "store_timestamp")
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """``offset`` is its own in the dead-letter queue, ``stored`` when it got there (µs). None: it does not say."""
+
+    offset: int
+    origin: MessageQueue | None
+    origin_offset: int | None
+    body: bytes
+    tags: str | None
+    keys: str | None
+    sharding_key: str | None
+    error: str | None
+    retries: int | None
+    message_id: str | None
+    stored: int
+    properties: Mapping[str, str]
+
+    def row(self) -> dict[str, Any]:
+        """The message that it was, in the producer's columns."""
+        return {
+            "body": self.body,
+            "tags": self.tags,
+            "keys": self.keys,
+            "sharding_key": self.sharding_key,
+            "properties": list(self.properties.items()) or None,
+        }
+
+
+@dataclass
+class Replayed:
+    """What a replay has done so far. ``ahead``: letters that were sent by offset and that a replay of all will send again."""
+
+    letters: int = 0
+    topics: Counter[str] = field(default_factory=Counter)
+    ahead: list[int] = field(default_factory=list)
+
+
+def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
+    """Where the group's dead letters are; None when there never was one. Raises GroupError BAD_NAME or MISSING."""
+    check_group(group)
+    try:
+        return broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
+    except TopicError as error:
+        if error.sub != "MISSING":
+            raise
+        broker.admin.group_offsets(group)
+        return None
+
+
+def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[DeadLetter]]:
+    """The letters from ``begin`` to ``end``, piece by piece."""
+    while begin < end:
+        batch = log.pull(queue, begin, min(PIECE, end - begin), PIECE_BYTES, _COLUMNS)
+        begin += batch.num_rows
+        place = _COLUMNS.index("store_timestamp")
+        yield [
+            _letter(row) for row in batch.set_column(place, "store_timestamp", batch.column(place).cast(pa.int64())).to_pylist()
+        ]
+
+
+def _letter(row: dict[str, Any]) -> DeadLetter:
+    noted = dict(row["properties"] or ())
+    topic, number = noted.get(_TOPIC), _number(noted.get(_QUEUE))
+    known = topic is not None and number is not None
+    return DeadLetter(
+        offset=row["queue_offset"],
+        origin=MessageQueue(topic or "", noted.get(_BROKER, ""), number or 0) if known else None,
+        origin_offset=_number(noted.get(_OFFSET)),
+        body=row["body"],
+        tags=row["tags"],
+        keys=row["keys"],
+        sharding_key=row["sharding_key"],
+        error=noted.get(_ERROR) or None,
+        retries=_number(noted.get(_RETRIES)),
+        message_id=noted.get(_MESSAGE_ID),
+        stored=row["store_timestamp"],
+        properties={name: value for name, value in noted.items() if name not in NOTED},
+    )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def replayed_to(broker: Broker, queue: MessageQueue) -> int:
+    """The offset at which the next replay of all begins."""
+    first = broker.log.bounds([queue])[queue].min_offset
+    return max(broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, first), first)
+
+
+def replay(
+    broker: Broker,
+    queue: MessageQueue,
+    offsets: Sequence[int] | None,
+    to_topic: str | None,
+    done: Replayed,
+    progress: Callable[[int], None],
+) -> None:
+    """Send the letters at ``offsets``, or all that were not replayed yet; ``done`` counts what is sent.
+
+    Nothing is sent unless every letter has a topic to go to. A replay by offset commits only as far as it leaves no gap. Raises
+    OffsetError, TopicError, LockError HELD_BY_OTHER or LOST.
+    """
+    if to_topic is not None:
+        check_topic(to_topic, writing=True)
+        broker.log.topic(to_topic)
+    client = broker.groups.join(REPLAY_GROUP)
+    try:
+        proof = broker.groups.lock(REPLAY_GROUP, client, [queue])[queue]
+        if isinstance(proof, Refusal):
+            raise LockError(
+                "HELD_BY_OTHER",
+                f"the dead letters of {queue.topic} are being replayed by {proof.client_id}: wait for it; its lock ends in "
+                f"{proof.remaining:.0f} s at the latest if it is stuck",
+            )
+        try:
+            _replay(broker, queue, proof, offsets, to_topic, done, progress)
+        finally:
+            broker.groups.unlock([proof])
+    finally:
+        broker.groups.leave(client)
+
+
+def _replay(
+    broker: Broker,
+    queue: MessageQueue,
+    proof: LockToken,
+    offsets: Sequence[int] | None,
+    to_topic: str | None,
+    done: Replayed,
+    progress: Callable[[int], None],
+) -> None:
+    at, begin = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
+    spans = [(begin, at.max_offset)] if offsets is None else _spans(queue, offsets, at.min_offset, at.max_offset)
+    # The letters' topics first, so that the last one cannot stop a replay half-way.
+    targets = _targets(
+        broker.log, (letter for span in spans for piece in read(broker.log, queue, *span) for letter in piece), to_topic
+    )
+    for span in spans:
+        for piece in read(broker.log, queue, *span):
+            if broker.groups.renew([proof]):
+                raise LockError(
+                    "LOST", f"this replay of {queue.topic} was stopped for too long, and another one began; it goes on there"
+                )
+            _send(broker.log, piece, targets, to_topic)
+            first, last = piece[0].offset, piece[-1].offset
+            if first <= begin <= last:
+                begin = last + 1
+                broker.groups.commit({proof: begin})
+            done.letters += len(piece)
+            done.topics.update(to_topic or _origin(letter).topic for letter in piece)
+            progress(len(piece))
+    if offsets is not None:
+        done.ahead = [offset for offset in sorted(set(offsets)) if offset >= begin]
+
+
+def _spans(queue: MessageQueue, offsets: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
+    """Offsets as ranges. Raises OffsetError for one where there is no letter."""
+    spans: list[tuple[int, int]] = []
+    for offset in sorted(set(offsets)):
+        if offset >= end:
+            raise OffsetError("BEYOND_END", f"queue {queue} ends at {end}, there is no dead letter {offset}")
+        if offset < first:
+            raise OffsetError("INVALID", f"queue {queue} begins at {first}, dead letter {offset} was deleted")
+        if spans and spans[-1][1] == offset:
+            spans[-1] = (spans[-1][0], offset + 1)
+        else:
+            spans.append((offset, offset + 1))
+    return spans
+
+
+def _targets(log: Log, letters: Iterator[DeadLetter], to_topic: str | None) -> dict[str, list[MessageQueue]]:
+    """The queues of each topic that letters go to. Raises TopicError."""
+    if to_topic is not None:
+        return {to_topic: log.queues(to_topic)}
+    targets: dict[str, list[MessageQueue]] = {}
+    for letter in letters:
+        topic = _origin(letter).topic
+        if topic in targets:
+            continue
+        check_topic(topic, writing=True)
+        try:
+            targets[topic] = log.queues(topic)
+        except TopicError as error:
+            raise TopicError(
+                error.sub,
+                f"dead letter {letter.offset} came from topic {topic!r}, which does not exist any more; give --to-topic",
+            ) from error
+    return targets
+
+
+def _origin(letter: DeadLetter) -> MessageQueue:
+    if letter.origin is None:
+        raise TopicError("MISSING", f"dead letter {letter.offset} does not say from which topic it came; give --to-topic")
+    return letter.origin
+
+
+def _send(log: Log, letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]], to_topic: str | None) -> None:
+    """Append letters, in their order within each queue."""
+    hashes = java_string_hash(pa.array([letter.sharding_key for letter in letters], pa.string()))
+    placed = []
+    for place, letter in enumerate(letters):
+        queues = targets[to_topic or _origin(letter).topic]
+        if letter.sharding_key is not None:
+            number = int(select_by_hash(hashes[place : place + 1], len(queues))[0])
+        else:
+            number = (letter.origin.queue_id if letter.origin else letter.offset) % len(queues)
+        placed.append((queues[number], letter))
+    placed.sort(key=lambda pair: pair[0])
+    for target, group in groupby(placed, key=lambda pair: pair[0]):
+        log.append(target, pa.RecordBatch.from_pylist([letter.row() for _, letter in group], schema=PRODUCER_SCHEMA))

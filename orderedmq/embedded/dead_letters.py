@@ -1,0 +1,62 @@
+"""Dead letters: messages that a consumer could not process, in the topic %DLQ%<group> of one queue.
+
+A dead letter is known by (group, queue, offset): a batch that is run again puts nothing aside twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from orderedmq.broker import TopicInfo
+from orderedmq.embedded import chunk as codec
+from orderedmq.embedded import index, layout
+from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
+from orderedmq.embedded.store import Transaction
+from orderedmq.errors import GroupError
+from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_NAME_LENGTH, PROPERTIES_TYPE, MessageQueue
+from orderedmq.rows import normalise
+
+
+def topic_name(group: str) -> str:
+    """Raises GroupError BAD_NAME when the topic's name would be too long to be read: a group's name alone may be longer."""
+    longest = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
+    if len(group) > longest:
+        raise GroupError(
+            "BAD_NAME",
+            f"consumer group {group!r} has {len(group)} characters, at most {longest} are allowed where messages are put aside: the "
+            f"name of its topic {DEAD_LETTER_PREFIX}<group> may have {MAX_NAME_LENGTH}; choose a shorter name",
+        )
+    return DEAD_LETTER_PREFIX + group
+
+
+def put(txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int], now: int) -> int:
+    """Append the letters that are new, in order; how many these are. ``now`` in µs since the epoch."""
+    new: dict[int, int] = {}
+    for place, offset in enumerate(offsets):
+        if offset not in new and txn.get("dead", layout.dead_key(group, queue, offset)) is None:
+            new[offset] = place
+    if not new:
+        return 0
+    topic = topic_name(group)
+    if txn.get("topics", topic.encode()) is None:
+        info = TopicInfo(topic, 1, new_incarnation(), None, None, DEFAULT_COMPRESSION)
+        put_topic(txn, info)
+        txn.put("queues", layout.queue_key(index.queues_of(info)[0]), layout.QueueState(0, 0, 0, 0).pack())
+    info = topic_of(txn, topic)
+    # The first queue, also when somebody has added others.
+    target = index.queues_of(info)[0]
+    at = index.state(txn, target).max_offset
+    taken = letters.take(pa.array(new.values(), pa.int64()))
+    rows = normalise(taken, f"dead letters of queue {queue}")
+    place = rows.schema.get_field_index("properties")
+    if place >= 0:
+        # Where a letter comes from stands in properties that no other producer may set.
+        rows = rows.set_column(place, rows.schema.field(place), taken.column("properties").cast(PROPERTIES_TYPE))
+    for piece in codec.pieces(rows):
+        payload, chunk = codec.encode(piece, codec.CODECS.index(info.compression), now)
+        index.add(txn, target, index.store(txn, payload, chunk), now)
+    for count, offset in enumerate(new):
+        txn.put("dead", layout.dead_key(group, queue, offset), layout.number(at + count))
+    return len(new)

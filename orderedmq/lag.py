@@ -1,0 +1,90 @@
+"""How far a query is behind, from the progress that Spark reports of it. Pure.
+
+Lag = messages that were in the queue when the micro-batch was planned and that are left when it has ended: ``latest - next``, never
+negative. Both sides are in the progress of one source: ``endOffset`` is the Checkpoint that Spark logged, ``latestOffset`` is what the
+source's ``reportLatestOffset`` found. Spark gives them as JSON text; a progress read back from JSON has objects.
+
+Spark reports no latest offset for a batch that it repeats after a restart (it was planned by the run before): the lag is not known then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from orderedmq.errors import OffsetError
+from orderedmq.model import MessageQueue
+from orderedmq.offsets import Checkpoint, offsets_from_json
+
+#: How PySpark writes a missing offset: nothing, Java's null as str(None) (classic), JSON's null (Connect).
+_MISSING: Final = (None, "", "None", "null")
+
+
+class QueueLag(NamedTuple):
+    """One queue as of the last micro-batch.
+
+    next: offset of the next message to process. latest: offset behind the last message in the queue, None where nobody looked.
+    """
+
+    next: int
+    latest: int | None
+
+    @property
+    def messages(self) -> int | None:
+        """The lag in messages; None where it is not known."""
+        return None if self.latest is None else max(0, self.latest - self.next)
+
+
+def is_ours(progress_source: Mapping[str, Any]) -> bool:
+    """Whether this is the progress of an orderedmq source that knows where its queues begin."""
+    end = _parsed(progress_source.get("endOffset"))
+    return isinstance(end, Mapping) and {"v", "owner", "next"} <= end.keys()
+
+
+def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
+    """The lag of each queue of one source; none for a source of another kind, or of a query that has not decided anything yet.
+
+    A queue on one side only has no lag: without ``next`` it is not known where it begins, without ``latest`` it was given up or deleted.
+    Raises OffsetError for offsets that this version cannot read.
+    """
+    if not is_ours(progress_source):
+        return {}
+    following = Checkpoint.from_spark(_parsed(progress_source["endOffset"])).next
+    if progress_source.get("latestOffset") in _MISSING:
+        return {queue: QueueLag(offset, None) for queue, offset in following.items()}
+    latest = _parsed(progress_source["latestOffset"])
+    if not isinstance(latest, Mapping) or "next" not in latest:
+        raise OffsetError("INVALID", f"the latest offset {latest!r} in the query's progress was not written by this source")
+    ends = offsets_from_json(latest["next"], "the latest offsets in the query's progress")
+    return {queue: QueueLag(offset, ends[queue]) for queue, offset in following.items() if queue in ends}
+
+
+def lag_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> dict[MessageQueue, QueueLag]:
+    """The lag of each queue of all sources, in queue order; of a queue that several of them read, the one furthest behind."""
+    found: dict[MessageQueue, QueueLag] = {}
+    for source in progress_sources:
+        for queue, lag in lag_of(source).items():
+            if queue not in found or lag.next < found[queue].next:
+                found[queue] = lag
+    return {queue: found[queue] for queue in sorted(found)}
+
+
+def describe(lags: Mapping[MessageQueue, QueueLag]) -> str:
+    """One line: total lag and the worst queue, the first of equals."""
+    known = {queue: lag.messages for queue, lag in lags.items() if lag.messages is not None}
+    if not known:
+        return f"lag of {len(lags)} queues not known"
+    worst = min(known, key=lambda queue: (-known[queue], queue))
+    total = f"lag {sum(known.values())} messages in {len(known)} queues"
+    return f"{total}, worst {worst} with {known[worst]}" if known[worst] else total
+
+
+def _parsed(offset: Any) -> Any:
+    """An offset as Python objects; what is not JSON stays as it is."""
+    if not isinstance(offset, str):
+        return offset
+    try:
+        return json.loads(offset)
+    except ValueError:
+        return offset

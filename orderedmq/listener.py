@@ -1,0 +1,151 @@
+"""What an orderly listener has to do with: its answers, parameters and hooks, and what a dead letter says of its origin. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Protocol
+
+from orderedmq.errors import OptionError
+from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
+
+#: Bytes of an error's text that are kept.
+MAX_ERROR_BYTES: Final = 4096
+#: What brokers may add to the properties of a message that they store.
+_SPARE_BYTES: Final = 256
+
+
+class ConsumeOrderlyStatus(Enum):
+    """What a listener answers (RocketMQ's names)."""
+
+    SUCCESS = "SUCCESS"
+    ROLLBACK = "ROLLBACK"
+    COMMIT = "COMMIT"
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = "SUSPEND_CURRENT_QUEUE_A_MOMENT"
+
+
+@dataclass(slots=True)
+class ConsumeOrderlyContext:
+    """One for each call of the listener, which may set ``auto_commit`` and ``suspend_current_queue_time_millis`` (-1: the setting)."""
+
+    message_queue: MessageQueue
+    auto_commit: bool = True
+    suspend_current_queue_time_millis: int = -1
+
+
+@dataclass(frozen=True)
+class OrderlySettings:
+    """RocketMQ's parameters (``max_time_consume_continuously`` in seconds). Raises OptionError INVALID."""
+
+    consume_message_batch_max_size: int = 1
+    suspend_current_queue_time_millis: int = 1000
+    max_reconsume_times: int = 16
+    max_time_consume_continuously: float = 60.0
+
+    def __post_init__(self) -> None:
+        most = 2**31 - 1
+        bounds = {"consume_message_batch_max_size": (1, 1024), "suspend_current_queue_time_millis": (0, most)}
+        for name, (low, high) in (bounds | {"max_reconsume_times": (-1, most)}).items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise OptionError("INVALID", f"{name} is {value!r}: give a whole number from {low} to {high}")
+        seconds: object = self.max_time_consume_continuously
+        if type(seconds) not in (int, float) or not self.max_time_consume_continuously > 0:
+            raise OptionError("INVALID", f"max_time_consume_continuously is {seconds!r}: give seconds above 0")
+
+
+def suspend_seconds(millis: int, default: int) -> float:
+    """How long a queue is suspended: ``millis``, or ``default`` for -1, between 10 ms and 30 s."""
+    return min(max(default if millis == -1 else millis, 10), 30_000) / 1000
+
+
+#: (messages, context) → status.
+Listener = Callable[[Sequence[Any], ConsumeOrderlyContext], ConsumeOrderlyStatus | None]
+
+
+class ConsumeMessageHook(Protocol):
+    """Is told of every call of the listener. Without a status there is an error."""
+
+    def consume_message_before(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> None: ...
+
+    def consume_message_after(
+        self, messages: Sequence[Any], context: ConsumeOrderlyContext, status: ConsumeOrderlyStatus | None, error: str | None
+    ) -> None: ...
+
+
+def call_listener(
+    listener: Listener,
+    messages: Sequence[Any],
+    context: ConsumeOrderlyContext,
+    hooks: Sequence[ConsumeMessageHook],
+    warn: Callable[[str], None],
+) -> tuple[ConsumeOrderlyStatus | None, str | None]:
+    """The listener's answer and error, for `OrderlyQueue.consumed`. What a hook raises is a warning only, as in Java."""
+
+    def tell(hook: Callable[..., None], *what: object) -> None:
+        try:
+            hook(messages, context, *what)
+        except Exception as raised:
+            warn(f"a hook of the listener of queue {context.message_queue} raised {type(raised).__name__}: {raised}")
+
+    for hook in hooks:
+        tell(hook.consume_message_before)
+    status, error = None, None
+    try:
+        answer: object = listener(messages, context)
+        if isinstance(answer, ConsumeOrderlyStatus):
+            status = answer
+        else:
+            error = f"the listener returned {answer!r}, not a ConsumeOrderlyStatus"
+    except Exception as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    for hook in hooks:
+        tell(hook.consume_message_after, status, error)
+    return status, error
+
+
+def clip(text: str, limit: int) -> str:
+    """At most ``limit`` bytes of a text, fit for a property: RocketMQ separates these by 1 and 2, and UTF-8 has no surrogates."""
+    plain = text.translate({0: " ", 1: " ", 2: " "}).encode("utf-8", "replace")
+    return plain[: max(limit, 0)].decode("utf-8", "ignore")
+
+
+def dead_letter_id(group: str, queue: MessageQueue, offset: int) -> str:
+    """What a dead letter is known by: a message that is put aside again, after a replay, has the same."""
+    return f"{group}/{queue}/{offset}"
+
+
+def dead_letter_properties(
+    queue: MessageQueue,
+    offset: int,
+    *,
+    message_id: str,
+    reconsume_times: int,
+    error: str,
+    properties: Mapping[str, str],
+    room: int = MAX_PROPERTIES_BYTES - _SPARE_BYTES,
+) -> dict[str, str]:
+    """A message's own ``properties`` and where it comes from, under RocketMQ's names as far as there are any.
+
+    ``room`` is what they may have in bytes: less than the default if the message has keys or tags. The error is cut first, then own
+    properties that do not fit are left out. What was a dead letter before keeps its first message id, as in Java.
+    """
+    origin = {
+        "REAL_TOPIC": queue.topic,
+        "REAL_QID": str(queue.queue_id),
+        "ORIGIN_MESSAGE_ID": properties.get("ORIGIN_MESSAGE_ID") or message_id,
+        "RECONSUME_TIME": str(reconsume_times),
+        "ORDEREDMQ_BROKER": queue.broker_name,
+        "ORDEREDMQ_OFFSET": str(offset),
+        "ORDEREDMQ_ERROR": "",
+    }
+    # As RocketMQ writes a property: name, value and two separators.
+    room -= sum(len(f"{name}{value}".encode()) + 2 for name, value in origin.items())
+    result = {}
+    for name, value in properties.items():
+        size = len(f"{name}{value}".encode()) + 2
+        if name not in origin and size <= room:
+            result[name] = value
+            room -= size
+    return {**result, **origin, "ORDEREDMQ_ERROR": clip(error, min(MAX_ERROR_BYTES, room))}

@@ -1,0 +1,93 @@
+"""Members of a consumer group: who divides the queues, and whether they agree on how.
+
+Rules: a member says so by heartbeat, together with its subscription. It is counted until its heartbeat is as old as a lock lives (its
+queue locks are free by then as well), until it leaves, or until its process is known to be dead. All members compute the same division,
+so they must have the same subscription: who joins a group whose earlier members have another one is refused. (RocketMQ wants the same
+of a group, "subscription consistency", and does not look.)
+
+Pure: the clock and the liveness of a client are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from orderedmq.errors import GroupError
+from orderedmq.lock import LOCK_LIFE, Client, Instant
+
+#: Seconds. A heartbeat goes with each renewal of the locks (RENEW_INTERVAL).
+MEMBER_LIFE: Final = LOCK_LIFE
+
+
+@dataclass(frozen=True)
+class Subscription:
+    """What the members of a group must agree on. ``strategy`` None: exclusive, one member has all queues."""
+
+    assignment: str
+    topics: str
+    strategy: str | None = None
+    filter: str = "*"
+
+    def differences(self, other: Subscription) -> list[str]:
+        """``assignment 'shared', not 'exclusive'`` and so on: what this one has, and the other has not."""
+        mine, theirs = asdict(self), asdict(other)
+        return [f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client in a group. ``joined`` orders members by their first heartbeat; ``room`` is where it runs, if it says so."""
+
+    owner: str
+    client_id: str
+    subscription: Subscription
+    joined: int
+    renewed: Instant
+    room: str | None = None
+    life: float = MEMBER_LIFE
+
+    def age(self, now: Instant) -> float:
+        """Seconds since the last heartbeat; infinite across a boot."""
+        if now.boot_id != self.renewed.boot_id:
+            return float("inf")
+        return now.seconds - self.renewed.seconds
+
+    def expired(self, now: Instant) -> bool:
+        return self.age(now) > self.life
+
+
+def present(members: Iterable[Member], now: Instant, alive: Callable[[str], bool]) -> list[Member]:
+    """Those that count, by client id."""
+    return sorted(
+        (member for member in members if not member.expired(now) and alive(member.client_id)),
+        key=lambda member: member.client_id,
+    )
+
+
+def refuse(group: str, client: Client, members: Iterable[Member]) -> None:
+    """Raise GroupError DISAGREES when an earlier member has another subscription than ``client``, which is one of them.
+
+    Two exclusive members agree; their locks decide.
+    """
+    known = {member.client_id: member for member in members}
+    mine = known.get(client.client_id)
+    if mine is None:
+        return
+    for other in sorted(known.values(), key=lambda member: member.joined):
+        if other.joined >= mine.joined:
+            return
+        if other.owner == mine.owner:
+            # An earlier run of the same query, which is about to end.
+            continue
+        if mine.subscription.assignment == other.subscription.assignment == "exclusive":
+            continue
+        differences = mine.subscription.differences(other.subscription)
+        if differences:
+            raise GroupError(
+                "DISAGREES",
+                f"group {group!r} has a member, query {other.owner} ({other.client_id}), with another subscription: this query has "
+                f"{'; '.join(differences)}. All queries of a group must have the same; stop that query, change this one, or give it a "
+                "consumerGroup of its own",
+            )

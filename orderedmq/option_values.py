@@ -1,0 +1,176 @@
+"""What the text of an option means: booleans, numbers, durations, sizes, times, names. Pure.
+
+Rules: as in options.py. A parser gets the text and the option's name, and raises OptionError INVALID (or UNSUPPORTED).
+"""
+
+from __future__ import annotations
+
+import os.path
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final, TypeVar
+
+from orderedmq.errors import GroupError, OptionError, TopicError
+from orderedmq.model import check_group, check_topic
+
+T = TypeVar("T")
+#: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
+Parser = Callable[[str, str], T]
+
+MAX_LONG: Final = 2**63 - 1
+
+
+def shown(value: object) -> str:
+    """``value`` as one short line for a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def invalid(option: str, why: str) -> OptionError:
+    return OptionError("INVALID", f"option {option}: {why}")
+
+
+def conflict(why: str) -> OptionError:
+    return OptionError("CONFLICT", why)
+
+
+def parse_bool(text: str, option: str) -> bool:
+    value = {"true": True, "false": False}.get(text.lower())
+    if value is None:
+        raise invalid(option, f"{shown(text)} is neither true nor false; write for example true")
+    return value
+
+
+def integer(low: int, high: int = MAX_LONG, example: int = 1000) -> Parser[int]:
+    """A parser of whole decimal numbers from ``low`` to ``high``, both inclusive."""
+
+    def parse(text: str, option: str) -> int:
+        value = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
+        if value is None or not low <= value <= high:
+            upper = "" if high == MAX_LONG else f" to {high}"
+            at_least = " or more" if high == MAX_LONG else ""
+            raise invalid(option, f"{shown(text)} is not a whole number, {low}{upper}{at_least}; write for example {example}")
+        return value
+
+    return parse
+
+
+_DURATION: Final = re.compile(r"([0-9]{1,12})(ms|s|m|h)")
+_MILLIS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Seconds of ``500ms``, ``30s``, ``2m``, ``1h`` or a bare ``0``."""
+    if text == "0":
+        return 0.0
+    match = _DURATION.fullmatch(text.lower())
+    if not match:
+        raise invalid(option, f"{shown(text)} is not a duration; write a whole number and ms, s, m or h, for example 30s")
+    return int(match[1]) * _MILLIS[match[2]] / 1000
+
+
+_SIZE: Final = re.compile(r"([0-9]{1,18})([kmg]?)")
+_BYTES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
+
+
+def parse_size(text: str, option: str) -> int:
+    """Bytes of ``1048576``, ``512k``, ``64m`` or ``1g`` (powers of 1024), at least one."""
+    match = _SIZE.fullmatch(text.lower())
+    size = int(match[1]) * _BYTES[match[2]] if match else 0
+    if not 0 < size <= MAX_LONG:
+        raise invalid(option, f"{shown(text)} is not a size; write a number of bytes, or one with k, m or g, for example 64m")
+    return size
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z
+_ISO_EXAMPLE: Final = "for example 2026-03-01T12:00:00Z"
+
+
+def parse_timestamp(text: str, option: str) -> int:
+    """µs since 1970 of ISO-8601 text (UTC where it has no zone) or of a number of ms since 1970."""
+    if re.fullmatch(r"[0-9]{1,15}", text):
+        # RocketMQ writes such times as yyyyMMddHHmmss: read as ms, that would be a time centuries away.
+        if len(text) in (8, 14) and _is_calendar(text):
+            raise invalid(option, f"{shown(text)} may be a date or ms since 1970; write ISO-8601, {_ISO_EXAMPLE}")
+        if int(text) <= _LAST_MS:
+            return int(text) * 1000
+    else:
+        try:
+            when = datetime.fromisoformat(text)
+        except ValueError:
+            pass
+        else:
+            value = ((when if when.tzinfo else when.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
+            if value >= 0:
+                return value
+    raise invalid(option, f"{shown(text)} is not a time since 1970; write ISO-8601, {_ISO_EXAMPLE}, or ms since 1970")
+
+
+def _is_calendar(digits: str) -> bool:
+    try:
+        datetime.strptime(digits, "%Y%m%d" if len(digits) == 8 else "%Y%m%d%H%M%S")
+    except ValueError:
+        return False
+    return True
+
+
+def choice(values: Mapping[str, T]) -> Parser[T]:
+    """A parser of a word out of ``values``, in any case."""
+    by_key = {name.lower(): value for name, value in values.items()}
+
+    def parse(text: str, option: str) -> T:
+        if text.lower() not in by_key:
+            raise invalid(option, f"{shown(text)} is not one of {', '.join(values)}; write for example {next(iter(values))}")
+        return by_key[text.lower()]
+
+    return parse
+
+
+def parse_path(text: str, option: str) -> str:
+    """The absolute path of a local directory; ``file:`` is stripped, any other scheme refused."""
+    example = "for example /data/omq"
+    match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)|(file):", text, re.IGNORECASE)
+    if match:
+        scheme = (match[1] or match[2]).lower()
+        if scheme != "file":
+            # Only the scheme is shown: such an address may carry credentials.
+            raise OptionError(
+                "UNSUPPORTED",
+                f"option {option}: no {scheme}: address is supported, the embedded broker needs a local directory, {example}",
+            )
+        text = text[match.end() :]
+        if text.startswith("//"):
+            host, slash, rest = text[2:].partition("/")
+            if host.lower() not in ("", "localhost"):
+                raise invalid(option, f"the file: address names another host, {shown(host)}; give a local directory, {example}")
+            text = slash + rest
+    if not text or "\0" in text:
+        raise invalid(option, f"{shown(text)} is not a directory; give a local one, {example}")
+    if text.split("/")[0].startswith("~"):
+        raise invalid(option, f"{shown(text)}: ~ is not expanded; write the home directory out, {example}")
+    try:
+        return os.path.abspath(text)
+    except OSError as error:
+        raise invalid(
+            option, "the working directory is gone, so a relative path has no meaning; give an absolute path"
+        ) from error
+
+
+def parse_topic(text: str, option: str, *, writing: bool) -> str:
+    """A topic's name. Raises TopicError BAD_NAME or RESERVED that names the option."""
+    try:
+        check_topic(text, writing=writing)
+    except TopicError as error:
+        raise TopicError(error.sub, f"option {option}: {error.message}") from error
+    return text
+
+
+def parse_group(text: str, option: str) -> str:
+    """A consumer group's name. Raises GroupError BAD_NAME that names the option."""
+    try:
+        check_group(text)
+    except GroupError as error:
+        raise GroupError(error.sub, f"option {option}: {error.message}; write for example billing") from error
+    return text

@@ -1,0 +1,390 @@
+"""The orderly listener's engine: one queue's messages through a listener, one batch after another. Pure: no clock, no effects.
+
+Rules (RocketMQ's ConsumeMessageOrderlyService): a batch is put to the listener again until it is accepted or dead-lettered, and only
+then the queue goes on. `OrderlyQueue.next` says what to do, other methods take what came of it; `next` repeats itself until then.
+What an answer does, with ``context.auto_commit`` as the listener left it (None, an exception and anything else are SUSPEND):
+
+=======================  ===========================================  =============================================
+answer                   auto-commit on                               off
+=======================  ===========================================  =============================================
+SUCCESS                  everything taken is committed                the batch stays taken
+COMMIT                   SUCCESS, with a warning                      everything taken is committed
+ROLLBACK                 SUCCESS, with a warning                      everything taken is put back; suspend
+SUSPEND, retries left    the batch is put back; suspend               the same
+SUSPEND, exhausted       dead letters; everything taken is committed  dead letters; this batch is settled, no other
+... but the write fails  the batch is put back; suspend               the same
+=======================  ===========================================  =============================================
+
+Where a closed range needs something else than Java's endless queue:
+
+- ``max_reconsume_times`` is 16: Java's default retries for ever, which would hold the micro-batch for ever (-1 asks for it).
+- A batch is full, except for the range's last: Java takes what has arrived. So it is the same in every attempt and replay, however
+  the range was cut into slices, and its messages have been retried equally often.
+- A batch is dead-lettered as a whole, when all its messages are exhausted. Java dead-letters each message that is, and again in
+  every further attempt of its batch.
+- Without auto-commit, too, dead letters settle their batch. Java leaves it taken: a ROLLBACK would bring it back, and the range's end
+  would find it uncommitted with nothing left to do. What was taken before is still the listener's to commit.
+- Messages taken and not committed at the end of the range are an error; Java waits for the next message.
+- What is taken never stops the flow: Java pulls no more above 1,000 messages uncommitted, and stands still.
+- A lost lock ends the task; Java waits until the queue is its own again.
+
+ROLLBACK is no retry and never exhausts, as in Java: a listener that always answers it holds the micro-batch for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal
+
+import pyarrow.compute as pc
+
+from orderedmq.errors import ListenerError, LockError
+from orderedmq.listener import (
+    MAX_ERROR_BYTES,
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    OrderlySettings,
+    clip,
+    suspend_seconds,
+)
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.process_queue import ProcessQueue, Slice
+
+#: Messages after which no more should be fetched ahead (Java: ``pullThresholdForQueue``).
+PULL_THRESHOLD: Final = 1000
+#: Seconds that a queue yields after it was worked on without a pause for too long.
+YIELD: Final = 0.01
+
+
+#: How a batch ended: accepted, accepted by the answer that committed (auto-commit off), or dead-lettered.
+OutcomeStatus = Literal["SUCCESS", "COMMIT", "DEAD_LETTER"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A batch that is decided: offsets ``begin_offset`` to ``end_offset`` (exclusive). A range's outcomes have each message once.
+
+    ``attempts`` counts calls of the listener, ``duration`` is their seconds. ``error``: of the last attempt that failed, if any.
+    """
+
+    queue: MessageQueue
+    begin_offset: int
+    end_offset: int
+    status: OutcomeStatus
+    attempts: int
+    duration: float
+    error: str | None
+
+
+@dataclass(slots=True)
+class Batch:
+    """Messages that go to the listener together, and what became of it so far. Only the engine changes it.
+
+    ``slices`` hold ``count`` offsets from ``begin`` to ``end`` (exclusive), which may have gaps. ``attempts`` counts calls of the
+    listener; ``retries``, those after which the batch was given back (a ROLLBACK apart), is to be added to ``reconsume_times``.
+    """
+
+    begin: int
+    end: int
+    count: int
+    slices: list[Slice]
+    attempts: int = 0
+    retries: int = 0
+    seconds: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Consume:
+    """Call the listener with this batch; then `OrderlyQueue.consumed`."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Write this batch, with its error, to %DLQ%<group>; then `OrderlyQueue.dead_lettered`."""
+
+    batch: Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """Nothing to do for this long. Calling `OrderlyQueue.next` sooner does no harm."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLock:
+    """Ask the broker whether the queue is still held; then `OrderlyQueue.lock`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """More messages are needed: `OrderlyQueue.put` or `OrderlyQueue.close`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every message of the range was consumed and committed."""
+
+
+Action = Consume | DeadLetter | Suspend | CheckLock | Pull | Done
+
+
+class OrderlyQueue:
+    """The messages of one queue and one range on their way through a listener. An object belongs to one thread.
+
+    ``now`` is monotonic seconds. A method that is called out of turn raises RuntimeError: the caller has a bug.
+    """
+
+    def __init__(self, queue: MessageQueue, settings: OrderlySettings, now: float) -> None:
+        self.queue = queue
+        self.settings = settings
+        #: What the caller should log; each text comes once.
+        self.warnings: list[str] = []
+        self._process = ProcessQueue(now, max_messages=PULL_THRESHOLD)
+        #: Offsets below were put, this many messages are taken.
+        self._end = self._taken = 0
+        #: What was asked for and has no outcome yet.
+        self._due: Consume | DeadLetter | CheckLock | None = None
+        #: The batch that waits for its dead letters to be written, what its context said, and its suspension if that fails.
+        self._exhausted: Batch | None = None
+        self._auto_commit, self._pause = True, 0.0
+        #: Batches taken and accepted, in order; batches given back, by their first offset.
+        self._held: list[Batch] = []
+        #: Everything below was committed last.
+        self._settled = 0
+        self._again: dict[int, Batch] = {}
+        #: A run begins after a suspension, with a check of the lock; ``began`` is when its first batch did.
+        self._resume = now
+        self._ask = True
+        self._began: float | None = None
+        self._since = now
+        self._closed = self._lost = False
+
+    # -- messages come in
+
+    @property
+    def full(self) -> bool:
+        """Whether fetching ahead should stop for now. `Pull` is to be answered all the same."""
+        return self._process.full
+
+    def put(self, messages: Slice) -> None:
+        """Messages of the range, above all that were put. Raises ValueError otherwise: they would be consumed out of order."""
+        if not messages.count:
+            return
+        if self._closed or messages.begin < self._end:
+            raise ValueError(f"messages from {messages.begin} of queue {self.queue} came after {self._end - 1} or its end")
+        self._process.put(messages)
+        self._end = messages.end
+
+    def close(self) -> None:
+        """The range has no more messages."""
+        self._closed = True
+
+    # -- what to do
+
+    def next(self, now: float) -> Action:
+        """What to do now. Raises LockError LOST (also for a dropped queue), at the end of the range ListenerError UNCOMMITTED."""
+        process = self._process
+        if process.dropped or self._lost:
+            raise self._not_ours()
+        if self._due is not None:
+            return self._due
+        if now < self._resume:
+            return Suspend(self._resume - now)
+        if self._ask or process.lock_expired(now):
+            self._due = CheckLock()
+        elif self._exhausted is not None:
+            self._due = DeadLetter(self._exhausted)
+        else:
+            ready = process.message_count - self._taken
+            size = self.settings.consume_message_batch_max_size
+            if ready < size and not self._closed:
+                return Pull()
+            if not ready:
+                if self._held:
+                    raise self._uncommitted()
+                return Done()
+            if self._began is None:
+                self._began = now
+            elif now - self._began > self.settings.max_time_consume_continuously:
+                self._suspend(YIELD, now)
+                return Suspend(YIELD)
+            self._due = Consume(self._take(min(size, ready), now))
+        return self._due
+
+    def _take(self, count: int, now: float) -> Batch:
+        self._since = now
+        self._taken += count
+        slices = self._process.take(count, now)
+        begin = slices[0].begin
+        if begin in self._again:
+            return self._again.pop(begin)
+        return Batch(begin, slices[-1].end, count, slices)
+
+    @property
+    def floor(self) -> int:
+        """Everything below this offset has an outcome: nobody will ask for it again."""
+        again = min(self._again) if self._again else self._settled
+        return min(again, self._held[0].begin) if self._held else again
+
+    # -- what came of it
+
+    def consumed(
+        self, context: ConsumeOrderlyContext, status: ConsumeOrderlyStatus | None, error: str | None, now: float
+    ) -> list[Outcome]:
+        """The listener's answer to `Consume`, the context as it left it, ``error`` if it raised. Returns what is decided now."""
+        if not isinstance(self._due, Consume):
+            raise RuntimeError(f"queue {self.queue} has no batch at the listener")
+        batch = self._due.batch
+        self._due = None
+        batch.attempts += 1
+        batch.seconds += now - self._since
+        if context.auto_commit:
+            if status is ConsumeOrderlyStatus.SUCCESS:
+                return self._commit(batch, "SUCCESS")
+            if status is ConsumeOrderlyStatus.COMMIT or status is ConsumeOrderlyStatus.ROLLBACK:
+                text = f"the listener of queue {self.queue} answered {status.name} with auto_commit on: counted as SUCCESS"
+                if text not in self.warnings:
+                    self.warnings.append(text)
+                return self._commit(batch, "SUCCESS")
+        elif status is ConsumeOrderlyStatus.SUCCESS:
+            self._held.append(batch)
+            return []
+        elif status is ConsumeOrderlyStatus.COMMIT:
+            return self._commit(batch, "COMMIT")
+        pause = suspend_seconds(context.suspend_current_queue_time_millis, self.settings.suspend_current_queue_time_millis)
+        if status is ConsumeOrderlyStatus.ROLLBACK:
+            self._again.update((each.begin, each) for each in (*self._held, batch))
+            self._held.clear()
+            self._process.rollback()
+            self._taken = 0
+            self._suspend(pause, now)
+            return []
+        batch.error = clip(error or "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT", MAX_ERROR_BYTES)
+        if _exhausted(batch, self.settings.max_reconsume_times):
+            self._exhausted, self._auto_commit, self._pause = batch, context.auto_commit, pause
+        else:
+            self._retry(batch, pause, now)
+        return []
+
+    def dead_lettered(self, ok: bool, error: str | None, now: float) -> list[Outcome]:
+        """Whether all messages of `DeadLetter` are in %DLQ%<group>; otherwise ``error`` says why. Returns what is decided now."""
+        if not isinstance(self._due, DeadLetter):
+            raise RuntimeError(f"queue {self.queue} has no dead letters to be written")
+        batch = self._due.batch
+        self._due = self._exhausted = None
+        if not ok:
+            batch.error = clip(f"dead letters not written ({error or 'unknown'}) after: {batch.error}", MAX_ERROR_BYTES)
+            self._retry(batch, self._pause, now)
+            return []
+        if self._auto_commit:
+            return self._commit(batch, "DEAD_LETTER")
+        # ProcessQueue settles messages that are pending.
+        self._give_back(batch)
+        self._process.remove(batch.begin, batch.end, now)
+        return [self._outcome(batch, "DEAD_LETTER")]
+
+    def lock(self, held: bool, now: float) -> None:
+        """Whether the queue is still held: the answer to `CheckLock`, or news that came by itself."""
+        self._process.locked = held
+        if not held:
+            self._lost = True
+            return
+        self._process.last_lock = now
+        if isinstance(self._due, CheckLock):
+            self._due = None
+            self._ask = False
+
+    def drop(self) -> None:
+        """The queue was given up: no more of its messages."""
+        self._process.dropped = True
+
+    # -- inside
+
+    def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
+        """Everything taken is committed; ``last`` brought it about."""
+        self._process.commit()
+        self._taken = 0
+        self._settled = last.end
+        outcomes = [self._outcome(batch, "SUCCESS") for batch in self._held]
+        outcomes.append(self._outcome(last, status))
+        self._held.clear()
+        return outcomes
+
+    def _outcome(self, batch: Batch, status: OutcomeStatus) -> Outcome:
+        return Outcome(self.queue, batch.begin, batch.end, status, batch.attempts, batch.seconds, batch.error)
+
+    def _give_back(self, batch: Batch) -> None:
+        self._process.make_to_consume_again(batch.slices)
+        self._taken -= batch.count
+
+    def _retry(self, batch: Batch, pause: float, now: float) -> None:
+        # As in Java, a dead-letter write that failed counts as one more retry.
+        batch.retries += 1
+        self._again[batch.begin] = batch
+        self._give_back(batch)
+        self._suspend(pause, now)
+
+    def _suspend(self, seconds: float, now: float) -> None:
+        self._resume = now + seconds
+        self._began = None
+        self._ask = True
+
+    def _not_ours(self) -> LockError:
+        return LockError(
+            "LOST",
+            f"queue {self.queue} was {'dropped' if self._process.dropped else 'lost'} while a listener consumed it, the task stopped "
+            "before its next message: another query took the queue over, or the group was reset; restart this query, it goes on without "
+            "a gap and repeats what this task did",
+        )
+
+    def _uncommitted(self) -> ListenerError:
+        return ListenerError(
+            "UNCOMMITTED",
+            f"{self._taken} messages of queue {self.queue}, offsets {self._held[0].begin} to {self._held[-1].end - 1}, were taken and not "
+            "committed at the end of the task's range: the listener answered SUCCESS with auto_commit off and no COMMIT followed; answer "
+            "COMMIT for the last of them (a range may end behind any batch), or leave auto_commit on",
+        )
+
+    def _check(self) -> None:
+        """Assert every invariant. For tests and simulations."""
+        self._process._check()
+        taken, again = list(self._held), list(self._again.values())
+        if isinstance(self._due, Consume):
+            taken.append(self._due.batch)
+        elif self._exhausted is not None:
+            taken.append(self._exhausted)
+        assert all(a.end <= b.begin for a, b in pairwise(taken)), "batches are out of order"
+        assert self._taken == sum(batch.count for batch in taken), "what is taken is not what the batches have"
+        assert _offsets(self._process.taken()) == _offsets(s for batch in taken for s in batch.slices), "taken by no batch"
+        assert _offsets(self._process.pending()) >= _offsets(s for batch in again for s in batch.slices), "a retry is lost"
+        assert all(at == batch.begin for at, batch in self._again.items()), "a batch is under a wrong offset"
+        for batch in taken + again:
+            last = self._closed and batch.end == self._end
+            assert batch.count == self.settings.consume_message_batch_max_size or last, "a batch in the middle is not full"
+            assert batch.count == sum(piece.count for piece in batch.slices), "a batch lost a message"
+
+
+def _offsets(spans: Iterable[Slice | OffsetRange]) -> set[int]:
+    return {offset for span in spans for offset in range(span.begin, span.end)}
+
+
+def _exhausted(batch: Batch, most: int) -> bool:
+    """Whether each message was given back often enough. One without a value in its column, or without the column, is fresh."""
+    if most == -1:
+        return False
+    if batch.retries >= most:
+        return True
+    for piece in batch.slices:
+        if piece.rows is None or "reconsume_times" not in piece.rows.schema.names:
+            return False
+        column = piece.rows.column("reconsume_times")
+        if column.null_count or pc.min(column).as_py() + batch.retries < most:
+            return False
+    return True

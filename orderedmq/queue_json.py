@@ -1,0 +1,67 @@
+"""JSON in options that says something of queues: ``{"topic": {"broker": ...}}``. Errors say what is wrong and where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import NoReturn
+
+from orderedmq.errors import TopicError
+from orderedmq.model import check_topic
+from orderedmq.option_values import invalid, shown
+
+
+class _Pairs(list[tuple[str, object]]):
+    """A JSON object with its repeated keys, which a dict would drop silently."""
+
+
+def brokers(text: str, option: str, example: str) -> Iterator[tuple[str, str, object]]:
+    """(topic, broker, what is said of its queues). Raises OptionError INVALID, while it is read."""
+    try:
+        root: object = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        why = (
+            f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else "bad number or nesting"
+        )
+        raise invalid(option, f"not JSON ({why}); write for example {example}") from error
+    for topic, inside in members(root, "the whole", "topics", option, example):
+        try:
+            check_topic(topic, writing=False)
+        except TopicError as error:
+            raise invalid(option, f"{error.message}; write for example {example}") from error
+        for broker, queues in members(inside, f"topic {shown(topic)}", "brokers", option, example):
+            yield topic, broker, queues
+
+
+def members(value: object, where: str, what: str, option: str, example: str) -> Iterator[tuple[str, object]]:
+    """The members of a JSON object that is not empty and has no key twice."""
+    if not isinstance(value, _Pairs):
+        raise invalid(option, f"{where}: {json_shown(value)} is not an object of {what}; write for example {example}")
+    if not value:
+        raise invalid(option, f"{where}: no {what} are named; write for example {example}")
+    seen: set[str] = set()
+    for key, member in value:
+        if key in seen:
+            raise invalid(option, f"{where}: {shown(key)} is named twice in {what}; name it once")
+        seen.add(key)
+        yield key, member
+
+
+def elements(value: object, where: str, what: str, option: str, example: str) -> list[object]:
+    """The elements of a JSON array that is not empty."""
+    if not isinstance(value, list) or isinstance(value, _Pairs):
+        raise invalid(option, f"{where}: {json_shown(value)} is not a list of {what}; write for example {example}")
+    if not value:
+        raise invalid(option, f"{where}: no {what} are named; write for example {example}")
+    return value
+
+
+def json_shown(value: object) -> str:
+    """A value as one short line for a message."""
+    if isinstance(value, _Pairs):
+        return "an object"
+    return shown(value) if isinstance(value, list) else shown(json.dumps(value))[1:-1]
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)

@@ -1,0 +1,102 @@
+"""Where a seek leads: what ``--to`` means, as an offset for each queue."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from orderedmq.broker import Broker, Log
+from orderedmq.errors import OffsetError, OptionError, TopicError
+from orderedmq.model import MessageQueue
+from orderedmq.option_values import invalid, parse_timestamp, shown
+from orderedmq.source_options import EARLIEST, LATEST, parse_offsets_json
+
+_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
+#: 9999-12-31 in µs.
+_LAST: Final = 253_402_300_799_999_999
+
+
+@dataclass(frozen=True)
+class Target:
+    """``timestamp`` (µs since 1970) comes with the kind ``timestamp``, ``offsets`` (or EARLIEST or LATEST) with ``json``."""
+
+    kind: Literal["earliest", "latest", "timestamp", "json"]
+    timestamp: int = 0
+    offsets: Mapping[MessageQueue, int] | None = None
+
+
+def parse_target(text: str, option: str) -> Target:
+    """earliest, latest, JSON, or a time: ISO-8601, ms since 1970 (as in the options) or, with 16 digits and more, µs.
+
+    Raises OptionError INVALID.
+    """
+    text = text.strip()
+    if text.lower() == "earliest":
+        return Target("earliest")
+    if text.lower() == "latest":
+        return Target("latest")
+    if text.startswith(("{", "[")):
+        return Target("json", offsets=parse_offsets_json(text, option))
+    if re.fullmatch(r"[0-9]{16,18}", text) and int(text) <= _LAST:
+        return Target("timestamp", timestamp=int(text))
+    try:
+        return Target("timestamp", timestamp=parse_timestamp(text, option))
+    except OptionError as error:
+        if "may be a date" in error.message:
+            raise
+        raise invalid(
+            option, f"{shown(text)} is not earliest, latest, a time such as 2026-03-01T12:00:00Z, or JSON such as {_EXAMPLE}"
+        ) from error
+
+
+def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[str]) -> list[MessageQueue]:
+    """The queues that JSON names, else all queues of ``topics``, else of the topics that the group has offsets of.
+
+    Raises GroupError MISSING, TopicError MISSING or NO_SUCH_QUEUE, OptionError CONFLICT or MISSING.
+    """
+    known = broker.admin.group_offsets(group)
+    if target.offsets is not None:
+        if topics:
+            raise OptionError("CONFLICT", "option --to as JSON names its topics itself; drop --topic")
+        for queue in target.offsets:
+            check_queue(broker.log, queue)
+        return sorted(target.offsets)
+    names = list(topics) or sorted({queue.topic for queue in known})
+    if not names:
+        raise OptionError("MISSING", f"group {group!r} has no offsets yet that would tell its topics; give --topic")
+    return sorted({queue for name in names for queue in broker.log.queues(name)})
+
+
+def check_queue(log: Log, queue: MessageQueue) -> None:
+    """Raises TopicError MISSING or NO_SUCH_QUEUE."""
+    there = log.queues(queue.topic)
+    if queue not in there:
+        raise TopicError(
+            "NO_SUCH_QUEUE", f"there is no queue {queue}; the queues of {queue.topic!r} are {there[0]} to {there[-1]}"
+        )
+
+
+def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+    """The offset of each queue. Raises OffsetError for one that is not between the queue's first message and its end."""
+    offsets: dict[MessageQueue, int] = {}
+    for queue, at in log.bounds(queues).items():
+        offset = (target.offsets or {}).get(queue, EARLIEST if target.kind == "earliest" else LATEST)
+        if target.kind == "timestamp":
+            offset = log.offset_at(queue, target.timestamp)
+        elif offset == EARLIEST:
+            offset = at.min_offset
+        elif offset == LATEST:
+            offset = at.max_offset
+        if offset > at.max_offset:
+            raise OffsetError(
+                "BEYOND_END", f"queue {queue} ends at {at.max_offset}, there is no offset {offset}; {LATEST} is its end"
+            )
+        if offset < at.min_offset:
+            raise OffsetError(
+                "INVALID",
+                f"queue {queue} begins at {at.min_offset}, what lay at {offset} was deleted by retention; {EARLIEST} is its beginning",
+            )
+        offsets[queue] = offset
+    return offsets

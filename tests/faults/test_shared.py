@@ -1,0 +1,175 @@
+"""Queries that share a group's queues: in-flight queues stay, killed and paused members lose theirs, and nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import pytest
+
+from tests.faults.conftest import GROUP, World
+from tests.faults.drivers import JVM, RUNNER, WORKER, Driver, kill_below
+from tests.faults.points import until
+
+#: Seconds that a queue lock, and a membership, live here.
+LIFE: Final = 6.0
+SHARED: Final = {"assignment": "shared"}
+EVERYTHING: Final = ("tests.faults.job", JVM, RUNNER, WORKER)
+
+
+def share(world: World, checkpoint: str, **more: Any) -> Any:
+    return world.start(checkpoint, source=SHARED, **more)
+
+
+def owners(world: World) -> dict[str, list[int]]:
+    """The queues of each owner that is not known to be dead and whose lock has not expired."""
+    found: dict[str, list[int]] = {}
+    for lock in world.held():
+        if lock.alive and lock.remaining > 0:
+            found.setdefault(lock.owner, []).append(lock.queue.queue_id)
+    return found
+
+
+def shares(world: World) -> list[int]:
+    return sorted(len(queues) for queues in owners(world).values())
+
+
+def divided(world: World, *wanted: int, timeout: float = 120.0) -> None:
+    until(lambda: shares(world) == sorted(wanted), f"the queues are shared out {wanted}, not {shares(world)}", timeout)
+
+
+def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: World) -> None:
+    # The classic hazard: one holds messages 1 to 5 unprocessed while another is given the queue and 6 to 10.
+    share(world, "ck1")
+    world.produce(5)
+    world.wait_for(15)
+    (first,) = owners(world)
+    world.points.arm("read")
+    world.produce(5)
+    world.points.wait("read")
+    second = share(world, "ck2")
+    until(lambda: len(world.broker.groups.members(GROUP)) == 2, "the second query is a member")
+    world.produce(5)
+    begin = time.monotonic()
+    while time.monotonic() - begin < 3:
+        assert list(owners(world)) == [first]
+        assert world.count() == 15
+        time.sleep(0.1)
+    world.points.release("read")
+    divided(world, 1, 2)
+    world.produce(5)
+    world.wait_for(60)
+    assert second.isActive
+    world.judge()
+
+
+def test_a_hand_over_repeats_nothing_also_with_a_foreign_sink(world: World) -> None:
+    folder = world.folder / "table"
+    sink = {"sink": f"parquet:{folder}"}
+    first = share(world, "ck1", **sink)
+    world.produce(20)
+    world.wait_for_offset(20)
+    share(world, "ck2", **sink)
+    divided(world, 1, 2)
+    world.produce(20)
+    world.wait_for_offset(40)
+    until(lambda: not first.status["isTriggerActive"], "the first query is idle")
+    first.stop()
+    divided(world, 3)
+    world.produce(20)
+    world.wait_for_offset(60)
+    rows = world.spark.read.parquet(str(folder)).select("body").collect()
+    bodies = sorted(bytes(row.body).decode() for row in rows)
+    assert bodies == sorted(f"{queue}:{place}" for queue in world.queues for place in range(60))
+
+
+def test_an_available_now_run_whose_queues_are_all_held_by_others_says_so_and_ends(world: World) -> None:
+    other = world.broker.groups.join("other")
+    held = world.broker.groups.lock(GROUP, other, world.queues)
+    world.produce(5)
+    world.run(source={**SHARED, "lockTimeout": "1s"})
+    assert world.count() == 0
+    assert "all 3 queues that this query should have in group g are held by others (other@" in world.log()
+    world.broker.groups.unlock([token for token in held.values() if not hasattr(token, "alive")])
+    world.broker.groups.leave(other)
+    world.run(source=SHARED)
+    world.judge()
+
+
+class Producers:
+    """Threads that write to the world's topic until stopped."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(0.2):
+            self._world.produce(3)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def eight(worlds: Callable[..., World]) -> World:
+    world = worlds(8)
+    world.lives(LIFE)
+    return world
+
+
+@pytest.mark.timeout(400)
+def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_repeat_nothing(
+    eight: World, drivers: Callable[..., Driver]
+) -> None:
+    paused, killed = drivers("local[2]"), drivers("local[2]")
+    producers = Producers(eight)
+    try:
+        paused.start("paused", **eight.spec("paused", source=SHARED))
+        killed.start("killed", **eight.spec("killed", source=SHARED))
+        divided(eight, 4, 4)
+        last = share(eight, "last")
+        divided(eight, 2, 3, 3)
+        # A death is seen at once, long before a lock ends.
+        killed.kill_all()
+        divided(eight, 4, 4, timeout=LIFE)
+        paused.pause(*EVERYTHING)
+        try:
+            divided(eight, 8)
+            at = eight.count()
+            until(lambda: eight.count() > at + 100, "the last query goes on alone")
+        finally:
+            paused.resume()
+        # Whatever it was doing, it changes nothing under its old locks: it fails and is restarted, or goes on as a member.
+        until(lambda: len(eight.broker.groups.members(GROUP)) == 2 or not paused.state("paused")["active"], "it is noticed")
+        if not paused.state("paused")["active"]:
+            paused.start("again", **eight.spec("paused", source=SHARED))
+        divided(eight, 4, 4)
+    finally:
+        producers.stop()
+    until(lambda: eight.count() == eight.count("in"), "everything is processed", 90.0)
+    assert last.isActive
+    eight.judge(drained=False)
+
+
+def test_the_queues_of_a_killed_runner_are_taken_over_within_two_triggers(world: World, drivers: Callable[..., Driver]) -> None:
+    other = drivers("local[2]")
+    other.start("dead", **world.spec("dead", source=SHARED))
+    world.produce(5)
+    world.wait_for(15)
+    share(world, "ck")
+    divided(world, 1, 2)
+    (pid,) = [process.pid for process in other.of_kind(RUNNER)]
+    kill_below(pid, RUNNER)
+    begin = time.monotonic()
+    divided(world, 3)
+    # Two triggers of 100 ms, and what this machine needs to run them.
+    assert time.monotonic() - begin < 5
+    world.produce(5)
+    world.wait_for(30)
+    world.judge()

@@ -1,0 +1,136 @@
+"""``consume_orderly`` in real queries: answers, retries, dead letters and the end of a range, as RocketMQ's orderly listener has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from orderedmq.model import MessageQueue
+from tests.spark.conftest import Rig
+
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+DLQ = MessageQueue("%DLQ%g", "embedded", 0)
+
+
+@pytest.fixture
+def heard(tmp_path: Path) -> Callable[[], list[str]]:
+    """What listeners wrote down, in the order of their queue."""
+    (tmp_path / "heard").touch()
+    return lambda: (tmp_path / "heard").read_text().splitlines()
+
+
+def run(rig: Rig, listener: Any, name: str = "ck", *, source: dict[str, Any] | None = None, **settings: Any) -> list[Any]:
+    """The outcomes of what is there now."""
+    rows = rig.stream(topic="in", consumerGroup="g", includeLockToken="true", **(source or {}))
+    outcomes = rows.transform(consume_orderly, listener, suspend_current_queue_time_millis=10, **settings)
+    table = str(rig.folder / "outcomes")
+    writer = outcomes.writeStream.format("parquet").option("path", table)
+    writer.option("checkpointLocation", str(rig.folder / name)).trigger(availableNow=True).start().awaitTermination()
+    found = rig.spark.read.schema(outcomes.schema).parquet(table).orderBy("topic", "queue_id", "begin_offset").collect()
+    return [(row.queue_id, row.begin_offset, row.end_offset, row.status, row.attempts, row.error) for row in found]
+
+
+def writing(rig: Rig, answer: Callable[[Sequence[Any], ConsumeOrderlyContext], Any]) -> Any:
+    """A listener that writes down the bodies that it gets."""
+    path = str(rig.folder / "heard")
+
+    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
+        with open(path, "a") as file:
+            file.write(",".join(message.body.decode() for message in messages) + "\n")
+        return answer(messages, context)
+
+    return listener
+
+
+def test_each_queue_is_consumed_in_order_in_batches_and_its_outcomes_are_rows(rig: Rig, heard: Any) -> None:
+    rig.topic("in", 2, rows=20)
+    outcomes = run(rig, writing(rig, lambda messages, context: SUCCESS), consume_message_batch_max_size=4)
+    assert outcomes == [(q, b, min(b + 4, 10), "SUCCESS", 1, None) for q in (0, 1) for b in (0, 4, 8)]
+    said = [body for line in heard() for body in line.split(",")]
+    for queue in (0, 1):
+        assert [body for body in said if body.startswith(f"{queue}:")] == [f"{queue}:{n}" for n in range(queue, 20, 2)]
+    assert rig.offsets("g") == {0: 10, 1: 10}
+
+
+def test_fields_are_named_like_the_columns_and_an_unknown_one_is_an_error_of_the_listener(rig: Rig) -> None:
+    rig.topic("in", 1, rows=1)
+
+    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        (message,) = messages
+        assert (message.topic, message.queue_id, message.queue_offset) == ("in", 0, 0)
+        assert (bytes(message.body), message.sharding_key) == (b"0:0", "k0-0")
+        assert context.message_queue == MessageQueue("in", "embedded", 0)
+        return message.colour
+
+    ((*_, status, attempts, error),) = run(rig, listener, max_reconsume_times=0)
+    assert (status, attempts) == ("DEAD_LETTER", 1)
+    assert error.startswith("AttributeError: a message has no field 'colour'; the DataFrame has topic, broker_name")
+
+
+def test_a_poison_message_is_retried_put_aside_with_its_origin_and_only_then_the_queue_goes_on(rig: Rig, heard: Any) -> None:
+    rig.topic("in", 1, rows=5)
+
+    def answer(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus | None:
+        if messages[0].body == b"0:2":
+            raise ValueError("no such customer")
+        return SUCCESS
+
+    outcomes = run(rig, writing(rig, answer), max_reconsume_times=3)
+    assert [(begin, status, attempts) for _, begin, _, status, attempts, _ in outcomes] == [
+        (0, "SUCCESS", 1), (1, "SUCCESS", 1), (2, "DEAD_LETTER", 4), (3, "SUCCESS", 1), (4, "SUCCESS", 1),
+    ]  # fmt: skip
+    assert heard() == ["0:0", "0:1", *["0:2"] * 4, "0:3", "0:4"]
+    letters = rig.broker.log.pull(DLQ, 0, 10, 1 << 20, ("body", "sharding_key", "properties")).to_pylist()
+    assert [(letter["body"], letter["sharding_key"]) for letter in letters] == [(b"0:2", "k0-2")]
+    origin = dict(letters[0]["properties"])
+    assert (origin["REAL_TOPIC"], origin["REAL_QID"], origin["ORDEREDMQ_OFFSET"]) == ("in", "0", "2")
+    assert origin["ORDEREDMQ_ERROR"] == "ValueError: no such customer"
+
+
+def test_none_counts_as_suspend_and_the_batch_is_retried_as_a_whole(rig: Rig, heard: Any) -> None:
+    rig.topic("in", 1, rows=4)
+    path = str(rig.folder / "heard")
+
+    def answer(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus | None:
+        return SUCCESS if open(path).read().count("\n") > 2 else None
+
+    outcomes = run(rig, writing(rig, answer), consume_message_batch_max_size=2)
+    assert heard() == ["0:0,0:1"] * 3 + ["0:2,0:3"]
+    assert [(begin, end, attempts) for _, begin, end, _, attempts, _ in outcomes] == [(0, 2, 3), (2, 4, 1)]
+
+
+def test_messages_taken_and_not_committed_at_the_end_fail_the_query_and_a_restart_repeats_them(rig: Rig, heard: Any) -> None:
+    rig.topic("in", 1, rows=2)
+
+    def never(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.auto_commit = False
+        return SUCCESS
+
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_LISTENER.UNCOMMITTED"):
+        run(rig, writing(rig, never))
+    assert rig.offsets("g") == {0: 0}
+
+    def commits(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        context.auto_commit = False
+        return ConsumeOrderlyStatus.COMMIT if messages[0].queue_offset == 1 else SUCCESS
+
+    outcomes = run(rig, writing(rig, commits))
+    assert [status for *_, status, _, _ in outcomes] == ["SUCCESS", "COMMIT"]
+    assert heard() == ["0:0", "0:1"] * 2
+    assert rig.offsets("g") == {0: 2}
+
+
+def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:
+    rig.topic("in", 1, rows=2)
+    with pytest.raises(Exception, match=r"MISSING_COLUMN.*needs the columns lock_token.*includeLockToken=true"):
+        consume_orderly(rig.stream(topic="in", consumerGroup="g"), lambda messages, context: SUCCESS)
+    with pytest.raises(PySparkException, match=r"read without a lock"):
+        consume_orderly(rig.batch(topic="in", includeLockToken="true"), lambda messages, context: SUCCESS).collect()
+    with pytest.raises(Exception, match=r"max_reconsume_times"):
+        run(rig, lambda messages, context: SUCCESS, max_reconsume_times=-2)

@@ -1,0 +1,650 @@
+"""The command's part for consumer groups: describing, seeking and deleting them, locks, dead letters, the live view."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import orderedmq
+from orderedmq.broker import Broker
+from orderedmq.cli import app
+from orderedmq.cli.top import _view
+from orderedmq.dead_letters import NOTED, REPLAY_GROUP
+from orderedmq.errors import OptionError
+from orderedmq.group_state import Rates
+from orderedmq.listener import dead_letter_properties
+from orderedmq.lock import Client, LockToken
+from orderedmq.membership import Subscription
+from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.seek import Target, parse_target
+from tests.unit.test_cli import COMMAND, ENVIRONMENT, Run, bodies, on_terminal
+
+SHARED = Subscription("shared", "a", "averagely")
+#: Holds queue 0 of topic a in group g until it is killed.
+HOLDER = """
+import sys, time, orderedmq
+from orderedmq.membership import Subscription
+with orderedmq.connect(sys.argv[1]) as broker:
+    client = broker.groups.join("child")
+    broker.groups.heartbeat("g", client, Subscription("exclusive", "a"))
+    broker.groups.lock("g", client, broker.log.queues("a")[:1])
+    print(client.client_id, flush=True)
+    time.sleep(600)
+"""
+#: The command, killed between the append of its second piece of letters and the commit.
+KILLED_REPLAY = """
+import os
+from orderedmq import dead_letters
+from orderedmq.cli import app
+from orderedmq.embedded.groups import EmbeddedGroups
+commit, commits = EmbeddedGroups.commit, []
+def die(self, offsets):
+    commits.append(offsets)
+    if len(commits) == 2:
+        os.kill(os.getpid(), 9)
+    commit(self, offsets)
+EmbeddedGroups.commit = die
+dead_letters.PIECE = 3
+app()
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def run(store: Path) -> Run:
+    """Run the command; returns the JSON lines that it printed, or what it said when it refused."""
+
+    def call(*arguments: str, code: int = 0) -> Any:
+        result = CliRunner().invoke(app, ["--path", str(store), *arguments])
+        assert result.exit_code == code, result.output
+        if code == 0:
+            return [json.loads(line) for line in result.stdout.splitlines()]
+        assert "Traceback" not in result.output
+        assert result.stdout == ""
+        return result.stderr
+
+    return call
+
+
+@pytest.fixture
+def text(store: Path) -> Run:
+    """Run the command for a person; returns what it says."""
+
+    def call(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["--path", str(store), "--no-json", *arguments], env={"COLUMNS": "240"})
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return call
+
+
+@pytest.fixture
+def broker(store: Path) -> Iterator[Broker]:
+    """A store with topic a: three messages in each of two queues."""
+    with orderedmq.connect(store) as broker:
+        broker.admin.create_topic("a", 2)
+        for queue in broker.log.queues("a"):
+            broker.log.append(queue, pa.record_batch({"body": [b"1", b"2", b"3"]}))
+        yield broker
+
+
+def take(broker: Broker, group: str, client: Client, *queues: MessageQueue) -> list[LockToken]:
+    found = broker.groups.lock(group, client, queues)
+    return [token for token in found.values() if isinstance(token, LockToken)]
+
+
+def commit(broker: Broker, group: str, offsets: dict[MessageQueue, int]) -> None:
+    """Offsets of a query that has ended."""
+    client = broker.groups.join("earlier")
+    tokens = take(broker, group, client, *offsets)
+    broker.groups.commit({token: offsets[token.queue] for token in tokens})
+    broker.groups.unlock(tokens)
+    broker.groups.leave(client)
+
+
+def offsets(broker: Broker, group: str = "g") -> list[int]:
+    return list(broker.admin.group_offsets(group).values())
+
+
+@pytest.fixture
+def holder(store: Path, broker: Broker) -> Iterator[subprocess.Popen[str]]:
+    """A process that is a member of group g and has queue 0."""
+    child = subprocess.Popen([sys.executable, "-c", HOLDER, str(store)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline()
+    yield child
+    child.kill()
+    child.communicate()
+
+
+# In general.
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["group", "describe", "g"],
+        ["group", "seek", "g", "--to", "latest"],
+        ["group", "delete", "g"],
+        ["lock", "release", "g"],
+        ["dlq", "list", "g"],
+        ["dlq", "replay", "g", "--all"],
+        ["top", "g"],
+    ],
+)
+def test_a_group_that_is_not_there(run: Run, store: Path, arguments: list[str]) -> None:
+    assert "STORE.MISSING" in run(*arguments, code=3)
+    assert not store.exists()
+    with orderedmq.connect(store) as broker:
+        broker.admin.create_topic("a", 1)
+        assert "GROUP.MISSING" in run(*arguments, code=3)
+        arguments = ["a b" if argument == "g" else argument for argument in arguments]
+        assert "GROUP.BAD_NAME" in run(*arguments, code=2)
+        assert broker.admin.groups() == []
+
+
+def test_every_command_has_help() -> None:
+    for arguments in (["group", "seek"], ["group", "delete"], ["lock", "release"], ["dlq", "list"], ["dlq", "replay"], ["top"]):
+        assert CliRunner().invoke(app, [*arguments, "--help"]).exit_code == 0
+
+
+# Groups.
+
+
+def test_describe_shows_members_and_queues(run: Run, text: Run, broker: Broker) -> None:
+    first, second = broker.log.queues("a")
+    one, two = broker.groups.join("query-1"), broker.groups.join("query-2")
+    broker.groups.heartbeat("g", one, SHARED, room="r1")
+    broker.groups.heartbeat("g", two, SHARED)
+    broker.groups.commit(dict.fromkeys(take(broker, "g", one, first), 1))
+    take(broker, "g", two, second)
+    rows = run("group", "describe", "g")
+    members = [row for row in rows if row["kind"] == "member"]
+    assert [(row["client"], row["query"], row["room"]) for row in members] == [
+        (one.client_id, "query-1", "r1"),
+        (two.client_id, "query-2", None),
+    ]
+    assert {(row["assignment"], row["strategy"], row["topics"], row["alive"]) for row in members} == {
+        ("shared", "averagely", "a", True)
+    }
+    assert all(0 <= row["heartbeat_age"] < 60 for row in members)
+    queues = [row for row in rows if row["kind"] == "queue"]
+    assert [(row["queue"], row["owner"], row["offset"], row["end"], row["lag"]) for row in queues] == [
+        (0, one.client_id, 1, 3, 2),
+        (1, two.client_id, None, 3, 3),
+    ]
+    assert all(0 <= row["lock_age"] < 60 for row in queues)
+    assert len(rows) == 4
+    shown = text("group", "describe", "g")
+    assert "query-1" in shown
+    assert "averagely" in shown
+    broker.groups.leave(one)
+    broker.groups.leave(two)
+    assert [row["alive"] for row in run("group", "describe", "g")] == [False, False]
+    assert "has no members now" in text("group", "describe", "g")
+
+
+def test_seek_to_each_kind_of_place(run: Run, text: Run, broker: Broker) -> None:
+    first, second = broker.log.queues("a")
+    broker.admin.create_topic("other", 1)
+    commit(broker, "g", {first: 2})
+    # All queues of the topics that the group has offsets of.
+    rows = run("group", "seek", "g", "--to", "latest")
+    assert [(row["topic"], row["queue"], row["old"], row["new"]) for row in rows] == [("a", 0, 2, 3), ("a", 1, None, 3)]
+    assert {(row["reset"], row["dry_run"]) for row in rows} == {(1, False)}
+    assert broker.admin.group_offsets("g") == {first: 3, second: 3}
+    run("group", "seek", "g", "--to", "earliest")
+    assert (offsets(broker), broker.groups.reset_number("g")) == ([0, 0], 2)
+    run("group", "seek", "g", "--to", '{"a": {"embedded": {"1": 2}}}')
+    assert offsets(broker) == [0, 2]
+    run("group", "seek", "g", "--to", '{"a": {"embedded": {"0": -1, "1": -2}}}')
+    assert offsets(broker) == [3, 0]
+    broker.admin.trim("a", {second: 3})
+    run("group", "seek", "g", "--to", "Earliest", "--topic", "a")
+    assert offsets(broker) == [0, 3]
+    run("group", "seek", "g", "--to", "latest", "--topic", "other", "--topic", "a")
+    assert [queue.topic for queue in broker.admin.group_offsets("g")] == ["a", "a", "other"]
+    assert "old offset" in text("group", "seek", "g", "--to", "earliest")
+
+
+def test_seek_to_a_time(run: Run, broker: Broker) -> None:
+    queue = broker.log.queues("a")[0]
+    commit(broker, "g", {queue: 3})
+    time.sleep(0.05)
+    between = time.time_ns() // 1000
+    time.sleep(0.05)
+    broker.log.append(queue, pa.record_batch({"body": [b"4"] * 3}))
+    moment = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(between // 10**6))}.{between % 10**6:06}"
+    zoned = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(between // 10**6 + 7200)) + f".{between % 10**6:06}+02:00"
+    for when in (str(between), str(between // 1000), moment, f"{moment}Z", zoned):
+        commit(broker, "g", {queue: 6})
+        assert [row["new"] for row in run("group", "seek", "g", "--to", when)] == [3, 3]
+    assert [row["new"] for row in run("group", "seek", "g", "--to", "2001-01-01")] == [0, 0]
+    assert [row["new"] for row in run("group", "seek", "g", "--to", "2200-01-01T00:00:00Z")] == [6, 3]
+
+
+def test_where_a_seek_may_lead() -> None:
+    assert parse_target(" LATEST", "--to") == Target("latest")
+    assert parse_target("1700000000123", "--to") == Target("timestamp", timestamp=1_700_000_000_123_000)
+    assert parse_target("1700000000123456", "--to") == Target("timestamp", timestamp=1_700_000_000_123_456)
+    for bad in (
+        "",
+        "-1",
+        "committed",
+        "soon",
+        "2026-13-01",
+        "20260301",
+        "9" * 18,
+        "9" * 19,
+        "{}",
+        '{"a": {"embedded": {"0": -3}}}',
+    ):
+        with pytest.raises(OptionError, match="option --to"):
+            parse_target(bad, "--to")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--to", "soon"], 2, "OPTION.INVALID"),
+        ([], 2, "--to"),
+        (["--to", '{"a": {"embedded": {"0": 1}}}', "--topic", "a"], 2, "OPTION.CONFLICT"),
+        (["--to", "latest", "--topic", "none"], 3, "TOPIC.MISSING"),
+        (["--to", "latest", "--topic", "a b"], 2, "TOPIC.BAD_NAME"),
+        (["--to", '{"none": {"embedded": {"0": 1}}}'], 3, "TOPIC.MISSING"),
+        (["--to", '{"a": {"embedded": {"2": 1}}}'], 3, "TOPIC.NO_SUCH_QUEUE"),
+        (["--to", '{"a": {"broker-a": {"0": 1}}}'], 3, "TOPIC.NO_SUCH_QUEUE"),
+        (["--to", '{"a": {"embedded": {"1": 3, "0": 4}}}'], 1, "OFFSET.BEYOND_END"),
+        (["--to", '{"a": {"embedded": {"0": 1, "1": 2}}}'], 1, "OFFSET.INVALID.*begins at 3"),
+    ],
+)
+def test_a_seek_that_makes_no_sense_changes_nothing(
+    run: Run, broker: Broker, arguments: list[str], code: int, says: str
+) -> None:
+    first, second = broker.log.queues("a")
+    commit(broker, "g", {first: 2})
+    broker.admin.trim("a", {second: 3})
+    for dry in ([], ["--dry-run"]):
+        assert re.search(says, run("group", "seek", "g", *arguments, *dry, code=code))
+    assert (broker.admin.group_offsets("g"), broker.groups.reset_number("g")) == ({first: 2}, 0)
+
+
+def test_a_dry_run_of_a_seek_changes_nothing(run: Run, text: Run, broker: Broker) -> None:
+    first = broker.log.queues("a")[0]
+    commit(broker, "g", {first: 2})
+    rows = run("group", "seek", "g", "--to", "earliest", "--dry-run")
+    assert [(row["old"], row["new"], row["dry_run"]) for row in rows] == [(2, 0, True), (None, 0, True)]
+    assert "would go to" in text("group", "seek", "g", "--to", "earliest", "--dry-run")
+    assert (broker.admin.group_offsets("g"), broker.groups.reset_number("g")) == ({first: 2}, 0)
+
+
+@pytest.mark.parametrize("as_what", ["member", "owner"])
+def test_a_group_at_work_is_left_alone_unless_forced(run: Run, broker: Broker, as_what: str) -> None:
+    queues = broker.log.queues("a")
+    commit(broker, "g", dict.fromkeys(queues, 2))
+    client = broker.groups.join("query")
+    tokens = take(broker, "g", client, *queues) if as_what == "owner" else []
+    if not tokens:
+        broker.groups.heartbeat("g", client, SHARED)
+    for arguments in (["seek", "g", "--to", "latest"], ["seek", "g", "--to", "latest", "--dry-run"], ["delete", "g"]):
+        assert f"in use: {client.client_id}" in run("group", *arguments, code=1)
+    assert offsets(broker) == [2, 2]
+    run("group", "seek", "g", "--to", "latest", "--force", "--dry-run")
+    assert offsets(broker) == [2, 2]
+    run("group", "seek", "g", "--to", "latest", "--force")
+    assert offsets(broker) == [3, 3]
+    assert broker.groups.stale(tokens) == tokens
+    run("group", "delete", "g", "--force")
+    assert broker.admin.groups() == []
+
+
+def test_a_killed_query_is_not_at_work(run: Run, broker: Broker, holder: subprocess.Popen[str]) -> None:
+    commit(broker, "g", {broker.log.queues("a")[1]: 1})
+    assert "in use" in run("group", "seek", "g", "--to", "latest", code=1)
+    assert "in use" in run("lock", "release", "g", code=1)
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    run("group", "seek", "g", "--to", "latest")
+    assert offsets(broker) == [3, 3]
+
+
+def test_delete_says_what_there_was(run: Run, text: Run, broker: Broker) -> None:
+    first, second = broker.log.queues("a")
+    commit(broker, "g", {first: 1, second: 2})
+    commit(broker, "h", {first: 1})
+    assert run("group", "delete", "g") == [{"group": "g", "deleted": 2, "offsets": {"a": {"embedded": {"0": 1, "1": 2}}}}]
+    assert [row["group"] for row in run("group", "list")] == ["h"]
+    assert "GROUP.MISSING" in run("group", "delete", "g", code=3)
+    assert "offsets of 1 queues" in text("group", "delete", "h")
+
+
+# Locks.
+
+
+def test_release(run: Run, text: Run, broker: Broker) -> None:
+    broker.admin.create_topic("b", 1)
+    first, second, [other] = *broker.log.queues("a"), broker.log.queues("b")
+    client = broker.groups.join("query")
+    tokens = take(broker, "g", client, first, second, other)
+    assert "in use" in run("lock", "release", "g", "a/0", code=1)
+    assert broker.groups.stale(tokens) == []
+    rows = run("lock", "release", "g", "a/1", "--force")
+    assert [(row["topic"], row["queue"], row["owner"]) for row in rows] == [("a", 1, client.client_id)]
+    assert broker.groups.stale(tokens) == [tokens[1]]
+    assert run("lock", "release", "g", "a/embedded/1", "--force") == []
+    assert len(run("lock", "release", "g", "a", "b/0", "--force")) == 2
+    assert run("lock", "list") == []
+    take(broker, "g", client, first, second)
+    broker.groups.leave(client)
+    # Its owner is gone: nothing to force.
+    assert len(run("lock", "release", "g")) == 2
+    assert "none of these queues is locked" in text("lock", "release", "g")
+    for queue, code in (("none", 3), ("a/2", 3), ("a/x", 2), ("a/broker-a/0", 2), ("/1", 2), ("a/0/0/0", 2)):
+        run("lock", "release", "g", queue, code=code)
+
+
+# Dead letters.
+
+
+def put_aside(broker: Broker, queue: MessageQueue, letters: dict[int, str | None], group: str = "g", **columns: Any) -> None:
+    """Messages of a queue, offset → sharding key, go to the group's dead letters."""
+    client = broker.groups.join("listener")
+    [token] = take(broker, group, client, queue)
+    rows = [
+        {
+            "body": f"{queue.queue_id}-{offset}".encode(),
+            "sharding_key": key,
+            "properties": list(
+                dead_letter_properties(
+                    queue,
+                    offset,
+                    message_id=f"ID{offset}",
+                    reconsume_times=16,
+                    error="ValueError: no",
+                    properties={"mine": "x"},
+                ).items()
+            ),
+            **columns,
+        }
+        for offset, key in letters.items()
+    ]
+    broker.groups.dead_letter(token, pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA), list(letters))
+    broker.groups.unlock([token])
+    broker.groups.leave(client)
+
+
+def sent(broker: Broker, topic: str = "a") -> list[list[bytes]]:
+    """The bodies of each queue, without the three that topic a begins with."""
+    return [[body for _, body in rows if b"-" in body] for rows in bodies(broker, topic)]
+
+
+def test_what_is_noted_of_a_letter_is_known_here() -> None:
+    noted = dead_letter_properties(
+        MessageQueue("a", "embedded", 0), 1, message_id="I", reconsume_times=1, error="e", properties={}
+    )
+    assert noted.keys() == NOTED
+
+
+def test_dead_letters_are_listed(run: Run, text: Run, broker: Broker) -> None:
+    first, second = broker.log.queues("a")
+    commit(broker, "g", {first: 0})
+    assert run("dlq", "list", "g") == []
+    assert "no dead letters" in text("dlq", "list", "g")
+    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 0
+    put_aside(broker, first, {0: "k", 2: None}, tags="t")
+    put_aside(broker, second, {1: "x"}, body=b"\xff" + b"long " * 100)
+    rows = run("dlq", "list", "g")
+    stored = rows[0].pop("stored")
+    assert stored.endswith("Z")
+    assert rows[0] == {
+        "offset": 0,
+        "topic": "a",
+        "broker": "embedded",
+        "queue": 0,
+        "origin_offset": 0,
+        "sharding_key": "k",
+        "tags": "t",
+        "keys": None,
+        "error": "ValueError: no",
+        "retries": 16,
+        "message_id": "ID0",
+        "replayed": False,
+        "properties": {"mine": "x"},
+        "body": "0-0",
+    }
+    assert [(row["offset"], row["queue"], row["origin_offset"], row["sharding_key"]) for row in rows] == [
+        (0, 0, 0, "k"),
+        (1, 0, 2, None),
+        (2, 1, 1, "x"),
+    ]
+    assert rows[2]["body_hex"].startswith("ff6c6f")
+    shown = text("dlq", "list", "g")
+    assert "ValueError: no" in shown
+    assert "0xff6c6f" in shown
+    assert "…" in shown
+    assert [row["offset"] for row in run("dlq", "list", "g", "--offset", "1", "-n", "1")] == [1]
+    assert "1 more follow: --offset 2" in text("dlq", "list", "g", "-n", "2")
+    assert "BEYOND_END" in run("dlq", "list", "g", "--offset", "4", code=1)
+    # They outlive their group.
+    broker.admin.delete_group("g")
+    assert len(run("dlq", "list", "g")) == 3
+
+
+def test_replay_sends_each_letter_once(run: Run, text: Run, broker: Broker) -> None:
+    first, second = broker.log.queues("a")
+    # Java's hash: "x".hashCode() is 120, "y" 121.
+    put_aside(broker, first, {0: "x", 1: "y", 2: None}, tags="t", keys="k1")
+    put_aside(broker, second, {0: None, 2: "x"})
+    [done] = run("dlq", "replay", "g", "--all")
+    assert done == {"group": "g", "replayed": 5, "topics": {"a": 5}, "ahead": []}
+    assert sent(broker) == [[b"0-0", b"0-2", b"1-2"], [b"0-1", b"1-0"]]
+    assert all(row["replayed"] for row in run("dlq", "list", "g"))
+    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 0
+    put_aside(broker, second, {1: "y"})
+    assert [row["replayed"] for row in run("dlq", "list", "g")] == [True] * 5 + [False]
+    assert "replayed 1 dead letters of group g: 1 to a" in text("dlq", "replay", "g", "--all")
+    assert sent(broker)[1] == [b"0-1", b"1-0", b"1-1"]
+    row = broker.log.pull(first, 3, 1, 1 << 20, ("tags", "keys", "sharding_key", "properties")).to_pylist()[0]
+    # The message as it was, with nothing of its failure.
+    assert row == {"tags": "t", "keys": "k1", "sharding_key": "x", "properties": [("mine", "x")]}
+    assert run("lock", "list", "--group", REPLAY_GROUP) == []
+    # Again on purpose.
+    run("group", "seek", REPLAY_GROUP, "--to", "earliest")
+    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 6
+
+
+def test_replay_of_chosen_letters(run: Run, store: Path, broker: Broker) -> None:
+    queue = broker.log.queues("a")[0]
+    put_aside(broker, queue, {0: "x", 1: "x", 2: "x"})
+    put_aside(broker, broker.log.queues("a")[1], {0: "x", 1: "x", 2: "x"})
+    # What leaves no gap is done for --all, too.
+    [done] = run("dlq", "replay", "g", "--offset", "1", "--offset", "0", "--offset", "4", "--offset", "0")
+    assert (done["replayed"], done["ahead"]) == (3, [4])
+    assert sent(broker)[0] == [b"0-0", b"0-1", b"1-1"]
+    [done] = run("dlq", "replay", "g", "--offset", "1")
+    assert (done["replayed"], done["ahead"]) == (1, [])
+    result = CliRunner().invoke(app, ["--path", str(store), "dlq", "replay", "g", "--offset", "5"])
+    assert "will send them again" in result.stderr
+    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 4
+    assert sent(broker)[0][5:] == [b"0-2", b"1-0", b"1-1", b"1-2"]
+    for arguments, code in (
+        (["--offset", "6"], 1),
+        (["--offset", "0", "--offset", "6"], 1),
+        ([], 2),
+        (["--all", "--offset", "1"], 2),
+        (["--all", "--to-topic", "none"], 3),
+        (["--all", "--to-topic", "%DLQ%g"], 2),
+    ):
+        run("dlq", "replay", "g", *arguments, code=code)
+    assert len(sent(broker)[0]) == 9
+
+
+def test_replay_into_another_topic(run: Run, broker: Broker) -> None:
+    broker.admin.create_topic("gone", 3)
+    put_aside(broker, broker.log.queues("a")[0], {0: "x"})
+    put_aside(broker, broker.log.queues("gone")[2], {0: None, 1: "y"})
+    broker.admin.delete_topic("gone")
+    # Nothing is sent unless all have a place to go to.
+    said = run("dlq", "replay", "g", "--all", code=3)
+    assert "dead letter 1 came from topic 'gone'" in said
+    assert sent(broker) == [[], []]
+    broker.admin.create_topic("b", 2)
+    assert run("dlq", "replay", "g", "--all", "--to-topic", "b")[0]["topics"] == {"b": 3}
+    assert (sent(broker, "b"), sent(broker)) == ([[b"0-0", b"2-0"], [b"2-1"]], [[], []])
+
+
+def test_letters_that_retention_has_deleted_are_left_out(run: Run, broker: Broker) -> None:
+    queue = broker.log.queues("a")[0]
+    put_aside(broker, queue, {0: "x", 1: "x"})
+    [letters] = broker.log.queues("%DLQ%g")
+    assert broker.admin.trim("%DLQ%g", {letters: 2}) == {letters: 2}
+    put_aside(broker, queue, {2: "x"})
+    assert [row["offset"] for row in run("dlq", "list", "g")] == [2]
+    assert "was deleted" in run("dlq", "replay", "g", "--offset", "1", code=1)
+    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 1
+    assert sent(broker)[0] == [b"0-2"]
+
+
+def test_a_killed_replay_loses_nothing_and_repeats_one_piece(run: Run, store: Path, broker: Broker) -> None:
+    put_aside(broker, broker.log.queues("a")[0], dict.fromkeys(range(10), "x"))
+    script = [sys.executable, "-c", KILLED_REPLAY, "--path", str(store), "dlq", "replay", "g", "--all"]
+    killed = subprocess.run(script, capture_output=True, env=ENVIRONMENT)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    # Pieces of three: the second one was appended and not committed.
+    assert [row["replayed"] for row in run("dlq", "list", "g")] == [True] * 3 + [False] * 7
+    # Its lock died with it.
+    assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 7
+    order = [*range(6), *range(3, 10)]
+    assert sent(broker)[0] == [f"0-{offset}".encode() for offset in order]
+
+
+def test_two_replays_do_not_run_at_once(run: Run, broker: Broker) -> None:
+    put_aside(broker, broker.log.queues("a")[0], {0: "x"})
+    other = broker.groups.join(REPLAY_GROUP)
+    take(broker, REPLAY_GROUP, other, *broker.log.queues("%DLQ%g"))
+    for how in (["--all"], ["--offset", "0"]):
+        assert f"are being replayed by {other.client_id}" in run("dlq", "replay", "g", *how, code=1)
+    assert sent(broker) == [[], []]
+
+
+# The live view.
+
+
+def test_rates() -> None:
+    rates = Rates(window=10.0)
+    assert rates.see(0.0, {"a": 0, "b": None}) == {}
+    assert rates.see(2.0, {"a": 10, "b": 5}) == {"a": 5.0}
+    assert rates.see(4.0, {"a": 10, "b": 9}) == {"a": 2.5, "b": 2.0}
+    assert rates.see(14.0, {"a": 10}) == {"a": 0.0}
+    # After a seek back there is nothing to compare with.
+    assert rates.see(15.0, {"a": 3, "b": 9}) == {}
+    assert rates.see(16.0, {"a": 4}) == {"a": 1.0}
+
+
+def test_top_without_a_terminal_looks_once(run: Run, text: Run, broker: Broker) -> None:
+    assert run("top") == []
+    assert "no consumer groups" in text("top", "--once")
+    first, second = broker.log.queues("a")
+    commit(broker, "h", {second: 3})
+    client = broker.groups.join("query")
+    broker.groups.commit(dict.fromkeys(take(broker, "g", client, first), 1))
+    rows = run("top")
+    assert [
+        (row["group"], row["queue"], row["offset"], row["lag"], row["owner"], row["alive"], row["rate"]) for row in rows
+    ] == [
+        ("g", 0, 1, 2, client.client_id, True, None),
+        ("h", 1, 3, 0, None, None, None),
+    ]
+    assert [row["group"] for row in run("top", "h", "--once")] == ["h"]
+    assert client.client_id in text("top")
+    for bad in ("0s", "50ms", "often"):
+        assert "option --interval" in run("top", "--interval", bad, code=2)
+
+
+def test_top_on_a_terminal_ends_with_q(store: Path, broker: Broker) -> None:
+    commit(broker, "g", dict.fromkeys(broker.log.queues("a"), 1))
+    said, status = on_terminal(["top", "--interval", "100ms", "--path", str(store)], (b"q ends", b"xq"))
+    assert "1 groups, 2 queues, lag 4" in said
+    assert status == 0
+    said, status = on_terminal(["top", "g", "--once", "--path", str(store)])
+    assert "msg/s" in said
+    assert status == 0
+
+
+def test_top_follows_and_ends_with_ctrl_c(store: Path, broker: Broker) -> None:
+    commit(broker, "g", dict.fromkeys(broker.log.queues("a"), 1))
+    ours, theirs = pty.openpty()
+    top = subprocess.Popen(
+        [*COMMAND, "top", "--interval", "100ms", "--path", str(store)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    said = b""
+    for wanted, step in ((b"lag 4", None), (b"lag 3", 2), (b"lag 2", 3)):
+        if step:
+            commit(broker, "g", {broker.log.queues("a")[0]: step})
+        while wanted not in said and select.select([ours], [], [], 60)[0]:
+            said += os.read(ours, 65536)
+        assert wanted in said
+    top.send_signal(signal.SIGINT)
+    assert top.wait(60) == 0
+    while select.select([ours], [], [], 1)[0]:
+        try:
+            said += os.read(ours, 65536)
+        except OSError:
+            break
+    os.close(ours)
+    assert b"Traceback" not in said
+    # The cursor is back.
+    assert said.rindex(b"\x1b[?25h") > said.rindex(b"\x1b[?25l")
+
+
+def test_top_shows_what_is_furthest_behind_where_not_all_fit() -> None:
+    from rich.console import Console
+
+    rows = [
+        {
+            "group": "g",
+            "topic": f"t{number}",
+            "queue": 0,
+            "offset": 0,
+            "end": number,
+            "lag": number % 7,
+            "rate": None,
+            "owner": None,
+        }
+        for number in range(40)
+    ]
+    rows[5] |= {"owner": "x" * 200, "lag": 6}
+    out = io.StringIO()
+    Console(width=80, file=out).print(_view(rows, 15))
+    lines = out.getvalue().splitlines()
+    assert "lag 116" in lines[0]
+    assert "The 10 furthest behind:" in lines[0]
+    shown = [int(found[1]) for line in lines if (found := re.search(r"\bt(\d+)\b", line))]
+    assert shown == sorted(shown)
+    assert [number for number in shown if number % 7 < 6] == [5, 12, 19, 26, 33]
+    assert len(lines) <= 15

@@ -1,0 +1,144 @@
+"""Members of a group: who counts, in which order, and who is refused for another subscription."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orderedmq.errors import GroupError
+from orderedmq.lock import LOCK_LIFE, RENEW_INTERVAL, Client, Instant
+from orderedmq.membership import MEMBER_LIFE, Member, Subscription, present, refuse
+
+SHARED = Subscription("shared", "orders", "averagely")
+EXCLUSIVE = Subscription("exclusive", "orders")
+
+
+def at(seconds: float, boot: str = "boot") -> Instant:
+    return Instant(boot, seconds)
+
+
+def member(name: str, joined: int = 1, subscription: Subscription = SHARED, seconds: float = 0.0) -> Member:
+    """``a@1`` is a client of owner ``a``."""
+    return Member(name.partition("@")[0], name, subscription, joined, at(seconds))
+
+
+def client(name: str) -> Client:
+    return Client(name.partition("@")[0], name)
+
+
+def everyone(client_id: str) -> bool:
+    return True
+
+
+def unasked(client_id: str) -> bool:
+    raise AssertionError("liveness does not decide here")
+
+
+def test_a_member_lives_as_long_as_a_lock_and_misses_two_heartbeats():
+    assert MEMBER_LIFE == LOCK_LIFE > 2 * RENEW_INTERVAL
+    assert member("a@1").life == MEMBER_LIFE
+
+
+@pytest.mark.parametrize(("seconds", "expired"), [(0.0, False), (59.9, False), (60.0, False), (60.001, True)])
+def test_a_member_is_expired_once_its_heartbeat_is_older_than_its_life(seconds: float, expired: bool):
+    one = member("a@1", seconds=100.0)
+    assert one.age(at(100.0 + seconds)) == pytest.approx(seconds)
+    assert one.expired(at(100.0 + seconds)) is expired
+
+
+def test_a_life_can_be_shorter():
+    one = replace(member("a@1"), life=2.0)
+    assert not one.expired(at(2.0))
+    assert one.expired(at(2.1))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 100.0, 1e9])
+def test_a_member_of_another_boot_is_expired_whatever_the_clock_says(seconds: float):
+    one = member("a@1", seconds=100.0)
+    assert one.age(at(seconds, "next boot")) == float("inf")
+    assert one.expired(at(seconds, "next boot"))
+
+
+def test_those_present_are_sorted_by_client_id_not_by_joining():
+    members = [member("c@1", 1), member("a@2", 3), member("b@1", 2), member("a@1", 4)]
+    assert [one.client_id for one in present(members, at(0.0), everyone)] == ["a@1", "a@2", "b@1", "c@1"]
+    assert present([], at(0.0), unasked) == []
+
+
+def test_dead_and_expired_ones_are_not_present():
+    members = [member("a@1"), member("b@1", seconds=40.0), member("c@1", seconds=40.0)]
+    assert [one.client_id for one in present(members, at(100.0), lambda one: one != "b@1")] == ["c@1"]
+
+
+def test_nobody_asks_whether_an_expired_one_is_alive():
+    assert present([member("a@1")], at(61.0), unasked) == []
+    assert present([member("a@1")], at(1.0, "next boot"), unasked) == []
+
+
+# -- agreeing ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_members_with_the_same_subscription_agree():
+    refuse("g", client("b@1"), [member("a@1", 1), member("b@1", 2), member("c@1", 3)])
+
+
+def test_the_first_member_agrees_with_itself_and_who_is_none_is_not_judged():
+    refuse("g", client("a@1"), [member("a@1")])
+    refuse("g", client("b@1"), [member("a@1")])
+    refuse("g", client("b@1"), [])
+
+
+def test_the_earlier_member_wins_and_the_later_is_told_who_that_is_and_all_that_differs():
+    other = Subscription("shared", "invoices", "averagely by circle", "red")
+    members = [member("b@1", 2, other), member("a@1", 1)]
+    refuse("billing", client("a@1"), members)
+    with pytest.raises(GroupError) as caught:
+        refuse("billing", client("b@1"), members)
+    error = caught.value
+    assert error.condition == "ORDEREDMQ_GROUP.DISAGREES"
+    for word in (
+        "'billing'",
+        "query a (a@1)",
+        "topics 'invoices', not 'orders'",
+        "strategy 'averagely by circle', not 'averagely'",
+        "filter 'red', not '*'",
+        "consumerGroup",
+    ):
+        assert word in error.message
+    assert "assignment '" not in error.message
+    assert "\n" not in error.message
+
+
+@pytest.mark.parametrize("field", ["topics", "strategy", "filter"])
+def test_one_difference_is_enough_and_only_it_is_named(field: str):
+    other = replace(SHARED, **{field: "other"})
+    assert other.differences(SHARED) == [f"{field} 'other', not {getattr(SHARED, field)!r}"]
+    with pytest.raises(GroupError, match="this query has " + field):
+        refuse("g", client("b@1"), [member("a@1", 1), member("b@1", 2, other)])
+    assert SHARED.differences(SHARED) == []
+
+
+@pytest.mark.parametrize(("first", "second"), [(SHARED, EXCLUSIVE), (EXCLUSIVE, SHARED)])
+def test_exclusive_and_shared_ones_do_not_mix_whoever_was_first(first: Subscription, second: Subscription):
+    members = [member("a@1", 1, first), member("b@1", 2, second)]
+    refuse("g", client("a@1"), members)
+    with pytest.raises(GroupError, match=f"assignment '{second.assignment}', not '{first.assignment}'"):
+        refuse("g", client("b@1"), members)
+
+
+def test_two_exclusive_ones_agree_whatever_they_read_their_locks_decide():
+    refuse("g", client("b@1"), [member("a@1", 1, EXCLUSIVE), member("b@1", 2, Subscription("exclusive", "invoices"))])
+
+
+def test_an_earlier_run_of_the_same_query_is_ignored_and_those_behind_it_are_not():
+    other = replace(SHARED, topics="invoices")
+    refuse("g", client("a@2"), [member("a@1", 1), member("a@2", 2, other)])
+    with pytest.raises(GroupError, match="query b"):
+        refuse("g", client("a@2"), [member("a@1", 1), member("b@1", 2), member("a@2", 3, other)])
+
+
+def test_of_several_that_differ_the_earliest_is_named():
+    others = [member("z@1", 2, replace(SHARED, topics="x")), member("m@1", 1, replace(SHARED, topics="y"))]
+    with pytest.raises(GroupError, match=r"query m \(m@1\).*not 'y'"):
+        refuse("g", client("a@1"), [member("a@1", 3), *others])

@@ -1,0 +1,147 @@
+"""Every case of a restart of a query whose last batch is logged and not committed by Spark: the table of ARCHITECTURE.md, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from orderedmq import lock as rules
+from orderedmq.lock import Client, Instant, LockToken, QueueLock
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.offsets import Checkpoint
+from orderedmq.ownership import Lock, Owner, Policy
+
+QUEUE = MessageQueue("orders", "embedded", 0)
+ME, AGAIN, OTHER = Client("me", "me@1"), Client("me", "me@2"), Client("other", "other@1")
+S, E = 10, 20
+
+
+class Store:
+    """One queue's lock and offset in one group."""
+
+    def __init__(self) -> None:
+        self.now, self.epoch = 0.0, 0
+        self.lock: QueueLock | None = None
+        self.group: int | None = S
+        self.reset = 0
+        self.alive: set[str] = set()
+
+    def instant(self) -> Instant:
+        return Instant("boot", self.now)
+
+    def take(self, client: Client) -> LockToken | None:
+        self.epoch += 1
+        self.alive.add(client.client_id)
+        lock = rules.grant(self.lock, client, self.instant(), next_epoch=self.epoch, alive=self.alive.__contains__)
+        if lock is None:
+            return None
+        self.lock = lock
+        return rules.token(lock, "g", QUEUE)
+
+    def give_back(self, token: LockToken | None) -> None:
+        assert token is not None
+        self.lock = rules.unlock(self.lock, token, self.instant()) or self.lock
+
+
+@dataclass(frozen=True)
+class Case:
+    """What happened to the lock since the batch was logged, and what a restart makes of it."""
+
+    name: str
+    #: Steps: back = I gave it back, die = my process died, expire, other = another had it and gave it back, held = another holds it,
+    #: mine = after another I had it again and gave it back, seek = the lineage was cleared, reset = the group's reset number rose.
+    steps: tuple[str, ...]
+    repeats: bool
+    granted: bool = True
+
+
+CASES = [
+    Case("my dead process's still", ("die",), True),
+    Case("given back", ("back",), True),
+    Case("expired and nobody took it", ("expire",), True),
+    Case("given back and another had it", ("back", "other"), False),
+    Case("dead and another had it", ("die", "other"), False),
+    Case("expired and another had it", ("expire", "other"), False),
+    Case("mine again after another", ("back", "other", "mine"), False),
+    Case("another's now", ("back", "held"), False, granted=False),
+    Case("sought", ("back", "seek"), False),
+    Case("reset", ("back", "reset"), False),
+]
+
+
+def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
+    for step in steps:
+        match step:
+            case "back":
+                store.give_back(token)
+                store.alive.discard(ME.client_id)
+            case "die":
+                store.alive.discard(ME.client_id)
+            case "expire":
+                store.now += rules.LOCK_LIFE + 1
+                store.alive.discard(ME.client_id)
+            case "other":
+                store.give_back(store.take(OTHER))
+                store.alive.discard(OTHER.client_id)
+            case "held":
+                assert store.take(OTHER) is not None
+            case "mine":
+                store.give_back(store.take(Client("me", "me@between")))
+            case "seek":
+                store.epoch += 1
+                store.lock = rules.sought(store.epoch, store.instant())
+                store.reset += 1
+            case "reset":
+                store.reset += 1
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
+@pytest.mark.parametrize("entered", [False, True], ids=["continued", "entered"])
+@pytest.mark.parametrize("group", [S - 3, S, S + 4, E, E + 5], ids=["below", "at", "inside", "published", "after"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(case: Case, group: int, entered: bool, shared: bool) -> None:
+    store = Store()
+    first = store.take(ME)
+    assert first is not None
+    before = {QUEUE: first.tenure}
+    start = Checkpoint("me", {} if entered else {QUEUE: S}, {}, {} if entered else before)
+    end = Checkpoint("me", {QUEUE: E}, {QUEUE: S} if entered else {}, before)
+    happen(store, first, case.steps)
+    store.group = group
+
+    owner = Owner("me", policy=Policy.HAND_OVER if shared else Policy.REFUSE)
+    token = store.take(AGAIN)
+    assert (token is not None) == case.granted
+    if token is not None:
+        owner.locked([token])
+    replayed = owner.replay(start, end, store.reset)
+    assert replayed == ({QUEUE: OffsetRange(S, E)} if case.repeats else {})
+    owner._check()
+    if token is None:
+        # A shared query asks again at its next boundary; an exclusive one is refused before it gets here.
+        assert owner.boundary(end, [QUEUE]) == [Lock((QUEUE,), all_or_none=not shared)]
+        return
+    owner.boundary(end, [QUEUE])
+    owner.enter(end, {QUEUE: group}, store.reset, {QUEUE: 0})
+    assert owner.owned[QUEUE].position == (E if case.repeats else group)
+    # Where it does not go on at the checkpoint's end, the next batch says so.
+    assert owner.entered() == (not case.repeats and group != E)
+    owner._check()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.granted], ids=lambda case: case.name)
+def test_a_restart_of_a_batch_that_spark_has_committed_repeats_nothing(case: Case) -> None:
+    store = Store()
+    first = store.take(ME)
+    assert first is not None
+    start = Checkpoint("me", {QUEUE: E}, {}, {QUEUE: first.tenure})
+    happen(store, first, case.steps)
+    # Processed up to E, and the group did not hear of it: another sink's query that was killed.
+    token = store.take(AGAIN)
+    assert token is not None
+    owner = Owner("me", policy=Policy.HAND_OVER)
+    owner.locked([token])
+    commit, _, _ = owner.enter(start, {QUEUE: S}, store.reset, {QUEUE: 0})
+    assert owner.owned[QUEUE].position == (E if case.repeats else S)
+    assert (commit is not None) == case.repeats, "only an unbroken tenure may tell the group what it processed"
