@@ -45,6 +45,9 @@ class Caller(Protocol):
     @property
     def dead(self) -> bool: ...
 
+    @property
+    def renewing(self) -> bool: ...
+
     def kill(self) -> None: ...
 
 
@@ -65,7 +68,8 @@ class Network:
         if caller.dead:
             raise Killed
         chance = self.random.random()
-        if chance > self.overlap + self.mishap:
+        # A renewal that takes as long as a lock lives is a fault, too.
+        if chance > self.overlap + self.mishap or (caller.renewing and not self.mishap):
             return effect(*args)
         if chance <= self.overlap:
             self.meanwhile()

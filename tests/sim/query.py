@@ -77,6 +77,10 @@ class Query:
         return self.phase == "down"
 
     @property
+    def renewing(self) -> bool:
+        return False
+
+    @property
     def frozen(self) -> bool:
         return self.process is not None and self.process.frozen
 
