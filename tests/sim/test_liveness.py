@@ -1,0 +1,142 @@
+"""After each change of membership every queue has its owner in time, and no queue moves that the strategy did not move.
+
+Two triggers of every query after a join, a clean stop or a kill on this machine, which are seen at once; after a pause, and after a stop
+in the middle of a batch, the life of what still holds the queue comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from orderedmq.lock import LOCK_LIFE, UNLOCK_DELAY
+from orderedmq.model import MessageQueue
+from tests.sim.process import virtual
+from tests.sim.query import Query
+from tests.sim.simulation import Scenario, Simulation
+from tests.sim.world import TICK
+
+STRATEGIES = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")
+
+
+class Group:
+    """Queries of a group of up to four; nothing happens to them by chance."""
+
+    def __init__(self, strategy: str) -> None:
+        kind = replace(Scenario.of(0).kind, shared=True, strategy=strategy, atomic=True, listener=False, max_rows=None)
+        self.simulation = Simulation(Scenario(0, True, 4, 8, False, False, kind))
+        self.world = self.simulation.world
+        self.simulation.network.mishap = self.simulation.network.overlap = 0.0
+        self.queries = self.simulation.queries
+        for query in self.queries:
+            query.staying = True
+
+    def trigger(self, running: Sequence[Query]) -> None:
+        """One trigger of each: its boundary, and the micro-batch if there is anything to read."""
+        self.world.advance(1.0)
+        for query in running:
+            for _ in range(100):
+                query.step()
+                if query.phase == "idle":
+                    break
+            assert query.phase == "idle"
+            self.simulation._check()
+
+    def settle(self, running: Sequence[Query]) -> None:
+        """Twice two triggers: who begins has an empty batch first."""
+        for _ in range(4):
+            self.trigger(running)
+        self.simulation._owned(running)
+
+    def owners(self) -> dict[MessageQueue, str]:
+        return {queue: lock.client_id for queue, lock in self.world.locks.items() if lock.held}
+
+    @contextmanager
+    def change(self, left: Sequence[Query], wait: float = 0.0) -> Iterator[None]:
+        """What happens within leads to the owners that the strategy gives ``left``, in time, and to no other move."""
+        before, at = self.owners(), len(self.world.moves)
+        for queue in self.world.queues:
+            self.world.produce(queue, 2)
+        yield
+        self.world.advance(wait)
+        self.trigger(left)
+        self.trigger(left)
+        self.simulation._owned(left)
+        after = self.owners()
+        moves = self.world.moves[at:]
+        assert sorted(moves) == sorted((queue, client) for queue, client in after.items() if before.get(queue) != client)
+
+
+@pytest.fixture(params=STRATEGIES)
+def group(request: pytest.FixtureRequest) -> Iterator[Group]:
+    found = Group(request.param)
+    with virtual(found.simulation.network, lambda path: found.simulation.by_path[path].connect()):
+        yield found
+
+
+def end_idle(group: Group, query: Query) -> float:
+    query.leave(terminated=True)
+    return 0.0
+
+
+def kill_the_runner(group: Group, query: Query) -> float:
+    assert query.process is not None
+    query.process.kill()
+    return 0.0
+
+
+def kill_the_driver(group: Group, query: Query) -> float:
+    query.kill()
+    return 0.0
+
+
+def pause(group: Group, query: Query) -> float:
+    assert query.process is not None
+    query.process.frozen = True
+    return LOCK_LIFE + TICK
+
+
+def end_in_a_batch(group: Group, query: Query) -> float:
+    while query.phase != "running":
+        query.step()
+    query.leave(terminated=True)
+    return UNLOCK_DELAY + TICK
+
+
+@pytest.mark.parametrize("ends", [end_idle, kill_the_runner, kill_the_driver, pause, end_in_a_batch])
+def test_the_queues_of_who_is_gone_have_an_owner_in_time_and_no_other_moves(
+    group: Group, ends: Callable[[Group, Query], float]
+) -> None:
+    first, second, third, _ = group.queries
+    group.settle([first, second, third])
+    left = [first, third]
+    with group.change(left):
+        group.world.advance(ends(group, second))
+
+
+def test_who_comes_has_its_queues_within_two_triggers_after_its_first_and_no_other_moves(group: Group) -> None:
+    first, second, third, fourth = group.queries
+    group.settle([first, second, third])
+    with group.change(group.queries):
+        # The first trigger of a query logs its identity, and reads nothing.
+        while fourth.committed == 0:
+            fourth.step()
+
+
+def test_new_queues_have_an_owner_within_two_triggers_and_every_queue_is_where_the_strategy_has_it(group: Group) -> None:
+    group.settle(group.queries)
+    group.world.grow()
+    group.world.grow()
+    group.trigger(group.queries)
+    group.trigger(group.queries)
+    group.simulation._owned(group.queries)
+
+
+def test_nothing_moves_while_nobody_comes_or_goes(group: Group) -> None:
+    group.settle(group.queries)
+    with group.change(group.queries):
+        for _ in range(300):
+            group.trigger(group.queries)
