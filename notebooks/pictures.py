@@ -176,3 +176,6 @@ def _lane_names(axes: Axes, names: Sequence[str]) -> None:
 
 def _number(order: str) -> str:
     return order.rpartition("-")[2].lstrip("0")
+def group(looks): return None
+def turns(a,b): return None
+def hand_over(a,b,c): return None

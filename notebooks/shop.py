@@ -1,4 +1,4 @@
-"""A small shop for the notebook: its order events, a quiet local Spark, and errors and progress in short."""
+"""A small shop for the notebooks: its order events, a quiet local Spark, and what queries did and said, in short."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from orderedmq.broker import Broker
+from orderedmq.group_state import group_queues
 
 STEPS = ("created", "paid", "packed", "shipped")
 OPENING = datetime(2024, 5, 6, 8, tzinfo=UTC)
@@ -39,9 +46,19 @@ def order_events(orders: int, seed: int) -> pa.Table:
     return pa.table({"sharding_key": keys, "tags": events, "body": bodies})
 
 
-def local_spark(folder: Path) -> SparkSession:
-    """Spark on two threads of this machine. What its JVM has to say goes to ``spark.log`` in ``folder``."""
-    builder = SparkSession.builder.master("local[2]").appName("explore")
+def with_a_date_of_its_own(events: pa.Table, order: str, step: str) -> pa.Table:
+    """``events``, one of them by somebody who writes dates like 06.05.2024 08:10."""
+    rows = events.to_pylist()
+    for row in rows:
+        if (row["sharding_key"], row["tags"]) == (order, step):
+            body = json.loads(row["body"])
+            row["body"] = json.dumps({**body, "at": datetime.fromisoformat(body["at"]).strftime("%d.%m.%Y %H:%M")})
+    return pa.Table.from_pylist(rows, schema=events.schema)
+
+
+def local_spark(folder: Path, threads: int = 2) -> SparkSession:
+    """Spark on some threads of this machine. What its JVM has to say goes to ``spark.log`` in ``folder``."""
+    builder = SparkSession.builder.master(f"local[{threads}]").appName("explore")
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
@@ -74,17 +91,73 @@ def _error_output_to(file: Path) -> Iterator[None]:
         os.close(theirs)
 
 
-def what_orderedmq_said(error: PySparkException) -> str:
-    """The line of Spark's error that this project wrote, names shortened and without machine and process."""
+def what_orderedmq_said(error: PySparkException, names: Mapping[str, str] | None = None) -> str:
+    """The line of Spark's error that this project wrote: owners by their ``names``, else shortened, without machine and process."""
     lines = [line.strip() for line in str(error).splitlines() if "[ORDEREDMQ_" in line]
     line = lines[0][lines[0].index("[ORDEREDMQ_") :]
     line = re.sub(r" \(\w+@[^)]*\)", "", line)
-    return re.sub(r"\b([0-9a-f]{6})[0-9a-f]{26}\b", r"\1", line)
+    return re.sub(r"\b[0-9a-f]{32}\b", lambda found: (names or {}).get(found[0], found[0][:6]), line)
 
 
 def next_of(offset: str) -> Mapping[str, Any]:
     """The part of an offset in Spark's progress report that says what is read next."""
     return json.loads(offset)["next"]
+
+
+def owner_of(query: StreamingQuery) -> str:
+    """What locks and members call this query. Waits for its first progress report."""
+    wait_until(lambda: query.lastProgress and query.lastProgress.sources[0].endOffset)
+    return json.loads(query.lastProgress.sources[0].endOffset)["owner"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A group at one moment: its members, the owner of each queue, and the next offset to process in each."""
+
+    members: list[str]
+    owners: dict[int, str | None]
+    offsets: dict[int, int]
+
+
+def look(broker: Broker, group: str, names: Mapping[str, str]) -> Look:
+    """The group now; its queries by their ``names``."""
+    queues = group_queues(broker, group)
+    return Look(
+        members=sorted(names[seen.member.owner] for seen in broker.admin.members(group)),
+        owners={found.queue.queue_id: names[found.lock.owner] if found.lock else None for found in queues},
+        offsets={found.queue.queue_id: found.offset or 0 for found in queues},
+    )
+
+
+@dataclass
+class Turn:
+    """One owner's time with a queue: the offsets from ``begin`` to ``end`` (exclusive), and when each of its micro-batches was done."""
+
+    queue: int
+    owner: str
+    begin: int
+    end: int
+    done: list[datetime]
+
+
+def turns(messages: pa.Table) -> list[Turn]:
+    """Who had which queue when. ``messages`` has queue_id, queue_offset, owner and store_timestamp, sorted by queue and offset."""
+    found: list[Turn] = []
+    for row in messages.to_pylist():
+        queue, offset, owner, at = row["queue_id"], row["queue_offset"], row["owner"], row["store_timestamp"]
+        if not found or (found[-1].queue, found[-1].owner) != (queue, owner):
+            found.append(Turn(queue, owner, offset, offset, []))
+        turn = found[-1]
+        turn.end = offset + 1
+        if at not in turn.done[-1:]:
+            turn.done.append(at)
+    return found
+
+
+def orderedmq_command(store: str, words: str) -> str:
+    """What ``orderedmq`` prints on a terminal."""
+    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", store, "--no-json", *words.split()]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 from pyspark.errors import PySparkException
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from orderedmq.lock import UNLOCK_DELAY
 from orderedmq.model import MessageQueue
+from tests.faults.points import until
 from tests.spark.conftest import Rig
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
@@ -134,3 +137,37 @@ def test_what_cannot_be_consumed_orderly_is_refused_by_name(rig: Rig) -> None:
         consume_orderly(rig.batch(topic="in", includeLockToken="true"), lambda messages, context: SUCCESS).collect()
     with pytest.raises(Exception, match=r"max_reconsume_times"):
         run(rig, lambda messages, context: SUCCESS, max_reconsume_times=-2)
+
+
+@pytest.mark.timeout(180)
+def test_stop_during_a_listeners_work_lets_no_other_owner_in_before_it_returned_or_the_unlock_delay_passed(
+    rig: Rig, heard: Any
+) -> None:
+    rig.topic("in", 1, rows=1)
+    path = str(rig.folder / "heard")
+
+    def told(seconds: float) -> Any:
+        def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+            with open(path, "a", buffering=1) as file:
+                file.write(f"begins {time.monotonic()}\n")
+                time.sleep(seconds)
+                file.write(f"returns {time.monotonic()}\n")
+            return SUCCESS
+
+        return listener
+
+    def start(name: str, listener: Any) -> Any:
+        rows = rig.stream(topic="in", consumerGroup="g", includeLockToken="true", lockTimeout="60s")
+        writer = rows.transform(consume_orderly, listener).writeStream.format("noop")
+        return writer.option("checkpointLocation", str(rig.folder / name)).start()
+
+    first = start("ck1", told(8.0))
+    until(lambda: len(heard()) == 1, "the first listener is at work", 90.0)
+    first.stop()
+    stopped = time.monotonic()
+    start("ck2", told(0.0))
+    until(lambda: len(heard()) >= 3 or (len(heard()) == 2 and heard()[1].startswith("begins")), "another has the queue", 90.0)
+    words = [(line.split()[0], float(line.split()[1])) for line in heard()]
+    entered = [at for word, at in words if word == "begins"][1]
+    returned = [at for word, at in words if word == "returns"]
+    assert (returned and returned[0] < entered) or entered - stopped > UNLOCK_DELAY - 1.0
