@@ -106,10 +106,10 @@ class Bench:
         reader = self.spark.readStream.format("null_source").schema(schema)
         return reader.options(rows=str(rows), queues=str(queues), every=str(every)).load()
 
-    def source(self, schema: str, path: Path, topic: str) -> DataFrame:
+    def source(self, schema: str, path: Path, topic: str, **options: Any) -> DataFrame:
         self._number += 1
         reader = self.spark.readStream.format("orderedmq").schema(schema)
-        return reader.options(path=str(path), topic=topic, consumerGroup=f"bench-{self._number}").load()
+        return reader.options(path=str(path), topic=topic, consumerGroup=f"bench-{self._number}", **options).load()
 
     def start(self, rows: DataFrame, sink: str, *, available_now: bool = False, **options: Any) -> StreamingQuery:
         writer = rows.writeStream.format(sink).options(checkpointLocation=str(self.fresh("checkpoint")), **options)

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench import latency, stores, throughput
+from tests.bench import groups, latency, stores, throughput
 from tests.bench.measure import ROOT, Bench, Figure
 
 RESULTS: Final = ROOT / "bench-results.json"
@@ -28,6 +28,9 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "both": throughput.both,
     "micro-batch": latency.micro_batch,
     "idle": latency.idle,
+    "shared": groups.shared,
+    "hand-over": groups.hand_over,
+    "listener": groups.listener,
 }
 
 

@@ -40,7 +40,7 @@ def _figures(
     return out
 
 
-def _filled(bench: Bench) -> Path:
+def filled(bench: Bench) -> Path:
     """A store with the rows of all cases, made once."""
     path = bench.folder / "source"
     if not path.exists():
@@ -50,7 +50,7 @@ def _filled(bench: Bench) -> Path:
 
 
 def source(bench: Bench) -> list[Figure]:
-    path = _filled(bench)
+    path = filled(bench)
     out = []
     for label, schema, target in (("5 columns", COLUMNS, 0.85), ("12 columns", ALL, None)):
         found = interleaved(
@@ -106,7 +106,7 @@ def sink(bench: Bench) -> list[Figure]:
 
 
 def both(bench: Bench) -> list[Figure]:
-    path = _filled(bench)
+    path = filled(bench)
     out = []
     for label, schema, target in (("5 columns", COLUMNS, 0.75), ("key and body", KEYED, None)):
         mine = partial(bench.source, schema, path, "t")
