@@ -1,14 +1,17 @@
-"""The notebook's pictures: lanes of queues, the way of an order, lag and locks."""
+"""The notebooks' pictures: lanes of queues, the way of an order, lag and locks; hand-overs; what a listener did."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from shop import Look, Turn
 
 from orderedmq.broker import LockInfo
 from orderedmq.lock import LOCK_LIFE
@@ -25,6 +28,12 @@ PALETTE = {
 }
 COLOURS = list(PALETTE)
 INK, QUIET, FAINT = "#222222", "#6B6B6B", "#DDDDDD"
+#: What a listener answered: its colour, and in words.
+ANSWERS = {
+    "SUCCESS": ("#009E73", "success"),
+    "SUSPEND_CURRENT_QUEUE_A_MOMENT": ("#E69F00", "suspend"),
+    "ValueError": ("#D55E00", "ValueError"),
+}
 
 plt.rcParams.update(
     {
@@ -155,11 +164,170 @@ def locks(looks: Mapping[str, Sequence[LockInfo]]) -> Figure:
     return figure
 
 
+def group(looks: Mapping[str, Look]) -> Figure:
+    """A group at several moments: ``looks[title]``. A bar is a queue's next offset, its colour the owner; below the title the members."""
+    queues = list(next(iter(looks.values())).offsets)
+    longest = max(offset for look in looks.values() for offset in look.offsets.values())
+    figure, panels = plt.subplots(
+        1, len(looks), figsize=(10, 0.5 * len(queues) + 1.3), sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
+    for (title, look), axes in zip(looks.items(), panels[0]):
+        for lane, queue in enumerate(queues):
+            owner = look.owners[queue]
+            axes.barh(lane, longest, color=FAINT, alpha=0.45, height=0.6)
+            axes.barh(lane, look.offsets[queue], color=_colour(owner) if owner else QUIET, height=0.6)
+            axes.text(
+                longest * 0.97, lane, f"{look.offsets[queue]}", ha="right", va="center_baseline", fontsize=9,
+                bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.2", "alpha": 0.85},
+            )  # fmt: skip
+        axes.set_title(title, pad=24)
+        axes.text(
+            0, 1.03, f"members: {', '.join(look.members)}", transform=axes.transAxes, color=QUIET, fontsize=9, va="bottom"
+        )
+        _lane_names(axes, [f"queue {queue}" for queue in queues])
+        axes.set(xlabel="next offset", xlim=(0, longest))
+        axes.xaxis.set_major_locator(_whole_numbers(4))
+    figure.get_layout_engine().set(wspace=0.06)
+    plt.close(figure)
+    return figure
+
+
+def turns(turns: Sequence[Turn], moments: Mapping[str, float]) -> Figure:
+    """Who had which queue when, with the first and last offset. Notches: micro-batches; ``moments[name]``: seconds since 1970."""
+    queues = sorted({turn.queue for turn in turns})
+    start = min(at.timestamp() for turn in turns for at in turn.done)
+    figure, axes = _figure(0.75 * len(queues) + 1.4)
+    for turn in turns:
+        lane, colour = queues.index(turn.queue), _colour(turn.owner)
+        done = [at.timestamp() - start for at in turn.done]
+        axes.barh(lane, done[-1] - done[0] + 0.16, left=done[0] - 0.08, color=colour, height=0.4)
+        axes.vlines(done, lane - 0.3, lane - 0.2, color=colour, linewidth=1.5)
+        axes.text(
+            (done[0] + done[-1]) / 2, lane, f"{turn.begin} to {turn.end - 1}",
+            ha="center", va="center_baseline", fontsize=9, color=PALETTE[colour],
+        )  # fmt: skip
+    for name, moment in moments.items():
+        axes.axvline(moment - start, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+        axes.text(moment - start, -0.62, name, ha="center", va="bottom", fontsize=9, color=INK)
+    _lane_names(axes, [f"queue {queue}" for queue in queues])
+    axes.set_title("Whose turn it was, and from which offset to which", pad=22)
+    axes.set(xlabel="seconds since the first notice")
+    return figure
+
+
+def hand_over(messages: pa.Table, taken: Sequence[Turn], around: int) -> Figure:
+    """The last messages of each queue before a turn began and the first ones in it. Strong: orders that are on both sides.
+
+    ``messages`` has queue_id, queue_offset, sharding_key and owner, sorted by queue and offset.
+    """
+    rows = messages.to_pylist()
+    figure, axes = _figure(0.6 * len(taken) + 1.1)
+    for lane, turn in enumerate(taken):
+        near = [row for row in rows if row["queue_id"] == turn.queue and -around <= row["queue_offset"] - turn.begin < around]
+        before = {row["sharding_key"] for row in near if row["queue_offset"] < turn.begin}
+        after = {row["sharding_key"] for row in near if row["queue_offset"] >= turn.begin}
+        axes.axhline(lane, color=FAINT, linewidth=6, zorder=0)
+        for row in near:
+            colour, both = _colour(row["owner"]), row["sharding_key"] in before & after
+            place = row["queue_offset"] - turn.begin + 0.5
+            axes.plot(place, lane, "o", color="white", markersize=18)
+            axes.plot(place, lane, "o", color=colour, markersize=18, alpha=1.0 if both else 0.25, markeredgewidth=0)
+            axes.text(
+                place, lane, _number(row["sharding_key"]),
+                ha="center", va="center_baseline", fontsize=8, color=PALETTE[colour] if both else QUIET,
+            )  # fmt: skip
+    axes.axvline(0, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
+    _lane_names(axes, [f"queue {turn.queue}\nfrom offset {turn.begin}" for turn in taken])
+    axes.set(
+        xlim=(-around - 0.4, around + 0.4),
+        xticks=[],
+        title="The hand-over, message by message; strong colours: orders that went from hand to hand",
+    )
+    axes.spines["bottom"].set_visible(False)
+    return figure
+
+
+def calls(diary: Sequence[Mapping[str, Any]], given_up: Sequence[str]) -> Figure:
+    """Each call of a listener: a dot with the order's number, in the lane of its queue, coloured by what came of it.
+
+    ``diary`` has at (seconds since 1970), queue, order and answer; the last refused call of an order that was ``given_up`` is marked.
+    """
+    queues = sorted({call["queue"] for call in diary})
+    start = min(call["at"] for call in diary)
+    figure, axes = _figure(0.7 * len(queues) + 1.5)
+    for queue in queues:
+        axes.axhline(queues.index(queue), color=FAINT, linewidth=6, zorder=0)
+    for call in diary:
+        lane, place, (colour, _) = queues.index(call["queue"]), call["at"] - start, ANSWERS[call["answer"]]
+        axes.plot(place, lane, "o", color=colour, markersize=15)
+        axes.text(
+            place, lane, _number(call["order"]), ha="center", va="center_baseline", fontsize=7.5, color=PALETTE[colour]
+        )  # fmt: skip
+    for order in given_up:
+        last = [call for call in diary if call["order"] == order and call["answer"] != "SUCCESS"][-1]
+        axes.annotate(
+            "put aside",
+            (last["at"] - start, queues.index(last["queue"])),
+            xytext=(0, -20),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=9,
+            arrowprops={"arrowstyle": "<-", "color": QUIET, "shrinkB": 8},
+        )
+    _lane_names(axes, [f"queue {queue}" for queue in queues])
+    figure.legend(*_dots(ANSWERS.values()), loc="outside upper right", ncols=len(ANSWERS), frameon=False, fontsize=9)
+    axes.set(xlabel="seconds", title="One dot is a call, its number the order")
+    return figure
+
+
+def second_chance(messages: pa.Table, order: str, refused: int, again: int) -> Figure:
+    """The queue of ``order``, whose message at offset ``refused`` was a dead letter and was sent again, to offset ``again``.
+
+    ``messages`` has queue_id, queue_offset, sharding_key and tags, sorted by offset.
+    """
+    rows = messages.to_pylist()
+    (queue,) = {row["queue_id"] for row in rows if row["sharding_key"] == order}
+    figure, axes = _figure(2.1)
+    axes.axhline(0, color=FAINT, linewidth=6, zorder=0)
+    for row in rows:
+        offset = row["queue_offset"]
+        if row["queue_id"] != queue:
+            continue
+        if row["sharding_key"] != order:
+            axes.plot(offset, 0, "o", color="#BBBBBB", markersize=7)
+            continue
+        axes.plot(offset, 0, "o", color=COLOURS[5] if offset == refused else COLOURS[2], markersize=13)
+        axes.annotate(row["tags"], (offset, 0), xytext=(0, -11), textcoords="offset points", ha="center", va="top", fontsize=9)
+    axes.annotate(
+        "",
+        (again, 0.08),
+        (refused, 0.08),
+        arrowprops={"arrowstyle": "->", "color": COLOURS[5], "connectionstyle": "arc3,rad=-0.22", "shrinkA": 5, "shrinkB": 5},
+    )
+    axes.text((refused + again) / 2, 0.76, "dead letter, sent again", ha="center", fontsize=9, color=COLOURS[5])
+    _lane_names(axes, [f"{order}\nin queue {queue}"])
+    axes.set(ylim=(-0.6, 1.1), xlabel="offset in the queue", title="The message goes on at the end of its queue")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    return figure
+
+
 def _figure(height: float) -> tuple[Figure, Axes]:
     figure, axes = plt.subplots(figsize=(10, height), layout="constrained")
     # A figure is shown once, where a cell returns it.
     plt.close(figure)
     return figure, axes
+
+
+def _dots(kinds: Collection[tuple[str, str]]) -> tuple[list[Line2D], list[str]]:
+    """Handles and labels of a legend: colours and what they mean."""
+    handles = [Line2D([], [], marker="o", linestyle="", color=colour, markersize=9) for colour, _ in kinds]
+    return handles, [meaning for _, meaning in kinds]
+
+
+def _colour(name: str) -> str:
+    """The colour of a query that is named after one."""
+    return {"blue": COLOURS[0], "orange": COLOURS[1]}[name]
 
 
 def _whole_numbers(most: int = 9) -> MaxNLocator:
@@ -176,6 +344,3 @@ def _lane_names(axes: Axes, names: Sequence[str]) -> None:
 
 def _number(order: str) -> str:
     return order.rpartition("-")[2].lstrip("0")
-def group(looks): return None
-def turns(a,b): return None
-def hand_over(a,b,c): return None

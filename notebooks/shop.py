@@ -71,9 +71,9 @@ def local_spark(folder: Path, threads: int = 2) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    with _error_output_to(folder / "spark.log"), warnings.catch_warnings():
-        # PySpark 4.3 says of every pandas 3 that it may not do; nothing here uses pandas.
-        warnings.simplefilter("ignore", FutureWarning)
+    # PySpark 4.3 says of every pandas 3 that it may not do; nothing here uses pandas.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    with _error_output_to(folder / "spark.log"):
         return builder.config(map=settings).getOrCreate()
 
 
@@ -160,7 +160,7 @@ def orderedmq_command(store: str, words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
     """Raises TimeoutError when ``condition`` does not come true in time."""
     deadline = time.monotonic() + seconds
     while not condition():

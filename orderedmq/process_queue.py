@@ -275,6 +275,10 @@ class ProcessQueue:
 
     def _check(self) -> None:
         """Assert every invariant. Costs by the slices held: for tests and simulations."""
+        if not self._pending and not self._taken:
+            assert self.message_count == self.message_size == 0, "counted, but not held"
+            assert not self._disordered, "out of order without anything taken"
+            return
         for tree in (self._pending, self._taken):
             assert all(key == held.begin < held.end for key, held in tree.items()), "a slice is empty or under a wrong key"
             assert all(a.end <= b.begin for a, b in pairwise(tree.values())), "slices overlap"
