@@ -1,5 +1,5 @@
 # Everything runs from .venv, which `make setup` creates; nothing needs to be activated.
-# PYTHON=/path/to/python3.12 chooses the interpreter that .venv is made with; ARGS="-k name" goes to pytest.
+# PYTHON=/path/to/python3.12 chooses the interpreter that .venv is made with; ARGS="-k name" goes to pytest; SEEDS=100000 to simulate.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint simulate bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with pinned versions and this project, editable
 
@@ -44,6 +44,9 @@ lint: $(STAMP) ## ruff and strict mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+simulate: $(STAMP) ## run queries of a group through simulated faults; SEEDS=100000 says how many seeds
+	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),10000)
 
 bench: $(STAMP) ## measure source, sink and broker against their ceilings
 	@$(BIN)/python -m tests.bench.run

@@ -1,0 +1,45 @@
+"""``python -m tests.sim``: many seeds, or one with what happened in it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from tests.sim.runs import Report, command, many, run, trace
+from tests.sim.simulation import STEPS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.sim", description="Simulate queries of a consumer group, seed by seed."
+    )
+    parser.add_argument("--seeds", type=int, default=10_000, help="how many (default 10000)")
+    parser.add_argument("--first", type=int, default=0, help="the first one")
+    parser.add_argument("--seed", type=int, help="only this one")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print what happens")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"random steps before everything heals (default {STEPS})")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    asked = parser.parse_args()
+    if asked.seed is not None:
+        report = run(asked.seed, asked.steps)
+        if asked.trace:
+            print("\n".join(trace(asked.seed, asked.steps)))
+        print(report.failures.get(asked.seed, f"seed {asked.seed} is fine"))
+        return int(bool(report.failures))
+    began = time.monotonic()
+    total = Report()
+    for part in many(range(asked.first, asked.first + asked.seeds), asked.steps, asked.jobs):
+        total.add(part)
+        for seed, what in part.failures.items():
+            print(f"seed {seed}: {what}\n    {command(seed)}", flush=True)
+        if sys.stderr.isatty():
+            print(f"\r{total.seeds:,} of {asked.seeds:,}", end="", file=sys.stderr, flush=True)
+    took = time.monotonic() - began
+    print(f"{total}; {took:.0f} s, {total.seeds / took:.0f} seeds/s")
+    return int(bool(total.failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Deliberate bugs, each planted into the real code or into the broker's rules, to see that the simulation notices."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Final
+from unittest import mock
+
+from ordered_source.group import GroupSession
+from orderedmq import lock as rules
+from orderedmq.lock import Instant, LockToken, QueueLock
+from orderedmq.ownership import Commit, Owner, Unlock
+from tests.sim.process import Process
+from tests.sim.world import World
+
+
+def _instead(where: Any, name: str, by: Callable[..., Any]) -> AbstractContextManager[Any]:
+    return mock.patch.object(where, name, by)
+
+
+def no_epoch_check() -> AbstractContextManager[Any]:
+    """A mutation is accepted under any epoch."""
+    return _instead(rules, "is_current", lambda lock, proof: lock is not None)
+
+
+@contextlib.contextmanager
+def offset_read_before_the_lock() -> Iterator[None]:
+    """The group's offset is read before the queue is locked: its last owner may still move it."""
+    take, offsets = GroupSession.take, Process.offsets
+    early: dict[Process, dict[Any, int]] = {}
+
+    def reads_first(self: GroupSession, owner: Owner, action: Any, *, patient: bool) -> None:
+        process: Any = self._groups
+        early[process] = offsets(process, self.group, action.queues)
+        take(self, owner, action, patient=patient)
+
+    def read_early(self: Process, name: str, queues: Any) -> dict[Any, int]:
+        return {**offsets(self, name, queues), **{queue: at for queue, at in early.get(self, {}).items() if queue in queues}}
+
+    with _instead(GroupSession, "take", reads_first), _instead(Process, "offsets", read_early):
+        yield
+
+
+def unlock_before_commit() -> AbstractContextManager[Any]:
+    """A queue is given up before its offset is committed: the next owner reads the old one."""
+    boundary = Owner.boundary
+
+    def unlocks_first(self: Owner, *arguments: Any) -> Any:
+        return sorted(boundary(self, *arguments), key=lambda action: not isinstance(action, Unlock))
+
+    return _instead(Owner, "boundary", unlocks_first)
+
+
+def commit_of_a_given_up_queue() -> AbstractContextManager[Any]:
+    """What was found of a queue that is given up is committed with it, though nobody has processed it."""
+    boundary = Owner.boundary
+
+    def commits_all(self: Owner, *arguments: Any) -> Any:
+        before = dict(self.owned)
+        actions = boundary(self, *arguments)
+        gone = {one.token: one.known for queue, one in before.items() if one.token and queue not in self.owned}
+        known = next((action.offsets for action in actions if isinstance(action, Commit)), {})
+        rest = [action for action in actions if not isinstance(action, Commit)]
+        return [Commit({**known, **gone}), *rest] if known or gone else rest
+
+    return _instead(Owner, "boundary", commits_all)
+
+
+def renew_that_grants_a_free_queue() -> AbstractContextManager[Any]:
+    """Who lost a queue and finds it free has it again, and goes on where it was."""
+    renew = rules.renew
+
+    def grants(lock: QueueLock | None, proof: LockToken, now: Instant) -> QueueLock | None:
+        if lock is not None and not lock.held:
+            mine = replace(lock, owner=proof.owner, client_id=proof.client_id, epoch=proof.epoch, tenure=proof.tenure)
+            return replace(mine, held=True, renewed=now)
+        return renew(lock, proof, now)
+
+    return _instead(rules, "renew", grants)
+
+
+def expired_too_early() -> AbstractContextManager[Any]:
+    """``<=`` for ``<``: a lock that is exactly as old as it lives is taken over."""
+    return _instead(QueueLock, "expired", lambda self, now: self.life <= self.age(now))
+
+
+def wall_clock() -> AbstractContextManager[Any]:
+    """The age of a lock is counted by a clock that jumps."""
+    return _instead(World, "instant", lambda self: Instant(f"boot-{self.boot}", self.wall()))
+
+
+def _trusting(name: str) -> AbstractContextManager[Any]:
+    """An Owner whose method ``name`` believes that nobody had its queues in between."""
+    method = getattr(Owner, name)
+
+    def trusts(self: Owner, *arguments: Any) -> Any:
+        with _instead(Owner, "unbroken", lambda *_: True):
+            return method(self, *arguments)
+
+    return _instead(Owner, name, trusts)
+
+
+def replay_of_a_moved_queue() -> AbstractContextManager[Any]:
+    """A logged batch is repeated without asking who had its queues since."""
+    return _trusting("replay")
+
+
+def start_trusted_after_a_break() -> AbstractContextManager[Any]:
+    """A queue is read on from ``start.next``, though another had it since."""
+    return _trusting("enter")
+
+
+def stop_that_unlocks_a_queue_in_flight() -> AbstractContextManager[Any]:
+    """A stopped query gives its queues to others while its tasks are still at work."""
+    stop = Owner.stop
+
+    def at_once(self: Owner, group: Any) -> Unlock:
+        release = stop(self, group)
+        return Unlock((*release.idle, *release.in_flight), ())
+
+    return _instead(Owner, "stop", at_once)
+
+
+BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
+    no_epoch_check,
+    offset_read_before_the_lock,
+    unlock_before_commit,
+    commit_of_a_given_up_queue,
+    renew_that_grants_a_free_queue,
+    expired_too_early,
+    wall_clock,
+    replay_of_a_moved_queue,
+    start_trusted_after_a_break,
+    stop_that_unlocks_a_queue_in_flight,
+)

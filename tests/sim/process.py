@@ -1,0 +1,275 @@
+"""Processes of the simulation: what a source runner sees of the broker, of time and of signals, and what may happen to each call."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from random import Random
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
+from unittest import mock
+
+import orderedmq
+from ordered_source import group, reader
+from ordered_source.renewal import Renewal
+from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.errors import StoreError
+from orderedmq.lock import Client, LockToken, Refusal
+from orderedmq.membership import Member, Subscription
+from orderedmq.model import MessageQueue
+from tests.sim.world import TICK, World
+
+#: What may happen to a call, as often as it stands here. One that is late takes effect when its caller has given it up.
+MISHAPS: Final = (
+    "no answer",
+    "lost",
+    "lost",
+    "repeated",
+    "late",
+    "killed before",
+    "killed after",
+    "paused before",
+    "paused after",
+)
+
+
+class Killed(BaseException):
+    """kill -9 of the process that made the call. Not an Exception: no code of the project goes on after it."""
+
+
+class Caller(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dead(self) -> bool: ...
+
+    def kill(self) -> None: ...
+
+
+class Network:
+    """Between callers and the broker. ``mishap``: the share of calls that go wrong; ``meanwhile`` lets others do something."""
+
+    def __init__(self, world: World, random: Random) -> None:
+        self.world = world
+        self.random = random
+        self.mishap = 0.0
+        self.overlap = 0.05
+        #: Calls that were given up and are still under way.
+        self.late: list[tuple[str, Callable[[], object]]] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.pause: Callable[[Caller], None] = lambda _: None
+
+    def call(self, caller: Caller, what: str, effect: Callable[..., Any], *args: Any) -> Any:
+        if caller.dead:
+            raise Killed
+        chance = self.random.random()
+        if chance > self.overlap + self.mishap:
+            return effect(*args)
+        if chance <= self.overlap:
+            self.meanwhile()
+            if caller.dead:
+                raise Killed
+            result = effect(*args)
+            self.meanwhile()
+            if caller.dead:
+                raise Killed
+            return result
+        return self._goes_wrong(caller, what, effect, *args)
+
+    def _goes_wrong(self, caller: Caller, what: str, effect: Callable[..., Any], *args: Any) -> Any:
+        mishap = self.random.choice(MISHAPS)
+        self.world.note(f"{caller.name}: {what}: {mishap}")
+        match mishap:
+            case "lost":
+                raise _unreachable(what)
+            case "late":
+                self.late.append((f"{caller.name}: {what}", lambda: effect(*args)))
+                raise _unreachable(what)
+            case "killed before":
+                caller.kill()
+                raise Killed
+            case "paused before":
+                self.pause(caller)
+            case "repeated":
+                effect(*args)
+        if caller.dead:
+            raise Killed
+        result = effect(*args)
+        match mishap:
+            case "no answer":
+                raise _unreachable(what)
+            case "killed after":
+                caller.kill()
+            case "paused after":
+                self.pause(caller)
+        if caller.dead:
+            raise Killed
+        return result
+
+
+def _unreachable(what: str) -> StoreError:
+    return StoreError("IO", f"{what} failed: a fault of the simulation")
+
+
+class Process:
+    """The source runner of one run of a query: its connection to the broker (Broker, Log and Groups), and its renewals."""
+
+    identity = "simulation"
+
+    def __init__(self, network: Network, name: str) -> None:
+        self.network = network
+        self.world = network.world
+        self.name = name
+        self.client: Client | None = None
+        self.dead = False
+        self.frozen = False
+        self.renewal: VirtualRenewal | None = None
+        self.renewing = False
+        self.renewed = 0.0
+        self.log = self.groups = self
+        self.world.processes.append(self)
+
+    def kill(self) -> None:
+        if not self.dead:
+            self.dead = True
+            self.renewal = None
+            self.world.processes.remove(self)
+            if self.client is not None:
+                self.world.alive.discard(self.client.client_id)
+
+    def renew_due(self) -> float | None:
+        return None if self.renewal is None or self.renewing else self.renewed + self.renewal._interval
+
+    def renew_now(self) -> None:
+        assert self.renewal is not None
+        self.renewed = self.world.now
+        if self.network.random.random() < self.network.mishap:
+            self.world.note(f"{self.name}: misses a renewal")
+            return
+        self.renewing = True
+        try:
+            self.renewal.once()
+        except Killed:
+            pass
+        finally:
+            self.renewing = False
+
+    def _call(self, effect: Callable[..., Any], *args: Any) -> Any:
+        return self.network.call(self, effect.__name__, effect, *args)
+
+    # -- Log -----------------------------------------------------------------------------------------------------------------
+
+    def change(self) -> int:
+        return self.world.changes
+
+    def topic(self, name: str) -> TopicInfo:
+        return self.world.topic_info
+
+    def queues(self, name: str) -> list[MessageQueue]:
+        return self.world.queues
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        return self._call(self.world.bounds, queues)
+
+    # -- Groups --------------------------------------------------------------------------------------------------------------
+
+    def join(self, owner: str) -> Client:
+        if self.dead:
+            raise Killed
+        self.client = Client(owner, f"{owner}@{self.name}")
+        self.world.alive.add(self.client.client_id)
+        return self.client
+
+    def leave(self, client: Client) -> None:
+        self._call(self.world.leave, client)
+
+    def heartbeat(self, name: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
+        return self._call(self.world.heartbeat, client, subscription, room)
+
+    def members(self, name: str) -> list[Member]:
+        return self._call(self.world.members)
+
+    def lock(self, name: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+        return self._call(self.world.lock, client, queues)
+
+    def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        return self._call(self.world.renew, tokens)
+
+    def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
+        self._call(self.world.unlock, tokens, linger)
+
+    def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        return self._call(self.world.stale, tokens)
+
+    def offsets(self, name: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        return self._call(self.world.offsets, queues)
+
+    def commit(self, offsets: Mapping[LockToken, int]) -> None:
+        self._call(self.world.commit, offsets)
+
+    def reset_number(self, name: str) -> int:
+        if self.dead:
+            raise Killed
+        return self.world.resets
+
+    def close(self) -> None:
+        self.kill()
+
+
+class VirtualRenewal(Renewal):
+    """The renewal without its thread: the world's clock runs each round."""
+
+    def start(self) -> None:
+        process = self._groups
+        assert isinstance(process, Process)
+        process.renewal, process.renewed = self, process.world.now
+
+    def stop(self) -> None:
+        process = self._groups
+        assert isinstance(process, Process)
+        process.renewal = None
+
+    def once(self) -> None:
+        rounds = iter((False, True))
+        self._stopped = SimpleNamespace(wait=lambda _: next(rounds))  # type: ignore[assignment]
+        self._run()
+
+
+class Clock:
+    """The module ``time``, as a process of the world sees it."""
+
+    def __init__(self, network: Network) -> None:
+        self._network = network
+
+    def monotonic(self) -> float:
+        return self._network.world.now
+
+    def time(self) -> float:
+        return self._network.world.wall()
+
+    def sleep(self, seconds: float) -> None:
+        self._network.world.advance(-(-seconds // TICK) * TICK)
+        self._network.meanwhile()
+
+
+@contextlib.contextmanager
+def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[None]:
+    """The source's own code sees the world: its broker, its clock, names drawn from the seed, no signals, no log."""
+    clock, logger = Clock(network), logging.getLogger("orderedmq")
+    drawn = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{network.random.getrandbits(32):08x}"))
+    signals = SimpleNamespace(SIGTERM=15, SIG_IGN=1, signal=lambda *_: None)
+    disabled, logger.disabled = logger.disabled, True
+    try:
+        with (
+            mock.patch.object(reader, "time", clock),
+            mock.patch.object(group, "time", clock),
+            mock.patch.object(reader, "uuid", drawn),
+            mock.patch.object(reader, "signal", signals),
+            mock.patch.object(group, "Renewal", VirtualRenewal),
+            mock.patch.object(orderedmq, "connect", connect),
+        ):
+            yield
+    finally:
+        logger.disabled = disabled

@@ -1,0 +1,85 @@
+"""Many seeds, in several processes."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from typing import Final
+
+from orderedmq.errors import OrderedMQError
+from tests.sim.simulation import STEPS, Scenario, Simulation
+
+#: Seeds of one job: enough that handing jobs out costs nothing.
+_CHUNK: Final = 50
+
+
+@dataclass
+class Report:
+    """``repeats``: messages that an at-least-once sink got again. ``failures``: seed → what is wrong."""
+
+    seeds: int = 0
+    steps: int = 0
+    messages: int = 0
+    grants: int = 0
+    repeats: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+
+    def add(self, other: Report) -> None:
+        for name in ("seeds", "steps", "messages", "grants", "repeats"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.failures |= other.failures
+
+    def __str__(self) -> str:
+        return (
+            f"{self.seeds:,} seeds, {self.steps:,} steps: {self.messages:,} messages, {self.grants:,} locks granted, "
+            f"{self.repeats:,} repeats in at-least-once sinks, {len(self.failures)} failures"
+        )
+
+
+def run(seed: int, steps: int = STEPS) -> Report:
+    """One seed. Whatever the code under test raises is a failure, too: nothing of it should come so far."""
+    simulation = Simulation(Scenario.of(seed))
+    failures = {}
+    try:
+        simulation.run(steps)
+    except (AssertionError, OrderedMQError, LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        failures[seed] = f"{type(error).__name__}: {error}"
+    world = simulation.world
+    return Report(1, simulation.steps, sum(world.ends.values()), len(world.moves), world.ledger.repeats, failures)
+
+
+def trace(seed: int, steps: int = STEPS) -> list[str]:
+    """What happened in a seed, line by line."""
+    simulation = Simulation(Scenario.of(seed), trace=True)
+    assert simulation.world.trace is not None
+    try:
+        simulation.run(steps)
+    except Exception as error:
+        simulation.world.note(f"{type(error).__name__}: {error}")
+    return simulation.world.trace
+
+
+def command(seed: int) -> str:
+    return f"python -m tests.sim --seed {seed} --trace"
+
+
+def _chunk(seeds: Sequence[int], steps: int) -> Report:
+    # A world is full of cycles and lives for milliseconds.
+    gc.disable()
+    total = Report()
+    for seed in seeds:
+        total.add(run(seed, steps))
+    gc.collect()
+    return total
+
+
+def many(seeds: range, steps: int = STEPS, jobs: int = 2) -> Iterator[Report]:
+    """A report of each part of the seeds, as it is done."""
+    # Not fork: PyArrow has threads.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        parts = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+        for done in as_completed([pool.submit(_chunk, part, steps) for part in parts]):
+            yield done.result()

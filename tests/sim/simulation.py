@@ -1,0 +1,384 @@
+"""One seed is one run: a few hundred random steps of queries, time and faults, then everything heals and must come to rest."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+from orderedmq.errors import OrderedMQError
+from orderedmq.lock import LOCK_LIFE, LockToken
+from tests import checker
+from tests.sim.process import Caller, Network, Process, virtual
+from tests.sim.query import Kind, Query
+from tests.sim.sink import Sink
+from tests.sim.task import ListenerTask
+from tests.sim.world import TICK, Violation, World, message
+
+STEPS: Final = 200
+#: Steps within steps: what others do while a call is under way.
+_DEPTH: Final = 3
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What a seed is about. ``calm``: queries come and go, nothing fails, and nothing may come out twice."""
+
+    seed: int
+    calm: bool
+    members: int
+    queues: int
+    seeks: bool
+    #: The last member has another strategy than the others, and should be refused, or they.
+    stranger: bool
+    kind: Kind
+
+    @classmethod
+    def of(cls, seed: int) -> Scenario:
+        draw = random.Random(f"scenario {seed}")
+        calm = draw.random() < 0.25
+        kind = Kind(
+            shared=draw.random() < 0.8,
+            strategy=draw.choice(("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")),
+            atomic=draw.random() < 0.5,
+            listener=draw.random() < 0.4,
+            max_rows=draw.choice((None, 3, 8)),
+            batch_size=draw.choice((1, 1, 3)),
+            auto_commit=draw.random() < 0.7,
+        )
+        seeks = not calm and draw.random() < 0.2
+        stranger = kind.shared and draw.random() < 0.1
+        return cls(seed, calm, draw.randint(2, 4), draw.randint(3, 8), seeks, stranger, kind)
+
+
+class Simulation:
+    """``steps`` counts all steps, also those within others."""
+
+    def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
+        self.scenario = scenario
+        self.random = random.Random(scenario.seed)
+        self.world = World(self.random, scenario.queues)
+        if trace:
+            self.world.trace = []
+        self.network = Network(self.world, self.random)
+        self.network.meanwhile = self._meanwhile
+        self.network.pause = self._pause
+        self.sink = Sink(self.world)
+        names = "ABCD"[: scenario.members]
+        self.queries = [Query(name, scenario.kind, self.world, self.network, self.sink, self.random) for name in names]
+        if scenario.stranger:
+            self.queries[-1].strategy = "AVG" if scenario.kind.strategy == "AVG_BY_CIRCLE" else "AVG_BY_CIRCLE"
+        self.by_path = {query.options()["path"]: query for query in self.queries}
+        self.world.ledger.exact = scenario.calm or scenario.kind.atomic
+        self.world.ledger.at_work = self._at_work
+        self.steps = 0
+        self.depth = 0
+        #: No more faults, and nobody comes.
+        self.healing = False
+        self.events = self._events()
+
+    def run(self, steps: int = STEPS) -> None:
+        """Raises AssertionError."""
+        self.world.note(str(self.scenario))
+        with virtual(self.network, lambda path: self.by_path[path].connect()):
+            for queue in self.world.queues:
+                self.world.produce(queue, self.random.randint(0, 6))
+            self.network.mishap = 0.0 if self.scenario.calm else self.random.choice((0.005, 0.02, 0.05))
+            self.network.overlap = self.random.choice((0.03, 0.1, 0.3))
+            while self.steps < steps:
+                self.step()
+            self._heal()
+        self._judge()
+
+    # -- steps ---------------------------------------------------------------------------------------------------------------
+
+    def _events(self) -> tuple[list[Callable[[], None]], list[int]]:
+        """What may happen, and the sums of how often."""
+        table: list[tuple[Callable[[], None], int]] = [
+            (self._go, 760),
+            (self._little_time, 60),
+            (self._much_time, 25),
+            (self._produce, 60),
+            (self._stop, 12),
+            (self._late_task, 25),
+            (self._grow, 4),
+            (self._wall_jumps, 8),
+        ]
+        if not self.scenario.calm:
+            table += [
+                (self._kill_runner, 12),
+                (self._kill_driver, 12),
+                (self._driver_ends, 6),
+                (self._some_pause, 10),
+                (self._late_call, 20),
+                (self._release, 4),
+                (self._reboot, 2),
+            ]
+        if self.scenario.seeks:
+            table.append((self._seek, 12))
+        return [event for event, _ in table], list(accumulate(weight for _, weight in table))
+
+    def step(self) -> None:
+        self.steps += 1
+        events, sums = self.events
+        events[bisect(sums, self.random.randrange(sums[-1]))]()
+        self._check()
+
+    def _check(self) -> None:
+        for query in self.queries:
+            if query.moved and not query.busy:
+                query.invariants()
+        if self.world.broken:
+            raise Violation(self.world.broken)
+
+    def _meanwhile(self) -> None:
+        if self.depth < _DEPTH:
+            self.depth += 1
+            for _ in range(self.random.randint(0, 5)):
+                self.step()
+            self.depth -= 1
+
+    def _some(self, fits: Callable[[Query], bool]) -> Query | None:
+        found = [query for query in self.queries if fits(query)]
+        return self.random.choice(found) if found else None
+
+    def _go(self) -> None:
+        query = self._some(_can_step)
+        if query is not None and query.phase == "idle" and query.quiet:
+            # Most of the time something is to be done elsewhere.
+            query = self._some(_can_step)
+        if query is not None and (query.up or (not self.healing and self.random.random() < 0.4)):
+            query.step()
+
+    def _little_time(self) -> None:
+        self.world.advance(self.random.randint(1, 40) * TICK)
+
+    def _much_time(self) -> None:
+        self.world.advance(self.random.choice((5.0, 10.0, 20.0)))
+
+    def _produce(self) -> None:
+        for _ in range(self.random.randint(1, 3)):
+            self.world.produce(self.random.choice(self.world.queues), self.random.randint(1, 5))
+
+    def _grow(self) -> None:
+        if len(self.world.queues) < 10:
+            self.world.grow()
+            self.world.note(f"there are {len(self.world.queues)} queues")
+
+    def _wall_jumps(self) -> None:
+        self.world.wall_offset += self.random.choice((-3600.0, -90.0, 90.0, 3600.0))
+        self.world.note("the wall clock jumps")
+
+    # -- faults --------------------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        query = self._some(self._may_stop)
+        if query is not None and query.up:
+            self.world.note(f"{query.name}: is stopped while {query.phase}")
+            query.leave(terminated=True)
+
+    def _may_stop(self, query: Query) -> bool:
+        if query.busy or query.frozen:
+            return False
+        if query.up and self.scenario.calm and not self.scenario.kind.atomic:
+            # A stop in the middle of a batch may repeat it in such a sink.
+            owner = query.owner
+            return query.phase == "idle" and (owner is None or not owner.in_flight())
+        return True
+
+    def _kill_runner(self) -> None:
+        query = self._some(lambda one: one.process is not None and not one.process.dead)
+        if query is not None and query.process is not None:
+            self.world.note(f"{query.name}: its runner is killed while {query.phase}")
+            query.process.kill()
+
+    def _kill_driver(self) -> None:
+        query = self._some(lambda one: one.up)
+        if query is not None:
+            self.world.note(f"{query.name}: is killed while {query.phase}")
+            query.kill()
+
+    def _driver_ends(self) -> None:
+        query = self._some(lambda one: one.up and not one.busy and not one.frozen)
+        if query is not None:
+            self.world.note(f"{query.name}: its driver ends while {query.phase}")
+            query.leave(terminated=False)
+
+    def _some_pause(self) -> None:
+        query = self._some(lambda one: one.process is not None and not one.frozen)
+        if query is not None and query.process is not None:
+            self._pause(query.process)
+
+    def _pause(self, caller: Caller) -> None:
+        """SIGSTOP of a process, others go on; the tasks and the driver of a paused runner, too."""
+        process = caller.process if isinstance(caller, Query) else caller
+        if not isinstance(process, Process) or process.frozen or self.depth >= _DEPTH:
+            return
+        end = self.world.now + self.random.choice((10.0, 40.0, LOCK_LIFE, LOCK_LIFE + TICK, 61.0, 90.0, 130.0))
+        self.world.note(f"{process.name}: is paused for {end - self.world.now:.3f} s")
+        process.frozen = True
+        self.depth += 1
+        while self.world.now < end:
+            self.world.advance(min(end - self.world.now, self.random.choice((TICK, 5.0, 20.0, 60.0))))
+            for _ in range(self.random.randint(0, 3)):
+                self.step()
+        self.depth -= 1
+        process.frozen = False
+        self.world.note(f"{process.name}: goes on")
+
+    def _late_task(self) -> None:
+        query = self._some(lambda one: bool(one.zombies))
+        if query is not None:
+            query.late_task()
+
+    def _late_call(self) -> None:
+        query = self._some(lambda one: bool(one.late))
+        if query is not None:
+            query.late_publish()
+        elif self.network.late:
+            what, effect = self.network.late.pop(self.random.randrange(len(self.network.late)))
+            self.world.note(f"{what}: takes effect late")
+            try:
+                effect()
+            except OrderedMQError as error:
+                self.world.note(f"{what}: is refused: {error.sub}")
+
+    def _release(self) -> None:
+        queue = self.random.choice(self.world.queues)
+        self.world.note(f"an operator releases {queue}")
+        self.world.release(queue)
+
+    def _reboot(self) -> None:
+        if self.depth:
+            return
+        self.world.note("the machine reboots")
+        for query in self.queries:
+            query.kill()
+            query.zombies, query.late = [], []
+        self.network.late = []
+        self.world.reboot()
+
+    def _seek(self) -> None:
+        chosen = self.random.sample(self.world.queues, self.random.randint(1, 2))
+        offsets = {queue: self.random.randint(0, self.world.ends[queue]) for queue in chosen}
+        self.world.note(f"an operator seeks {', '.join(f'{queue} to {at}' for queue, at in offsets.items())}")
+        self.world.seek(offsets)
+
+    def _at_work(self, proof: LockToken) -> bool:
+        return any(query.at_work(proof) for query in self.queries)
+
+    # -- the end -------------------------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        """No more faults: the queries that stay must own what the strategy says, in time, and consume everything."""
+        self.world.note("everything heals")
+        self.world.history.append({"event": "heal"})
+        self.network.mishap, self.network.overlap = 0.0, 0.03
+        while self.network.late or any(query.late for query in self.queries):
+            self._late_call()
+        events = (self._go, self._little_time, self._late_task)
+        self.events = (list(events), [10, 12, 13])
+        self.healing = True
+        staying = self._staying()
+        for query in self.queries:
+            query.staying = query in staying
+            if query.up and (query.available_now or not query.staying):
+                while not self._may_stop(query):
+                    self.world.advance(1.0)
+                    query.step()
+                    self._check()
+                if not query.dead and not self._frozen(query):
+                    query.leave(terminated=True)
+        for _ in range(4):
+            runs = [query.runs for query in staying]
+            self._rounds(staying)
+            self.world.advance(LOCK_LIFE + TICK)
+            self._rounds(staying)
+            self._rounds(staying)
+            if runs == [query.runs for query in staying]:
+                break
+        else:
+            self.world.fail("queries fail again and again, though nothing happens to them")
+        self._owned(staying)
+        moves = len(self.world.moves)
+        for queue in self.world.queues:
+            self.world.produce(queue, self.random.randint(0, 2))
+        self._rounds(staying)
+        self._rounds(staying)
+        if len(self.world.moves) > moves:
+            queue, client = self.world.moves[-1]
+            self.world.fail(f"{queue} went to {client}, though nobody came or went")
+        for queue, end in self.world.ends.items():
+            at, processed = self.world.group_offsets.get(queue), self.world.ledger.processed[queue]
+            if processed != end or at != end:
+                self.world.fail(f"{queue}: {end} messages, {processed} came out, the group is at {at}")
+
+    def _frozen(self, query: Query) -> bool:
+        """Some that do not stay are paused for good."""
+        process = query.process
+        if query.staying or self.scenario.calm or process is None or process.dead or self.random.random() < 0.5:
+            return False
+        process.frozen = True
+        return True
+
+    def _staying(self) -> list[Query]:
+        alike = self.queries[:-1] if self.scenario.stranger else self.queries
+        if self.scenario.kind.shared:
+            return sorted(self.random.sample(alike, self.random.randint(1, len(alike))), key=lambda one: one.name)
+        return [self.random.choice(alike)]
+
+    def _rounds(self, staying: Sequence[Query]) -> None:
+        """Each query goes on until it finds nothing more to do."""
+        self.world.advance(1.0)
+        for query in staying:
+            query.quiet = False
+            for _ in range(1000):
+                for task in query.tasks:
+                    if isinstance(task, ListenerTask):
+                        task.moody = False
+                if query.phase in ("running", "down"):
+                    self.world.advance(1.0)
+                query.step()
+                self._check()
+                if query.phase == "idle" and query.quiet:
+                    break
+            else:
+                self.world.fail(f"{query.name} does not come to rest, it is {query.phase}")
+
+    def _owned(self, staying: Sequence[Query]) -> None:
+        """Every queue has the owner that the strategy gives it."""
+        members = {query.process.client.client_id: None for query in staying if query.process and query.process.client}
+        for query in staying:
+            owner = query.owner
+            assert owner is not None
+            wanted = owner.strategy(self.world.queues, members)
+            if sorted(owner.owned) != sorted(wanted):
+                self.world.fail(f"{query.name} owns {sorted(owner.owned)}, the strategy gives it {sorted(wanted)}")
+            for queue, owned in owner.owned.items():
+                lock = self.world.locks[queue]
+                if owned.token is None or not lock.held or lock.epoch != owned.token.epoch:
+                    self.world.fail(f"{queue} is not held by its owner")
+        if sorted(queue for query in staying if query.owner for queue in query.owner.owned) != self.world.queues:
+            self.world.fail("not every queue has an owner")
+
+    def _judge(self) -> None:
+        sends: list[dict[str, Any]] = []
+        for queue, end in self.world.ends.items():
+            for offset in range(end):
+                key, name = message(queue, offset)
+                sent = {"event": "send", "queue": str(queue), "offset": offset, "key": key, "id": name, "outcome": "ok"}
+                sends.append(sent)
+        # A seek back brings messages again, behind later ones. (What an at-least-once sink got again is not in the history.)
+        allowed = ("duplicate", "nonmonotonic") if self.scenario.seeks else ()
+        found = [one for one in checker.judge([*sends, *self.world.history]) if one.kind not in allowed]
+        if found:
+            raise Violation(f"{len(found)} anomalies: {'; '.join(map(str, found[:3]))}")
+
+
+def _can_step(query: Query) -> bool:
+    if query.busy:
+        return False
+    return not query.frozen or query.phase in ("running", "publishing", "committing")

@@ -1,0 +1,154 @@
+"""The tasks of a micro-batch in the simulation: one range of one queue each, under the driver's lock, a few messages per step."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final
+
+from ordered_source.task import CHECK_INTERVAL
+from orderedmq.errors import LockError
+from orderedmq.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderlySettings
+from orderedmq.lock import LockToken
+from orderedmq.model import OffsetRange
+from orderedmq.orderly import CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+from orderedmq.process_queue import Slice
+from tests.sim.sink import Run, Sink
+from tests.sim.world import World
+
+_ANSWERS: Final = (
+    *(ConsumeOrderlyStatus.SUCCESS,) * 12,
+    *(ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT,) * 2,
+    ConsumeOrderlyStatus.ROLLBACK,
+    ConsumeOrderlyStatus.COMMIT,
+    None,
+)
+
+
+class Task:
+    """Delivers its range to a sink: what is staged comes out when the batch is published, a foreign sink has it at once."""
+
+    def __init__(self, world: World, sink: Sink, run: Run, span: OffsetRange, proof: LockToken, *, staged: bool) -> None:
+        self.world, self.sink, self.run, self.span, self.proof = world, sink, run, span, proof
+        self.staged = staged
+        self.position = span.begin
+        self.checked: float | None = None
+        self.done = False
+
+    def __str__(self) -> str:
+        span = self.span
+        return f"{self.run.query}'s task of batch {self.run.batch}, {self.proof.queue} {span.begin}-{span.end} under {self.proof.epoch}"
+
+    def step(self, random: Random) -> None:
+        """Raises LockError LOST."""
+        now = self.world.now
+        if self.checked is None:
+            self.check()
+            self.sink.register(self.run, self.span, self.proof)
+            self.start()
+        elif now - self.checked > CHECK_INTERVAL:
+            self.check()
+        self.work(random)
+
+    def check(self) -> None:
+        if not self.world.check(self.proof):
+            raise LockError("LOST", f"{self.proof.queue} was lost by {self.proof.client_id}")
+        self.checked = self.world.now
+
+    def start(self) -> None:
+        """A further attempt begins anew."""
+        self.position = self.span.begin
+
+    def retry(self) -> None:
+        self.checked = None
+
+    def work(self, random: Random) -> None:
+        end = min(self.span.end, self.position + random.randint(1, 6))
+        if not self.staged:
+            self.world.ledger.out(self.run.query, self.proof, OffsetRange(self.position, end))
+        self.position = end
+        self.done = end == self.span.end
+
+    def invariants(self) -> None:
+        assert self.span.begin <= self.position <= self.span.end
+
+
+class ListenerTask(Task):
+    """Runs a listener over its range with the real engine. The range counts as processed when the engine says that it is."""
+
+    def __init__(
+        self,
+        world: World,
+        sink: Sink,
+        run: Run,
+        span: OffsetRange,
+        proof: LockToken,
+        settings: OrderlySettings,
+        *,
+        auto: bool,
+        staged: bool,
+    ) -> None:
+        super().__init__(world, sink, run, span, proof, staged=staged)
+        self.settings = settings
+        self.auto = auto
+        #: False: every message is accepted.
+        self.moody = True
+        self.start()
+
+    def start(self) -> None:
+        self.position = self.span.begin
+        self.engine = OrderlyQueue(self.proof.queue, self.settings, self.world.now)
+        self.outcomes: list[Outcome] = []
+
+    def work(self, random: Random) -> None:
+        for _ in range(random.randint(1, 8)):
+            now = self.world.now
+            match self.engine.next(now):
+                case CheckLock():
+                    self.engine.lock(self.world.check(self.proof), now)
+                case Pull():
+                    self._pull(random)
+                case Consume(batch):
+                    self.world.ledger.called(self.proof.queue, batch.begin, batch.end)
+                    status, auto = self._answer(random, batch.end)
+                    self.outcomes += self.engine.consumed(ConsumeOrderlyContext(self.proof.queue, auto), status, None, now)
+                case DeadLetter():
+                    # Under the fence, as a commit is.
+                    self.world.require_current(self.proof)
+                    self.world.accepted(self.proof)
+                    self.outcomes += self.engine.dead_lettered(random.random() < 0.9 or not self.moody, "no answer", now)
+                case Suspend():
+                    return
+                case Done():
+                    self._finished()
+                    return
+
+    def _pull(self, random: Random) -> None:
+        end = min(self.span.end, self.position + random.randint(1, 6))
+        if self.position == end:
+            self.engine.close()
+        else:
+            self.engine.put(Slice(self.position, end))
+            self.position = end
+
+    def _answer(self, random: Random, end: int) -> tuple[ConsumeOrderlyStatus | None, bool]:
+        status = random.choice(_ANSWERS) if self.moody else ConsumeOrderlyStatus.SUCCESS
+        if not self.auto and status is ConsumeOrderlyStatus.SUCCESS and end == self.span.end:
+            status = ConsumeOrderlyStatus.COMMIT
+        return status, self.auto
+
+    def _finished(self) -> None:
+        """The outcomes are the range, each message once."""
+        covered = sorted((outcome.begin_offset, outcome.end_offset) for outcome in self.outcomes)
+        at = self.span.begin
+        for begin, end in covered:
+            if begin != at:
+                self.world.fail(f"{self}: outcomes {covered}")
+            at = end
+        if at != self.span.end:
+            self.world.fail(f"{self}: outcomes {covered}")
+        if not self.staged:
+            self.world.ledger.out(self.run.query, self.proof, self.span)
+        self.done = True
+
+    def invariants(self) -> None:
+        self.engine._check()

@@ -1,0 +1,26 @@
+"""The simulation itself is tested by deliberate bugs: each must be caught, by seeds that are fine without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.bugs import BUGS
+from tests.sim.runs import run
+
+#: Seeds in which a bug must show.
+ENOUGH = 1000
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.__name__ for bug in BUGS])
+def test_a_planted_bug_is_caught(bug, capsys):
+    for seed in range(ENOUGH):
+        with bug():
+            found = run(seed).failures
+        if found:
+            break
+    else:
+        pytest.fail(f"{ENOUGH} seeds did not notice: {bug.__doc__}")
+    with capsys.disabled():
+        print(f"\n{bug.__name__}: seed {seed}: {found[seed]}")
+    assert not run(seed).failures, "the seed fails without the bug, too"

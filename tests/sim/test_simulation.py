@@ -1,0 +1,50 @@
+"""Queries of a consumer group, simulated: the real reader, group session, Owner, offsets, ProcessQueue and listener engine, no Spark.
+
+A seed says how many queries and queues there are, what they write to and which faults happen; broker, network, clocks and processes are
+the simulation's. More seeds: ``make simulate SEEDS=100000``. One of them: ``python -m tests.sim --seed 7 --trace``.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tests.sim.runs import Report, command, many, run, trace
+from tests.sim.simulation import STEPS, Scenario
+
+#: What two processes do in two and a half minutes.
+SEEDS = 10_000
+
+
+@pytest.mark.timeout(900)
+def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(capsys):
+    total = Report()
+    for part in many(range(SEEDS)):
+        total.add(part)
+        if len(total.failures) > 20:
+            break
+    with capsys.disabled():
+        print(f"\nsimulation: {total}")
+    if total.failures:
+        seed = min(total.failures)
+        lines = "\n".join(trace(seed)[-120:])
+        others = ", ".join(map(str, sorted(total.failures)[:20]))
+        pytest.fail(f"seed {seed}: {total.failures[seed]}\n{command(seed)}\nfailed: {others}\n{lines}")
+    assert total.steps >= SEEDS * STEPS
+
+
+def test_a_seed_is_one_run():
+    assert [run(seed) for seed in range(20)] == [run(seed) for seed in range(20)]
+    assert trace(3) == trace(3)
+
+
+def test_seeds_are_of_all_kinds():
+    scenarios = [Scenario.of(seed) for seed in range(500)]
+    kinds = {(one.calm, one.kind.shared, one.kind.atomic, one.kind.listener) for one in scenarios}
+    assert kinds == set(product((False, True), repeat=4))
+    assert {one.kind.strategy for one in scenarios} == {"AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH"}
+    assert {one.members for one in scenarios} == {2, 3, 4}
+    assert {one.queues for one in scenarios} == set(range(3, 9))
+    assert any(one.seeks for one in scenarios)
+    assert any(one.stranger for one in scenarios)

@@ -1,0 +1,361 @@
+"""The broker of the simulation: locks and members by the real rules, group offsets, two clocks, time that only the simulation moves.
+
+Besides the rules, which can be broken by a test, it keeps its own books (``Holding``, ``Ledger``): what must be true whatever the rules
+say. What contradicts them is a Violation, raised where it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, Protocol
+
+from orderedmq import lock as rules
+from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.errors import LockError
+from orderedmq.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock, Refusal
+from orderedmq.membership import Member, Subscription, present
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+
+GROUP: Final = "billing"
+TOPIC: Final = "orders"
+#: Times are multiples of this: exact as floats, so that "as old as it may be" happens.
+TICK: Final = 0.125
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Renewing(Protocol):
+    """A process whose locks and membership are to be renewed now and then."""
+
+    frozen: bool
+
+    def renew_due(self) -> float | None: ...
+
+    def renew_now(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Holding:
+    """Who may work on a queue, as the specification has it: counted by the true clock, apart from the lock's record."""
+
+    client: Client
+    since: float
+    life: float = LOCK_LIFE
+    lingering: bool = False
+
+
+class World:
+    """One machine with one store: ``alive`` are its processes' clients, ``now`` its monotonic clock, ``wall`` the other one."""
+
+    def __init__(self, random: Random, queues: int) -> None:
+        self.random = random
+        self.now = 1000.0
+        self.wall_offset = 5_000_000.0
+        self.boot = 1
+        self.processes: list[Renewing] = []
+        self.alive: set[str] = set()
+        self.queues = [MessageQueue(TOPIC, EMBEDDED_BROKER, number) for number in range(queues)]
+        self.topic_info = TopicInfo(TOPIC, queues, "incarnation")
+        self.ends: dict[MessageQueue, int] = dict.fromkeys(self.queues, 0)
+        self.locks: dict[MessageQueue, QueueLock] = {}
+        self.group_offsets: dict[MessageQueue, int] = {}
+        self.group_members: dict[str, Member] = {}
+        self.resets = 0
+        self.numbers = 0
+        self.changes = 0
+        self.ledger = Ledger(self)
+        #: The specification's books of the locks: the holder, and the highest epoch of each queue.
+        self.holdings: dict[MessageQueue, Holding] = {}
+        self.highest: dict[MessageQueue, int] = {}
+        #: Clients that were given a queue, in order: a queue that nobody should have moved has no new one.
+        self.moves: list[tuple[MessageQueue, str]] = []
+        self.trace: list[str] | None = None
+        self.history: list[dict[str, Any]] = []
+        self.broken: str | None = None
+
+    # -- for the simulation --------------------------------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.now - 1000:9.3f}  {text}")
+
+    def fail(self, what: str) -> None:
+        """Raise a Violation; kept, too, in case the code under test catches it."""
+        self.broken = self.broken or what
+        raise Violation(what)
+
+    def instant(self) -> Instant:
+        return Instant(f"boot-{self.boot}", self.now)
+
+    def wall(self) -> float:
+        return self.now + self.wall_offset
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; processes that are not frozen renew when it is due."""
+        target = self.now + seconds
+        while True:
+            due = [(at, n) for n, one in enumerate(self.processes) if not one.frozen and (at := one.renew_due()) is not None]
+            at, first = min(due, default=(target, -1))
+            if first < 0 or at > target:
+                break
+            self.now = max(self.now, at)
+            self.processes[first].renew_now()
+        self.now = max(self.now, target)
+
+    def produce(self, queue: MessageQueue, count: int) -> None:
+        self.ends[queue] += count
+        self.changes += 1
+
+    def grow(self) -> None:
+        queue = MessageQueue(TOPIC, EMBEDDED_BROKER, len(self.queues))
+        self.queues = [*self.queues, queue]
+        self.topic_info = TopicInfo(TOPIC, len(self.queues), "incarnation")
+        self.ends[queue] = 0
+        self.ledger.add(queue)
+        self.changes += 1
+
+    def reboot(self) -> None:
+        """All processes are gone already; the monotonic clock starts anew."""
+        self.boot += 1
+        self.now = 1000.0
+        self.alive.clear()
+        self.holdings.clear()
+
+    def seek(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """``group seek --force``."""
+        self.changes += 1
+        self.history.append({"event": "reset", "group": GROUP})
+        for queue, offset in offsets.items():
+            self.ledger.sought(queue, offset)
+            self.group_offsets[queue] = offset
+            if queue in self.locks:
+                self._put(queue, rules.sought(self._number(), self.instant()))
+                self.highest[queue] = self.locks[queue].epoch
+                self.holdings.pop(queue, None)
+        self.resets += 1
+
+    def release(self, queue: MessageQueue) -> None:
+        """``lock release --force``."""
+        before = self.locks.get(queue)
+        if before is not None and before.held:
+            self._put(queue, rules.released(before, self._number()))
+            self.highest[queue] = self.locks[queue].epoch
+            self.holdings.pop(queue, None)
+
+    # -- the Log protocol, as far as the source's driver asks ------------------------------------------------------------------
+
+    def change(self) -> int:
+        return self.changes
+
+    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        return {queue: QueueBounds(0, self.ends[queue]) for queue in queues}
+
+    # -- the Groups protocol ---------------------------------------------------------------------------------------------------
+
+    def heartbeat(self, client: Client, subscription: Subscription, room: str | None) -> list[Member]:
+        self.changes += 1
+        now, known = self.instant(), self.group_members
+        mine = known.get(client.client_id)
+        joined = mine.joined if mine is not None and not mine.expired(now) else self._number()
+        known[client.client_id] = Member(client.owner, client.client_id, subscription, joined, now, room)
+        counted = present(known.values(), now, self.alive.__contains__)
+        self.group_members = {member.client_id: member for member in counted}
+        return counted
+
+    def members(self) -> list[Member]:
+        return present(self.group_members.values(), self.instant(), self.alive.__contains__)
+
+    def leave(self, client: Client) -> None:
+        self.changes += 1
+        self.group_members.pop(client.client_id, None)
+        self.alive.discard(client.client_id)
+
+    def lock(self, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+        out: dict[MessageQueue, LockToken | Refusal] = {}
+        now = self.instant()
+        for queue in queues:
+            before = self.locks.get(queue)
+            after = rules.grant(before, client, now, next_epoch=self.numbers + 1, alive=self.alive.__contains__)
+            if after is None:
+                assert before is not None
+                out[queue] = rules.refusal(before, queue, now, before.client_id in self.alive)
+                continue
+            self._granted(queue, before, after, client)
+            out[queue] = rules.token(after, GROUP, queue)
+        return out
+
+    def _granted(self, queue: MessageQueue, before: QueueLock | None, after: QueueLock, client: Client) -> None:
+        holding = self.holdings.get(queue)
+        if holding is not None and holding.client != client and self._protected(holding, client):
+            self.fail(f"{queue} was given to {client.client_id}, though it is {holding.client.client_id}'s")
+        renewed = before is not None and before.held and before.epoch == after.epoch
+        if not renewed and after.epoch <= self.highest.get(queue, 0):
+            self.fail(f"{queue} was granted under epoch {after.epoch}, {self.highest[queue]} was before")
+        self.numbers = max(self.numbers, after.epoch)
+        self.highest[queue] = after.epoch
+        self.holdings[queue] = Holding(client, self.now)
+        self._put(queue, after)
+        self.moves.append((queue, client.client_id))
+        event = {"event": "grant", "group": GROUP, "queue": str(queue), "epoch": after.epoch, "owner": client.owner}
+        self.history.append(event)
+
+    def _protected(self, holding: Holding, asker: Client) -> bool:
+        """Whether nobody but the holder may have the queue: it is alive, or has just stopped with a task at work, and not expired."""
+        if self.now - holding.since > holding.life:
+            return False
+        if holding.lingering:
+            return holding.client.owner != asker.owner
+        return holding.client.client_id in self.alive
+
+    def renew(self, tokens: Iterable[LockToken]) -> list[LockToken]:
+        gone: list[LockToken] = []
+        now = self.instant()
+        for proof in tokens:
+            after = rules.renew(self.locks.get(proof.queue), proof, now)
+            if after is None:
+                gone.append(proof)
+                continue
+            if after.epoch != self.highest[proof.queue]:
+                self.fail(f"{proof.queue} was renewed under epoch {after.epoch}, {self.highest[proof.queue]} was granted since")
+            holding = self.holdings.get(proof.queue)
+            if holding is None:
+                self.fail(f"{proof.queue} was renewed for {proof.client_id}, though it was free")
+            else:
+                holding.since = self.now
+            self._put(proof.queue, after)
+        return gone
+
+    def unlock(self, tokens: Iterable[LockToken], linger: float) -> None:
+        now = self.instant()
+        for proof in tokens:
+            after = rules.unlock(self.locks.get(proof.queue), proof, now, linger)
+            if after is None:
+                continue
+            holding = self.holdings.get(proof.queue)
+            if holding is None:
+                self.fail(f"{proof.queue} was given back by {proof.client_id}, though it was free")
+            elif linger:
+                left = max(0.0, holding.life - (self.now - holding.since))
+                self.holdings[proof.queue] = Holding(holding.client, self.now, min(left, linger), lingering=True)
+            else:
+                self.ledger.unlocked(proof)
+                del self.holdings[proof.queue]
+            self._put(proof.queue, after)
+
+    def stale(self, tokens: Iterable[LockToken]) -> list[LockToken]:
+        return [proof for proof in tokens if not rules.is_held(self.locks.get(proof.queue), proof)]
+
+    def check(self, proof: LockToken) -> bool:
+        return rules.is_held(self.locks.get(proof.queue), proof)
+
+    def offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        known = self.group_offsets
+        return {queue: known[queue] for queue in queues if queue in known}
+
+    def commit(self, offsets: Mapping[LockToken, int]) -> None:
+        for proof in offsets:
+            self.require_current(proof)
+        for proof, offset in offsets.items():
+            self.accepted(proof)
+            self.forward(proof.queue, offset)
+
+    def require_current(self, proof: LockToken) -> None:
+        if not rules.is_current(self.locks.get(proof.queue), proof):
+            raise LockError("LOST", f"{proof.queue} was lost by {proof.client_id}")
+
+    def accepted(self, proof: LockToken) -> None:
+        """A change under ``proof`` is accepted. Nobody else may have been granted the queue since."""
+        if proof.epoch < self.highest[proof.queue]:
+            self.fail(f"{proof.queue}: accepted under epoch {proof.epoch}, {self.highest[proof.queue]} was granted before")
+
+    def forward(self, queue: MessageQueue, offset: int) -> None:
+        known = self.group_offsets.get(queue)
+        if known is not None and known >= offset:
+            return
+        self.changes += 1
+        self.group_offsets[queue] = offset
+        if offset > self.ledger.processed[queue]:
+            self.fail(f"{queue}: the group is at {offset}, processed is {self.ledger.processed[queue]}")
+        self.history.append({"event": "offset", "group": GROUP, "queue": str(queue), "offset": offset})
+
+    def _put(self, queue: MessageQueue, lock: QueueLock) -> None:
+        self.locks[queue] = lock
+        self.changes += 1
+
+    def _number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+
+class Ledger:
+    """What came out of each queue, under which epoch, and who is at work.
+
+    ``processed``: everything below came out since the last seek. ``exact``: nothing may come out twice; otherwise an owner repeats
+    nothing that the group's offset is past.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.exact = True
+        self.processed: dict[MessageQueue, int] = dict.fromkeys(world.queues, 0)
+        #: Everything below came out at some time, or was skipped by a seek.
+        self.seen: dict[MessageQueue, int] = dict.fromkeys(world.queues, 0)
+        #: What comes out under an epoch up to this was planned before a seek.
+        self.before_seek: dict[MessageQueue, int] = {}
+        #: Whether a task works on a queue under a token.
+        self.at_work: Callable[[LockToken], bool] = lambda proof: False
+        self.repeats = 0
+
+    def add(self, queue: MessageQueue) -> None:
+        self.processed[queue] = self.seen[queue] = 0
+
+    def sought(self, queue: MessageQueue, offset: int) -> None:
+        if offset > self.processed[queue]:
+            skipped = {"event": "loss", "queue": str(queue), "begin": self.processed[queue], "end": offset}
+            self.world.history.append(skipped)
+        self.processed[queue] = offset
+        self.seen[queue] = max(offset, self.seen[queue])
+        self.before_seek[queue] = self.world.numbers
+
+    def called(self, queue: MessageQueue, begin: int, end: int) -> None:
+        """A listener sees messages: none before its predecessor."""
+        if begin > self.seen[queue]:
+            self.world.fail(f"{queue}: {begin} is at the listener before {self.seen[queue]} was")
+        self.seen[queue] = max(end, self.seen[queue])
+
+    def out(self, query: str, proof: LockToken, span: OffsetRange) -> None:
+        """Messages came out, in order: each after its predecessor, and, if ``exact``, once."""
+        queue = proof.queue
+        if span.begin > self.seen[queue]:
+            self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {self.seen[queue]} never came out")
+        self.seen[queue] = max(span.end, self.seen[queue])
+        if proof.epoch <= self.before_seek.get(queue, 0):
+            return
+        at = self.processed[queue]
+        if span.begin > at:
+            self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {at} did not come out yet")
+        if span.begin < at:
+            group = self.world.group_offsets.get(queue, 0)
+            if proof.epoch == self.world.highest[queue] and span.begin < group:
+                self.world.fail(f"{queue}: {query} delivers {span.begin} again, the group is at {group} already")
+            if self.exact:
+                self.world.fail(f"{queue}: {query} delivers {span.begin} to {span.end - 1} again, {at - 1} was there before")
+            self.repeats += min(span.end, at) - span.begin
+        if span.end > at:
+            self.processed[queue] = span.end
+            rows = [[str(queue), offset, *message(queue, offset)] for offset in range(at, span.end)]
+            self.world.history.append({"event": "deliver", "lane": str(queue), "rows": rows})
+
+    def unlocked(self, proof: LockToken) -> None:
+        """A queue is free at once: nobody may be at work on it."""
+        if self.at_work(proof):
+            self.world.fail(f"{proof.queue} was unlocked by {proof.client_id} while a task is at work on it")
+
+
+def message(queue: MessageQueue, offset: int) -> tuple[str, str]:
+    """The key and the id of a message."""
+    return f"{queue.queue_id}.{offset % 3}", f"{queue.queue_id}:{offset}"
