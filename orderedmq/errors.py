@@ -53,7 +53,9 @@ class MessageError(OrderedMQError):
     """A row cannot become a message."""
 
     family = "ORDEREDMQ_MESSAGE"
-    conditions = frozenset(("NULL_BODY", "TOO_LARGE", "KEY_TOO_LONG", "BAD_QUEUE_ID", "NULL_TOPIC", "PROPERTIES_TOO_LARGE"))
+    conditions = frozenset(
+        ("NULL_BODY", "TOO_LARGE", "KEY_TOO_LONG", "BAD_QUEUE_ID", "BAD_PROPERTY", "NULL_TOPIC", "PROPERTIES_TOO_LARGE")
+    )
 
 
 class TopicError(OrderedMQError):
