@@ -7,7 +7,8 @@ bounded: bodies come out in pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -41,12 +42,12 @@ class Wanted(NamedTuple):
         return self.begin <= offset < self.end
 
 
-def decode_exactly(data: bytes, broker_name: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """The asked rows of records that lie one behind the other, in pieces. Raises ProtocolError."""
+def decode_exactly(responses: Iterable[bytes], broker_name: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """The asked rows of pull responses' bodies, in pieces; none is empty. Raises ProtocolError."""
     schema = select_schema(wanted.columns)
     rows: list[tuple[Any, ...]] = []
     size = 0
-    for stored in parse_all(data):
+    for stored in chain.from_iterable(map(parse_all, responses)):
         for message, offset, body in _unwrap(stored, wanted):
             row = _row(message, offset, body, broker_name, wanted)
             if row is not None:

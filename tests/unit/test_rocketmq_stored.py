@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from orderedmq.errors import MessageError, ProtocolError
 from orderedmq.model import MESSAGE_SCHEMA
-from orderedmq.rocketmq import compression
-from orderedmq.rocketmq.exact import PIECE_BYTES, Wanted, decode_exactly
+from orderedmq.rocketmq import compression, exact
+from orderedmq.rocketmq.exact import Wanted, decode_exactly
 from orderedmq.rocketmq.message_id import (
     UniqueKeys,
     month_start,
@@ -44,7 +44,7 @@ def wanted(
 
 def decoded(data: bytes, asked: Wanted) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for piece in decode_exactly(data, "broker-a", asked):
+    for piece in decode_exactly([data], "broker-a", asked):
         rows.extend(piece.to_pylist(maps_as_pydicts="strict"))
     return rows
 
@@ -265,11 +265,11 @@ def test_the_largest_body_is_no_bomb() -> None:
     assert compression.decompress(compress(body, 2), 0x201) == body
 
 
-def test_many_large_bodies_come_out_in_pieces() -> None:
-    one = Stored(body=bytes(compression.MAX_BYTES), sys_flag=0x201).pack()
-    pieces = decode_exactly(one * 9, "broker-a", wanted("body", verify_crc=False))
-    assert next(pieces).num_rows == PIECE_BYTES // compression.MAX_BYTES
-    assert sum(piece.num_rows for piece in pieces) == 9 - PIECE_BYTES // compression.MAX_BYTES
+def test_many_large_bodies_come_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "PIECE_BYTES", 4 * 2**20)
+    one = Stored(body=bytes(2**20), sys_flag=0x201).pack()
+    pieces = exact.decode_exactly([one] * 9, "broker-a", wanted("body", verify_crc=False))
+    assert [piece.num_rows for piece in pieces] == [4, 4, 1]
 
 
 # -- properties and ids
