@@ -92,17 +92,15 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
             return Transport(opened)
         transport = _TlsTransport(opened, context, host)
         transport.handshake(deadline)
-    except ssl.SSLEOFError:
+    except (ssl.SSLEOFError, ConnectionError):
         opened.close()
         raise RocketMQUnavailableError(
             "UNREACHABLE", f"{address} ended the TLS handshake: it may have no TLS, or be stopping"
         ) from None
     except ssl.SSLError as error:
         opened.close()
-        raise RocketMQError(
-            "TLS",
-            f"no TLS with {address}: {error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason}",
-        ) from None
+        why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
+        raise RocketMQError("TLS", f"no TLS with {address}: {why or error}") from None
     except (OSError, Stuck) as error:
         opened.close()
         raise RocketMQUnavailableError("UNREACHABLE", f"cannot connect to {address}: {error}") from None
