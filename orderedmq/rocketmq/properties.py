@@ -38,6 +38,8 @@ RESERVED_NAMES: Final = RESERVED_PROPERTIES | frozenset(
         "__BORNHOST", "BORN_TIMESTAMP", "__CRC32#", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID",
     )
 )  # fmt: skip
+#: Names that begin so are a client's own and never stored.
+TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 
 
 def parse_properties(data: bytes) -> dict[str, str]:

@@ -202,7 +202,7 @@ public class JavaMessages {
     static List<Object> batches() {
         List<Object> out = new ArrayList<>();
         String[][][] all = {
-            {{"one", "__SHARDINGKEY", "s", "TAGS", "t", "KEYS", "k1 k2", "UNIQ_KEY", "0A01020304D200000001000000010000"}},
+            {{"one", "TAGS", "t", "KEYS", "k1 k2", "__SHARDINGKEY", "s", "UNIQ_KEY", "0A01020304D200000001000000010000"}},
             {{"", "UNIQ_KEY", "0A01020304D200000001000000010001"}, {"日本", "a", "b", "UNIQ_KEY", "0A01020304D200000001000000010002"}},
         };
         for (String[][] messages : all) {
