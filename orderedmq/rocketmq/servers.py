@@ -65,6 +65,7 @@ class Server:
         self._jvm = tuple(jvm)
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
+        self._paused = False
 
     @property
     def pid(self) -> int:
@@ -76,6 +77,11 @@ class Server:
     def running(self) -> bool:
         """A paused server is running, too."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def broken(self) -> bool:
+        """It was paused or killed, or died."""
+        return self._paused or not self.running
 
     def start(self, timeout: float = _READY_TIMEOUT) -> None:
         """Start it and wait until it serves. Raises ServersError NOT_READY or DIED, and what jars() raises."""
@@ -144,6 +150,7 @@ class Server:
     def kill(self) -> None:
         """kill -9."""
         self._signal(signal.SIGKILL)
+        self._paused = False
         self._reap()
 
     stop = kill
@@ -151,9 +158,11 @@ class Server:
     def pause(self) -> None:
         """Its sockets stay open and nobody answers."""
         self._signal(signal.SIGSTOP)
+        self._paused = True
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
+        self._paused = False
 
     def restart(self, timeout: float = _READY_TIMEOUT) -> None:
         """kill -9, and start it with the same port and data."""
@@ -162,7 +171,7 @@ class Server:
 
     def shut_down(self) -> None:
         """End it in order, so that nothing is lost, which takes some seconds."""
-        self._signal(signal.SIGCONT)
+        self.resume()
         self._signal(signal.SIGTERM)
         if self._process is not None:
             try:
@@ -335,6 +344,14 @@ class Cluster:
         except BaseException:
             self.stop()
             raise
+
+    def heal(self) -> None:
+        """Make good what was done to them: the paused go on, the dead come back."""
+        broken = [server for server in self.servers if server.broken]
+        for server in broken:
+            server.resume()
+        if broken:
+            self.start()
 
     def stop(self) -> None:
         """kill -9 to all of them."""
