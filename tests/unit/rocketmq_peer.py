@@ -78,10 +78,14 @@ class Peer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
+    def deafen(self) -> None:
+        """Accept no more."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def close(self) -> None:
+        self.deafen()
         for opened in self._links:
             with contextlib.suppress(OSError):
                 opened.shutdown(socket.SHUT_RDWR)
