@@ -26,7 +26,7 @@ from orderedmq.rocketmq.decode_properties import columns_of, find_entries, maps_
 from orderedmq.rocketmq.exact import MAX_TIME, MIN_TIME, PIECE_BYTES, Wanted, decode_exactly
 from orderedmq.rocketmq.message_id import fixed_strings, hex_digits
 from orderedmq.rocketmq.slots import Bytes, gather
-from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP, malformed
+from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP
 from orderedmq.rocketmq.walk import Walked, positions, walk
 
 MIN_OFFSET: Final = 0
@@ -68,7 +68,10 @@ def decode(
     for piece in decode_pieces(responses, columns, broker_name, begin=begin, end=end, tags=tags, verify_crc=verify_crc):
         size += piece.nbytes
         if size > MOST_BYTES:
-            raise malformed(f"its messages have more than {MOST_BYTES} bytes; decode fewer responses at once")
+            raise ProtocolError(
+                "PROTOCOL",
+                f"messages of {len(responses)} pulls have more than {MOST_BYTES} bytes together; decode fewer at once",
+            )
         pieces.append(piece)
     if not pieces:
         return _empty(schema)
@@ -208,7 +211,7 @@ class _Columns:
         if "message_id" in found:
             found["message_id"] = self._message_id(found["message_id"])
         if retried:
-            found["topic"] = values[names.RETRY_TOPIC].fill_null(self._walked.topic.decode())
+            found["topic"] = values[names.RETRY_TOPIC].fill_null(self._walked.topic.decode(errors="replace"))
         if "properties" in columns:
             maps = maps_of(entries)
             if maps is None:

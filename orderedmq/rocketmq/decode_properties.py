@@ -6,6 +6,7 @@ UTF-8): the exact parser then reads the messages. Otherwise the columns are what
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -23,12 +24,12 @@ _MOST_CELLS: Final = 1 << 24
 
 
 class Entries(NamedTuple):
-    """All properties of ``count`` messages, one behind the other in ``text``: name [begins, middles), value (middles, ends).
+    """All properties of ``messages`` messages, one behind the other in ``text``: name [begins, middles), value (middles, ends).
 
     ``kind`` is the Arrow type that a part of the text has without a look at its bytes.
     """
 
-    count: int
+    messages: int
     text: pa.Buffer
     data: Bytes
     row_ends: Int64s
@@ -57,13 +58,19 @@ class Entries(NamedTuple):
         """The message of each entry."""
         each = self._each()
         if each:
-            return np.repeat(np.arange(self.count, dtype=np.int64), each)
-        return np.searchsorted(self.row_ends, self.ends, side="right").astype(np.int64)
+            return np.repeat(np.arange(self.messages, dtype=np.int64), each)
+        return np.repeat(np.arange(self.messages, dtype=np.int64), np.diff(self.bounds()))
+
+    def bounds(self) -> Int64s:
+        """The first entry of each message, and behind the last one's."""
+        bounds = np.zeros(self.messages + 1, dtype=np.int64)
+        bounds[1:] = np.searchsorted(self.ends, self.row_ends)
+        return bounds
 
     def _each(self) -> int:
         """How many entries every message has; 0 when some have more than others."""
-        each = len(self.ends) // self.count if self.count else 0
-        if not each or each * self.count != len(self.ends):
+        each = len(self.ends) // self.messages if self.messages else 0
+        if not each or each * self.messages != len(self.ends):
             return 0
         return each if (self.ends[each - 1 :: each] == self.row_ends - 1).all() else 0
 
@@ -76,8 +83,8 @@ def find_entries(texts: pa.Array) -> Entries | None:
     open_end = (lengths > 0) & (last != _VALUE_END)
     if open_end.any():
         # The last separator is optional: give it to those that go without, so that entries end alike.
-        added = np.where(open_end, VALUE_END, b"").astype("S1")
-        texts = pc.binary_join_element_wise(texts, pa.array(added.tolist(), pa.binary()), b"")
+        added = pc.if_else(pa.array(open_end), pa.scalar(VALUE_END), pa.scalar(b""))
+        texts = pc.binary_join_element_wise(texts, added, b"")
         data, bounds = contents(texts)
     data = data[: bounds[-1]]
     # 0 is a separator neither for RocketMQ nor usual: such text fails the next check.
@@ -111,12 +118,10 @@ def _strings(array: pa.Array) -> pa.Array | None:
 def columns_of(entries: Entries, names: tuple[str, ...]) -> dict[str, pa.Array] | None:
     """The values of each name: strings, null where a message has no such property."""
     layout = entries.layout()
+    cut = partial(_search, entries, entries.rows()) if layout is None else partial(_cut, entries, layout)
     found = {}
     for name in names:
-        if layout is None:
-            values = _search(entries, name.encode())
-        else:
-            values = _cut(entries, layout, name.encode())
+        values = cut(name.encode())
         column = _strings(values)
         if column is None:
             return None
@@ -127,17 +132,17 @@ def columns_of(entries: Entries, names: tuple[str, ...]) -> dict[str, pa.Array] 
 def _cut(entries: Entries, layout: tuple[bytes, ...], name: bytes) -> pa.Array:
     """The values at the place that the name has in every message; of two the last one."""
     if name not in layout:
-        return pa.nulls(entries.count, entries.kind)
+        return pa.nulls(entries.messages, entries.kind)
     each = len(layout)
     at = each - 1 - layout[::-1].index(name)
     return gather(entries.text, entries.middles[at::each] + 1, entries.ends[at::each], entries.kind)
 
 
-def _search(entries: Entries, name: bytes) -> pa.Array:
-    """The values of a name that may be anywhere."""
+def _search(entries: Entries, rows: Int64s, name: bytes) -> pa.Array:
+    """The values of a name that may be anywhere. ``rows``: the message of each entry."""
     at = np.flatnonzero(entries.middles - entries.begins == len(name))
     at = at[equal_to(entries.data, entries.begins[at], name)]
-    return gather(entries.text, entries.middles[at] + 1, entries.ends[at], entries.kind, (entries.rows()[at], entries.count))
+    return gather(entries.text, entries.middles[at] + 1, entries.ends[at], entries.kind, (rows[at], entries.messages))
 
 
 def maps_of(entries: Entries) -> pa.Array | None:
@@ -146,8 +151,6 @@ def maps_of(entries: Entries) -> pa.Array | None:
     items = _strings(gather(entries.text, entries.middles + 1, entries.ends, entries.kind))
     if keys is None or items is None:
         return None
-    bounds = np.zeros(entries.count + 1, dtype=np.int32)
-    bounds[1:] = np.searchsorted(entries.ends, entries.row_ends)
     layout = entries.layout()
     if layout is not None:
         if len(set(layout)) < len(layout):
@@ -155,9 +158,9 @@ def maps_of(entries: Entries) -> pa.Array | None:
     elif len(keys):
         codes = keys.dictionary_encode()
         different = len(codes.dictionary)
-        if different * entries.count > _MOST_CELLS:
+        if different * entries.messages > _MOST_CELLS:
             return None
         cells = entries.rows() * different + codes.indices.to_numpy()
         if np.bincount(cells, minlength=1).max() > 1:
             return None
-    return pa.MapArray.from_arrays(pa.array(bounds), keys, items).cast(PROPERTIES_TYPE)
+    return pa.MapArray.from_arrays(pa.array(entries.bounds().astype(np.int32)), keys, items).cast(PROPERTIES_TYPE)

@@ -54,8 +54,18 @@ def parse_offset_message_id(text: str) -> OffsetMessageId:
 def parse_unique_key(text: str) -> UniqueKeyParts:
     """The parts of a UNIQ_KEY that a RocketMQ producer made. Raises ValueError for other text, which is a valid key all the same."""
     data = _bytes(text)
-    pid, salt, since, counter = struct.unpack(">HIiH", data[-12:])
+    pid, salt, since, counter = struct.unpack(">HIIH", data[-12:])
     return UniqueKeyParts(data[:-12], pid, salt, since, counter)
+
+
+def unique_key_time(text: str, now_ms: int) -> int:
+    """When a UNIQ_KEY was made, if in the last month (``MessageClientIDSetter.getNearlyTimeFromID``). Milliseconds since 1970.
+
+    Right where the maker's time zone is ours. Raises ValueError as `parse_unique_key`.
+    """
+    since = parse_unique_key(text).ms_of_month
+    start = month_start(now_ms)
+    return (start if start + since < now_ms else month_start(start - 1)) + since
 
 
 def _bytes(text: str) -> bytes:

@@ -17,6 +17,8 @@ PURE = (
     "allocate", "membership", "orderly", "listener", "lag",
     "rocketmq/acl", "rocketmq/admin_requests", "rocketmq/backoff", "rocketmq/codes", "rocketmq/frame", "rocketmq/group_requests",
     "rocketmq/lenient_json", "rocketmq/request", "rocketmq/requests", "rocketmq/route",
+    "rocketmq/stored", "rocketmq/exact", "rocketmq/walk", "rocketmq/slots", "rocketmq/decode", "rocketmq/decode_properties",
+    "rocketmq/encode", "rocketmq/properties", "rocketmq/compression",
 )  # fmt: skip
 
 
