@@ -81,7 +81,9 @@ def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessa
         yield stored, stored.queue_offset, body
         return
     for offset, message in enumerate(parse_batch(body), stored.queue_offset):
-        if wanted.takes(offset):
+        if offset >= wanted.end:
+            return
+        if offset >= wanted.begin:
             yield stored._replace(flag=message.flag, properties=message.properties, reconsume_times=0), offset, message.body
 
 
