@@ -97,7 +97,9 @@ def usual(number: int, topic: bytes = b"orders", queue_id: int = 3) -> Stored:
 
 
 NAMES = st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "__SHARDINGKEY", "RETRY_TOPIC", "a", "KEYT", "TAG", "é", "CLUSTER"])
-VALUES = st.one_of(st.text(st.characters(codec="utf-8", exclude_characters="\x00\x01\x02"), min_size=1, max_size=8), st.just("t"))
+VALUES = st.one_of(
+    st.text(st.characters(codec="utf-8", exclude_characters="\x00\x01\x02"), min_size=1, max_size=8), st.just("t")
+)
 PLAIN_PROPERTIES = st.builds(
     lambda pairs, last: text(*pairs.items(), last=last), st.dictionaries(NAMES, VALUES, max_size=6), st.booleans()
 )

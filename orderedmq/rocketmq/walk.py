@@ -100,7 +100,7 @@ def positions(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
         while begin < end:
             if begin > end - MIN_SIZE:
                 return None
-            (length,) = _INT.unpack_from(data, begin)
+            (length,) = _INT.unpack_from(data.data, begin)
             if not MIN_SIZE <= length <= end - begin:
                 return None
             alone.append(begin)
