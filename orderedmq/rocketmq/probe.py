@@ -19,24 +19,31 @@ HOST: Final = "127.0.0.1"
 _PORTS: Final = range(20_000, 32_000)
 
 
+#: What this process has been told already and may not listen at yet.
+_told: Final[set[int]] = set()
+
+
 def free_port(*offsets: int) -> int:
     """A port that is free, together with those at ``offsets`` from it."""
     for port in random.sample(_PORTS, 200):
-        if all(free(port + offset) for offset in offsets or (0,)):
+        wanted = {port + offset for offset in offsets or (0,)}
+        if not wanted & _told and all(map(free, wanted)):
+            _told.update(wanted)
             return port
     raise ServersError("PORT_IN_USE", f"no free port was found from {_PORTS.start} to {_PORTS.stop - 1}")
 
 
 def free(port: int) -> bool:
     """Whether a server could listen there."""
-    with socket.socket() as probe:
-        # As Java does: a port is free while the system still remembers closed connections of it.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            # On all interfaces, where 4.9 listens whatever it is told.
-            probe.bind(("", port))
-        except OSError:
-            return False
+    # On all interfaces, where 4.9 listens whatever it is told; some systems allow that beside a listener on loopback.
+    for host in ("", HOST):
+        with socket.socket() as probe:
+            # As Java does: a port is free while the system still remembers closed connections of it.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                return False
     return True
 
 

@@ -139,7 +139,7 @@ class Server:
                     f"{self.home.name} of RocketMQ {self.version} at {self.address} does not serve after {timeout:.0f} s: "
                     f"{self._last_words()} ({self.log})",
                 )
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def ready(self) -> bool:
         raise NotImplementedError

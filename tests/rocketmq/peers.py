@@ -95,6 +95,8 @@ class Peers:
         client = self._client(self.rocketmq.client.consumer.DefaultMQPushConsumer(group), namesrv, settings)
         client.setConsumeFromWhere(self.rocketmq.common.consumer.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
         client.subscribe(topic, "*")
+        # Else it ends while the result of the last call of the listener is still on its way, and the offset behind that is never stored.
+        client.setAwaitTerminationMillisWhenShutdown(5000)
         return Consumer(self, client, consume)
 
     def admin(self, namesrv: str) -> Admin:
@@ -203,7 +205,7 @@ class Consumer:
         return sorted((str(q.getBrokerName()), int(q.getQueueId())) for q, process in owned if process.isLocked())
 
     def stop(self) -> None:
-        """In order: it persists its offsets and gives its locks back."""
+        """In order: it takes the result of a listener at work, stores its offsets and gives its locks back."""
         self.client.shutdown()
 
     def _given(self, messages: Any, queue: Any) -> Any:

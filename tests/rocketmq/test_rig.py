@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from orderedmq.cli import app
 from orderedmq.errors import OptionError, ServersError
 from orderedmq.rocketmq import jars
-from orderedmq.rocketmq.probe import ask, free
+from orderedmq.rocketmq.probe import ask, free, free_port
 from orderedmq.rocketmq.servers import Cluster
 from tests.rocketmq.peers import Peers, Received
 from tests.rocketmq.proxy import Network
@@ -169,6 +170,21 @@ def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_pa
         server = psutil.Process(int(process.stdout.readline()))
         process.send_signal(signal.SIGKILL)
     assert psutil.wait_procs([server], 10)[1] == []
+
+
+def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path) -> None:
+    """``cluster`` only says whether jars can be had."""
+    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", str(tmp_path), "rocketmq", "up"]
+    with subprocess.Popen([*command, "--port", str(free_port())], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        servers = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
+        assert said["brokers"][0].encode() in ask(said["namesrvAddr"], GET_CLUSTERS)[1]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert len(servers) == 2
+    assert not [server for server in servers if server.is_running()]
+    assert (tmp_path / "broker-a" / "store").is_dir()
 
 
 def test_no_jars_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
