@@ -111,10 +111,16 @@ def _spark_home() -> Path:
 
 
 def _reason(log: Path) -> str:
-    """The line of the resolver's output that says most."""
-    lines = [line.strip(" \t:") for line in log.read_text(errors="replace").splitlines()]
-    for pattern in (r"unresolved dependency", r"^Server access error", _DOWNLOAD_FAILED, r"[Ee]xception|[Ee]rror", r"."):
-        for line in lines:
-            if re.search(pattern, line):
-                return line
+    """What says most in the resolver's output."""
+    text = log.read_text(errors="replace")
+    for pattern in (
+        r"unresolved dependency: [^,\]\n]+",
+        rf"{_DOWNLOAD_FAILED}[^,\]\n]+",
+        r"no end after .*",
+        r".*(?:[Ee]xception|[Ee]rror).*",
+        r".+",
+    ):
+        found = re.search(pattern, text)
+        if found:
+            return found[0].strip()
     return "the resolver said nothing"
