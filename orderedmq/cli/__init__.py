@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import orderedmq
-from orderedmq.cli import audit, demo, dlq, groups, locks, messages, produce, top, topics
+from orderedmq.cli import audit, demo, dlq, groups, locks, messages, produce, rocketmq, top, topics
 from orderedmq.cli.shell import EXIT_CODES, JsonOption, PathOption, Shell, commands
 
 app = commands(
@@ -19,6 +19,7 @@ app.add_typer(topics.app, name="topic")
 app.add_typer(groups.app, name="group")
 app.add_typer(locks.app, name="lock")
 app.add_typer(dlq.app, name="dlq")
+app.add_typer(rocketmq.app, name="rocketmq")
 for module in (produce, messages, top, audit, demo):
     module.add_to(app)
 

@@ -15,6 +15,10 @@ ROOT = Path(__file__).parents[2]
 PURE = (
     "model", "errors", "offsets", "process_queue", "lock", "ownership", "selector", "rows", "micro_batch",
     "allocate", "membership", "orderly", "listener", "lag",
+    "rocketmq/acl", "rocketmq/admin_requests", "rocketmq/backoff", "rocketmq/codes", "rocketmq/frame", "rocketmq/group_requests",
+    "rocketmq/lenient_json", "rocketmq/request", "rocketmq/requests", "rocketmq/route",
+    "rocketmq/stored", "rocketmq/exact", "rocketmq/walk", "rocketmq/slots", "rocketmq/decode", "rocketmq/decode_properties",
+    "rocketmq/encode", "rocketmq/properties", "rocketmq/compression",
 )  # fmt: skip
 
 
