@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-import orderedmq
 from ordered_sink.columns import Plan, planned
 from ordered_sink.keys import shared
 from ordered_sink.writer import Written, ensure_topic, write
 from orderedmq.broker import Published
+from orderedmq.connections import reach
 from orderedmq.errors import SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION
 from orderedmq.selector import selector
@@ -37,7 +37,7 @@ class _Planned:
         self.streaming = streaming
         # A user's function is loaded here once, so that a mistake shows before any task starts.
         selector(self.options.selector, 0)
-        with orderedmq.connect(self.options.path) as broker:
+        with reach(self.options.endpoint) as broker:
             if self.options.topic is not None:
                 try:
                     ensure_topic(broker, self.options.topic, self.options)
@@ -60,7 +60,7 @@ class _Planned:
         if not written:
             return None
         self._check_keys(written)
-        with orderedmq.connect(self.options.path, identity=self.identity) as broker:
+        with reach(self.options.endpoint, identity=self.identity) as broker:
             return broker.outbox.publish(
                 written[0].batch,
                 [message.receipt for message in written],
@@ -72,7 +72,7 @@ class _Planned:
     def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         receipts = [message.receipt for message in messages if isinstance(message, Written)]
         if receipts:
-            with orderedmq.connect(self.options.path, identity=self.identity) as broker:
+            with reach(self.options.endpoint, identity=self.identity) as broker:
                 broker.outbox.discard(receipts)
 
     def _check_keys(self, written: Sequence[Written]) -> None:

@@ -18,7 +18,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ordered_sink.columns import Plan
 from ordered_sink.keys import SeenKeys
-from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging, kept
+from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging
+from orderedmq.connections import kept
 from orderedmq.errors import MessageError, SinkError, TopicError
 from orderedmq.micro_batch import run_of
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
@@ -53,7 +54,7 @@ def write(rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, iden
     context = TaskContext.get()
     assert context is not None, "a writer runs in a Spark task"
     batch = sink_batch(options, run_of(context.getLocalProperty), streaming=streaming)
-    broker = kept(options.path, identity)
+    broker = kept(options.endpoint, identity)
     staging = broker.outbox.open(batch, context.partitionId())
     try:
         seed = batch.batch_id * 65537 + context.partitionId()

@@ -9,11 +9,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-import orderedmq
 from ordered_source import plan, task
 from ordered_source.columns import chosen_columns
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker
+from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, aged_out
 from orderedmq.model import MessageQueue
 from orderedmq.source_options import SourceOptions
@@ -26,12 +26,12 @@ class BatchReader(DataSourceReader):
         self.options = SourceOptions.parse(options, streaming=False)
         self.columns = chosen_columns(schema)
         self.schema = schema
-        with orderedmq.connect(self.options.path) as broker:
+        with reach(self.options.endpoint) as broker:
             plan.topics(broker, self.options)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
-        with orderedmq.connect(options.path) as broker:
+        with reach(options.endpoint) as broker:
             topics = plan.topics(broker, options)
             incarnations = {topic.name: topic.incarnation for topic in topics}
             queues = plan.queues_of(broker, topics)
@@ -52,7 +52,7 @@ class BatchReader(DataSourceReader):
                 if begin < end:
                     out.append(
                         QueuePartition(
-                            options.path,
+                            options.endpoint,
                             broker.identity,
                             queue,
                             begin,

@@ -22,13 +22,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-import orderedmq
 from ordered_source import plan, task
 from ordered_source.admission import Admission
 from ordered_source.columns import chosen_columns
 from ordered_source.group import GroupSession
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker, TopicInfo
+from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, TopicError, aged_out, recreated
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange
@@ -122,7 +122,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         identity = broker.identity
         return [
             QueuePartition(
-                self.options.path,
+                self.options.endpoint,
                 identity,
                 queue,
                 span.begin,
@@ -156,7 +156,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connect(self) -> Broker:
         if self._broker is None:
-            broker = orderedmq.connect(self.options.path)
+            broker = reach(self.options.endpoint)
             plan.topics(broker, self.options)
             self._broker = broker
             if threading.current_thread() is threading.main_thread():

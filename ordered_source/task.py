@@ -14,7 +14,9 @@ from pyspark.sql.datasource import InputPartition
 
 from ordered_source import lock_token
 from ordered_source.columns import LOCK_TOKEN, conform
-from orderedmq.broker import Broker, kept
+from orderedmq.broker import Broker
+from orderedmq.connections import kept
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, LockError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.micro_batch import run_of
@@ -36,7 +38,7 @@ class QueuePartition(InputPartition):
     its run is registered with the broker.
     """
 
-    path: str
+    endpoint: Endpoint
     identity: str
     queue: MessageQueue
     begin: int
@@ -50,10 +52,10 @@ class QueuePartition(InputPartition):
 
 def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the partition's rows. Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT."""
-    broker = kept(partition.path, partition.identity)
+    broker = kept(partition.endpoint, partition.identity)
     _check(broker, partition)
     pulled = tuple(name for name in columns if name != LOCK_TOKEN) or ("queue_offset",)
-    proof = pa.scalar(lock_token.encode(partition.path, partition.identity, partition.token), pa.string())
+    proof = pa.scalar(lock_token.encode(partition.endpoint, partition.identity, partition.token), pa.string())
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from orderedmq.errors import OrderedMQError
 
 if TYPE_CHECKING:
-    from orderedmq.broker import connect
+    from orderedmq.connections import connect
 
 __version__ = "0.1.0"
 __all__ = ["OrderedMQError", "connect", "register"]
@@ -27,7 +27,7 @@ def register(spark: Any) -> None:
 def __getattr__(name: str) -> Any:
     # connect brings pyarrow along, which Spark's look-up of data sources should not load.
     if name == "connect":
-        from orderedmq.broker import connect
+        from orderedmq.connections import connect
 
         return connect
     raise AttributeError(f"module 'orderedmq' has no attribute {name!r}")

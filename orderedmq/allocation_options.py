@@ -46,7 +46,7 @@ def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assign
     return assignment
 
 
-def parse_allocation(given: Given, assignment: Assignment) -> Allocation:
+def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) -> Allocation:
     """How the queries of a shared group divide its queues. Raises OptionError.
 
     Whether the queues of CONFIG are among those asked for is checked with the topics.
@@ -69,7 +69,7 @@ def parse_allocation(given: Given, assignment: Assignment) -> Allocation:
         room=given.optional("machineRoom", _room),
         inner=given.value("allocateInner", choice({name: name for name in INNER_STRATEGIES})),
     )
-    if strategy == "MACHINE_ROOM":
+    if strategy == "MACHINE_ROOM" and embedded:
         raise OptionError(
             "UNSUPPORTED",
             f"option {_STRATEGY}={strategy} would leave all queues without an owner: it wants brokers named room@name, and the embedded "

@@ -7,10 +7,8 @@ to it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -372,38 +370,3 @@ class Broker(Protocol):
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
-
-
-def connect(path: str | Path, *, identity: str | None = None, map_size: int | None = None) -> Broker:
-    """Open the embedded broker in directory ``path``.
-
-    Nothing is created before the first topic. ``identity``: the store id that the caller expects, refused otherwise
-    (StoreError OTHER_MACHINE). ``map_size``: the store's greatest size in bytes (default: 1 TiB of address space).
-    """
-    from orderedmq.embedded.broker import EmbeddedBroker
-
-    return EmbeddedBroker(Path(path), identity=identity, map_size=map_size)
-
-
-_kept: dict[tuple[str, str], tuple[int, tuple[int, int], Broker]] = {}
-
-
-def kept(path: str, identity: str) -> Broker:
-    """A connection that stays open for the life of this process: an executor's worker runs many short tasks.
-
-    A store that was deleted and made anew at the same place, and a fork, lead to a new connection.
-    """
-    try:
-        status = os.stat(os.path.join(path, "data.mdb"))
-        place = (status.st_dev, status.st_ino)
-    except FileNotFoundError:
-        place = (0, 0)
-    known = _kept.get((path, identity))
-    if known is not None:
-        if known[:2] == (os.getpid(), place):
-            return known[2]
-        if known[0] == os.getpid():
-            known[2].close()
-    broker = connect(path, identity=identity)
-    _kept[(path, identity)] = (os.getpid(), place, broker)
-    return broker

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
-from orderedmq.option_values import Parser, conflict, invalid, parse_path, shown
+from orderedmq.option_values import Parser, conflict, invalid, shown
 
 Role = Literal["source", "sink"]
 T = TypeVar("T")
@@ -42,12 +42,24 @@ class OptionRow(NamedTuple):
     meaning: str
 
 
-_PATH = Option(
-    "path", None, "directory of the embedded broker, on a local disk", f"{DEFAULT_DIRECTORY} in the working directory"
+#: Which broker: both roles have them.
+BROKER_OPTIONS: Final = (
+    Option("path", None, "directory of the embedded broker, on a local disk", f"{DEFAULT_DIRECTORY} in the working directory"),
+    Option("namesrvAddr", None, "in place of path: nameservers of a RocketMQ cluster, host:port;host:port"),
+    Option("accessKey", None, "with namesrvAddr: the account, where the cluster has access control"),
+    Option("secretKey", None, "its secret key"),
+    Option("securityToken", None, "its token, if it is a temporary one"),
+    Option("useTLS", "false", "with namesrvAddr: encrypt the connections"),
+    Option("tlsTrustCertPath", None, "PEM file of the authorities to trust", "the system's"),
+    Option("tlsCertPath", None, "PEM file of the client's certificate"),
+    Option("tlsKeyPath", None, "PEM file of the client's key"),
+    Option("tlsKeyPassword", None, "the key's password"),
+    Option("tlsVerify", "true", "false: trust every server"),
+    Option("tlsVerifyHostname", "true", "false: a server may have a certificate of another name (routes have addresses)"),
 )
 
 SOURCE_OPTIONS: Final = (
-    _PATH,
+    *BROKER_OPTIONS,
     Option("topic", None, "topic to read, or several: a,b", "this or topicPattern is required"),
     Option("topicPattern", None, "regular expression that the whole name of a topic must match", "this or topic is required"),
     Option("consumerGroup", None, "group whose locks and offsets the query uses", "required by a stream in clustering"),
@@ -80,7 +92,7 @@ SOURCE_OPTIONS: Final = (
     Option(
         "allocateInner", "AVG", "MACHINE_ROOM_NEARBY: how each room's queues are divided: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH"
     ),
-    Option("lockTimeout", "10s", "how long to try for queue locks that somebody else holds"),
+    Option("lockTimeout", None, "how long to try for queue locks that somebody else holds", "10s, 75s with namesrvAddr"),
     Option(
         "startingOffsets",
         None,
@@ -106,7 +118,7 @@ SOURCE_OPTIONS: Final = (
     Option("includeLockToken", "false", "add the column lock_token, which `consume_orderly` needs"),
 )
 SINK_OPTIONS: Final = (
-    _PATH,
+    *BROKER_OPTIONS,
     Option("topic", None, "topic to write to; overrides the column topic", "the column topic"),
     Option("shardingKey", "sharding_key", "column of the sharding key; rows with one key go to one queue, in order"),
     Option(
@@ -119,7 +131,12 @@ SINK_OPTIONS: Final = (
     ),
     Option("orderBy", None, "columns that order the rows of a task, such as: created_at, id desc", "the rows' own order"),
     Option("orderBufferSize", "256m", "bytes that orderBy may hold in memory, per task"),
-    Option("onKeyConflict", "error", "one key in two tasks of a batch has no defined order: error|warn|ignore"),
+    Option(
+        "onKeyConflict",
+        None,
+        "one key in two tasks of a batch has no defined order: error|warn|ignore",
+        "error, warn with namesrvAddr",
+    ),
     Option("onReplayDiffers", "error", "a repeated batch that is not what was committed: error|skip"),
     Option("compression", None, "of a topic that is created: none|lz4", "lz4"),
     Option("txnAppId", None, "batch write only: with txnVersion makes it idempotent, as in Delta"),
@@ -129,8 +146,6 @@ SINK_OPTIONS: Final = (
 SINK_IGNORED: Final = ("checkpointLocation", "queryName")
 OPTIONS: Final[Mapping[Role, tuple[Option, ...]]] = {"source": SOURCE_OPTIONS, "sink": SINK_OPTIONS}
 
-_EMBEDDED_ONLY: Final = "this version speaks to the embedded broker only"
-_CLUSTER: Final = f"it belongs to a RocketMQ cluster, and {_EMBEDDED_ONLY}; drop it (a store is guarded by file permissions)"
 _KAFKA: Final = "it is the Kafka connector's; the options here are path, topic and, to read, consumerGroup"
 #: Known to users of Spark or RocketMQ and not supported: names, what to do instead when reading, and when writing.
 _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
@@ -149,18 +164,13 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("paths",), "a query reads one embedded broker; give one path", "a query writes to one embedded broker; give one path"),
     (
         ("tags", "filterSql", "subExpression"),
-        f"the RocketMQ broker's filter, and {_EMBEDDED_ONLY}; filter the DataFrame on its columns instead",
+        "filter the DataFrame on its columns instead",
         "a tag belongs to a message; write a column tags",
     ),
     (
-        ("accessKey", "secretKey", "securityToken", "onsChannel", "useTLS", "namespace", "instanceName", "unitName"),
-        _CLUSTER,
-        _CLUSTER,
-    ),
-    (
-        ("namesrvAddr",),
-        f"it names a RocketMQ cluster, and {_EMBEDDED_ONLY}; use path",
-        f"it names a RocketMQ cluster, and {_EMBEDDED_ONLY}; use path",
+        ("onsChannel", "namespace", "instanceName", "unitName"),
+        "write a namespace into the names, namespace%topic; drop it",
+        "write a namespace into the names, namespace%topic; drop it",
     ),
 )
 _ROLE: Final[Mapping[Role, str]] = {
@@ -174,9 +184,10 @@ _IGNORED: Final = {name.lower(): name for name in SINK_IGNORED}
 _WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sink in _REFUSED for name in names}
 
 
-def option_table(kind: Role) -> tuple[OptionRow, ...]:
-    """The options of the reader or the writer, in the order of the declaration, for the README's tables."""
-    return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in OPTIONS[kind])
+def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
+    """The options that name the broker, or those of the reader's or the writer's own, in the order of the declaration, for the README."""
+    options = BROKER_OPTIONS if kind == "broker" else [option for option in OPTIONS[kind] if option not in BROKER_OPTIONS]
+    return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in options)
 
 
 class Given:
@@ -191,8 +202,7 @@ class Given:
         keys = [name.lower() for name in options]
         if "path" in keys and "namesrvaddr" in keys:
             raise conflict(
-                "options path and namesrvAddr exclude each other: path is an embedded broker, namesrvAddr a RocketMQ cluster; "
-                f"drop namesrvAddr ({_EMBEDDED_ONLY})",
+                "options path and namesrvAddr exclude each other: path is an embedded broker, namesrvAddr a RocketMQ cluster; drop one",
             )
         for given, value in options.items():
             key = given.lower()
@@ -225,11 +235,6 @@ class Given:
         if text is None:
             raise AssertionError(f"option {name} has no default")
         return parse(text, name)
-
-    def path(self) -> str:
-        """The absolute directory of the embedded broker."""
-        text = self.text("path")
-        return parse_path(DEFAULT_DIRECTORY if text is None else text, "path")
 
 
 def _not_an_option(given: str, role: Role) -> OptionError:

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Self
 
+from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
-from orderedmq.option_values import choice, integer, invalid, parse_size, parse_topic, shown
+from orderedmq.option_values import choice, conflict, integer, invalid, parse_size, parse_topic, shown
 from orderedmq.options import Given
 
 OnKeyConflict = Literal["error", "warn", "ignore"]
@@ -45,7 +46,7 @@ class SinkOptions:
     error. ``txn_app_id`` and ``txn_version`` are both None or both set.
     """
 
-    path: str
+    endpoint: Endpoint
     topic: str | None
     sharding_key: str
     sharding_key_explicit: bool
@@ -71,9 +72,10 @@ class SinkOptions:
         Raises OptionError, and TopicError for a bad or reserved topic.
         """
         given = Given(options, "sink")
+        endpoint = parse_endpoint(given)
         _check_txn(given, streaming)
         return cls(
-            path=given.path(),
+            endpoint=endpoint,
             topic=given.optional("topic", _topic),
             sharding_key=given.value("shardingKey", _column),
             sharding_key_explicit=given.has("shardingKey"),
@@ -81,12 +83,33 @@ class SinkOptions:
             topic_queue_nums=given.optional("topicQueueNums", integer(1, MAX_QUEUES, 8)),
             order_by=given.optional("orderBy", _order_by) or (),
             order_buffer_size=given.value("orderBufferSize", parse_size),
-            on_key_conflict=given.value("onKeyConflict", choice(_ON_KEY_CONFLICT)),
+            on_key_conflict=_key_conflict(given, endpoint),
             on_replay_differs=given.value("onReplayDiffers", choice(_ON_REPLAY_DIFFERS)),
-            compression=given.optional("compression", choice(_COMPRESSIONS)),
+            compression=_compression(given, endpoint),
             txn_app_id=given.optional("txnAppId", _app_id),
             txn_version=given.optional("txnVersion", integer(0, example=7)),
         )
+
+
+def _key_conflict(given: Given, endpoint: Endpoint) -> OnKeyConflict:
+    chosen = given.optional("onKeyConflict", choice(_ON_KEY_CONFLICT))
+    if chosen is None:
+        return "error" if endpoint.embedded else "warn"
+    if chosen == "error" and not endpoint.embedded:
+        raise OptionError(
+            "UNSUPPORTED",
+            "option onKeyConflict=error is not supported with namesrvAddr: a cluster shows rows as they are sent, so a conflict is found too "
+            "late to hold them back; use warn, and ordered_sink.route",
+        )
+    return chosen
+
+
+def _compression(given: Given, endpoint: Endpoint) -> Compression | None:
+    if given.has("compression") and not endpoint.embedded:
+        raise conflict(
+            "option compression belongs to the embedded broker's topics: drop it, or use path instead of namesrvAddr"
+        )
+    return given.optional("compression", choice(_COMPRESSIONS))
 
 
 def _check_txn(given: Given, streaming: bool | None) -> None:
@@ -131,8 +154,7 @@ def _selector(text: str, option: str) -> str:
     if text.lower() == "machineroom":
         raise OptionError(
             "UNSUPPORTED",
-            f"option {option}=machineRoom is not supported: rooms are RocketMQ's broker names, and this version speaks to the "
-            "embedded broker only; use hash",
+            f"option {option}=machineRoom is not supported: RocketMQ's own is empty, too; use hash, or a function of yours, module:function",
         )
     module, colon, function = text.partition(":")
     if not colon or not all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), function)):

@@ -13,6 +13,7 @@ from typing import Final, Literal, Self
 
 from orderedmq.allocate import Allocation
 from orderedmq.allocation_options import Assignment, parse_allocation, parse_assignment
+from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
 from orderedmq.option_values import (
@@ -32,6 +33,9 @@ from orderedmq.option_values import (
 from orderedmq.options import MAX_PULL_BATCH, Given
 from orderedmq.queue_json import brokers, json_shown, members
 
+#: Seconds to try for locks that somebody else holds. A cluster's outlive a killed owner by as long as they live, 60 s.
+LOCK_TIMEOUT: Final = 10.0
+CLUSTER_LOCK_TIMEOUT: Final = 75.0
 #: In place of an offset: the queue's end, and its first message that is still there.
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -87,7 +91,7 @@ class SourceOptions:
     ``consume_from`` is where a group that never committed begins.
     """
 
-    path: str
+    endpoint: Endpoint
     topics: tuple[str, ...]
     topic_pattern: str | None
     consumer_group: str | None
@@ -115,18 +119,19 @@ class SourceOptions:
         Raises OptionError, and TopicError or GroupError for a bad name.
         """
         given = Given(options, "source")
+        endpoint = parse_endpoint(given)
         _check_kind(given, streaming)
         topics, pattern = _topics(given)
         model = given.value("messageModel", choice(_MODELS))
         group = _group(given, model, streaming)
         assignment = parse_assignment(given, model, streaming)
-        allocation = parse_allocation(given, assignment)
-        _check_asked("allocateQueues", allocation.queues, topics, pattern)
+        allocation = parse_allocation(given, assignment, embedded=endpoint.embedded)
+        _check_asked("allocateQueues", allocation.queues, topics, pattern, endpoint)
         consume_from, consume_timestamp = _consume_from(given)
         starting = _starting(given, model, group, consume_from, consume_timestamp, streaming)
         ending = _ending(given)
         for option, offsets in (("startingOffsets", starting.offsets), ("endingOffsets", ending.offsets)):
-            _check_named(option, offsets, topics, pattern)
+            _check_named(option, offsets, topics, pattern, endpoint)
         _check_range(starting, ending)
         most = given.optional("maxOffsetsPerTrigger", integer(1, example=100000))
         least = given.optional("minOffsetsPerTrigger", integer(1))
@@ -135,14 +140,14 @@ class SourceOptions:
         if given.has("maxTriggerDelay") and least is None:
             raise OptionError("MISSING", "option maxTriggerDelay needs what it waits for; set minOffsetsPerTrigger")
         return cls(
-            path=given.path(),
+            endpoint=endpoint,
             topics=topics,
             topic_pattern=pattern,
             consumer_group=group,
             message_model=model,
             assignment=assignment,
             allocation=allocation,
-            lock_timeout=given.value("lockTimeout", parse_duration),
+            lock_timeout=_lock_timeout(given, endpoint),
             starting=starting,
             ending=ending,
             consume_from=consume_from,
@@ -164,6 +169,13 @@ class SourceOptions:
 
 def _asked(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:
     return topic in topics if pattern is None else re.fullmatch(pattern, topic) is not None
+
+
+def _lock_timeout(given: Given, endpoint: Endpoint) -> float:
+    chosen = given.optional("lockTimeout", parse_duration)
+    if chosen is not None:
+        return chosen
+    return LOCK_TIMEOUT if endpoint.embedded else CLUSTER_LOCK_TIMEOUT
 
 
 def _check_kind(given: Given, streaming: bool | None) -> None:
@@ -307,22 +319,26 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     return EndingOffsets("json", offsets=offsets)
 
 
-def _check_asked(option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None) -> None:
+def _check_asked(
+    option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
+) -> None:
     """Refuse a queue of another topic, or of another broker than the embedded one."""
     for queue in queues:
         if not _asked(queue.topic, topics, pattern):
             which = "topic" if pattern is None else "topicPattern"
             raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}; drop it")
-        if queue.broker_name != EMBEDDED_BROKER:
+        if endpoint.embedded and queue.broker_name != EMBEDDED_BROKER:
             raise invalid(
                 option, f"there is no broker {shown(queue.broker_name)}; the embedded broker's name is {EMBEDDED_BROKER}"
             )
 
 
-def _check_named(option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None) -> None:
+def _check_named(
+    option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
+) -> None:
     if offsets is None:
         return
-    _check_asked(option, offsets, topics, pattern)
+    _check_asked(option, offsets, topics, pattern, endpoint)
     named = {queue.topic for queue in offsets}
     for topic in topics:
         if topic not in named:

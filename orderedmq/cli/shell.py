@@ -85,7 +85,7 @@ class Shell:
         return Path(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
 
     def broker(self) -> Broker:
-        from orderedmq.broker import connect
+        from orderedmq.connections import connect
 
         return connect(self.store)
 

@@ -19,6 +19,7 @@ from ordered_source.columns import full_schema
 from ordered_source.reader import StreamReader
 from ordered_source.task import QueuePartition, read
 from orderedmq.broker import Broker, SinkBatch
+from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from tests.bench import data
 from tests.bench.measure import ROOT, Bench, Figure, interleaved, median
@@ -182,7 +183,9 @@ def read_all(path: str, rows: int) -> None:
     with orderedmq.connect(path) as broker:
         (queue,) = broker.log.queues("t")
         incarnation = broker.log.topic("t").incarnation
-        partition = QueuePartition(path, broker.identity, queue, 0, rows, None, incarnation, True, 16384, streaming=False)
+        partition = QueuePartition(
+            Endpoint(path), broker.identity, queue, 0, rows, None, incarnation, True, 16384, streaming=False
+        )
     before = _status("VmRSS")
     with pa.OSFile("/dev/null", "wb") as sink:
         writer = None

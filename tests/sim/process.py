@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol
 from unittest import mock
 
-import orderedmq
 from ordered_source import group, reader
 from ordered_source.renewal import Renewal
 from orderedmq.broker import QueueBounds, TopicInfo
@@ -272,7 +271,7 @@ def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[Non
             mock.patch.object(reader, "uuid", drawn),
             mock.patch.object(reader, "signal", signals),
             mock.patch.object(group, "Renewal", VirtualRenewal),
-            mock.patch.object(orderedmq, "connect", connect),
+            mock.patch.object(reader, "reach", lambda endpoint: connect(endpoint.path)),
         ):
             yield
     finally:
