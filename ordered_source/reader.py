@@ -38,6 +38,8 @@ from orderedmq.source_options import SourceOptions
 
 log = logging.getLogger("orderedmq")
 
+#: Seconds between two looks at a broker that cannot tell that nothing changed, while there is nothing to read.
+POLL_INTERVAL: Final = 0.05
 #: Seconds between two looks for new topics and queues, where the broker cannot tell that nothing changed.
 LISTING_INTERVAL: Final = 1.0
 
@@ -61,8 +63,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: The incarnation of each topic whose queues are owned, and losses that were warned of.
         self._owned_topics: dict[str, str] = {}
         self._warned: set[tuple[str, str]] = set()
-        #: (change number, start) for which there was nothing to read.
-        self._quiet: tuple[int, Mapping[str, Any]] | None = None
+        #: (change number, start) for which there was nothing to read, and until when that is believed.
+        self._quiet: tuple[int | None, Mapping[str, Any]] | None = None
+        self._quiet_until = 0.0
         self._terminated = False
 
     # -- Spark's calls -----------------------------------------------------------------------------------------------------
@@ -83,7 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         broker = self._connect()
         group = self._group
         change = broker.log.change()
-        if change is not None and self._quiet == (change, start) and not (group is not None and group.due()):
+        if self._quiet == (change, start) and time.monotonic() < self._quiet_until and not (group is not None and group.due()):
             if group is not None:
                 group.raise_if_lost()
             return start
@@ -95,7 +98,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         backlog = owner.backlog(self._ends(owner))
         counts = self._admission.counts(broker.log, backlog, limit, time.monotonic())
         if not counts and not since.fresh:
-            self._quiet = (change, start) if change is not None and counts is not None else None
+            self._quiet = (change, start) if counts is not None else None
+            self._quiet_until = time.monotonic() + POLL_INTERVAL if change is None else float("inf")
             return start
         # A fresh checkpoint is logged even without rows, so that it is decided once where each queue begins.
         topics = {topic.name: topic.incarnation for topic in self._topics}

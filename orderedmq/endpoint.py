@@ -5,6 +5,7 @@ Rules: as in options.py. An Endpoint is pickled to executors with its secrets; n
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
     from orderedmq.rocketmq.acl import Credentials
     from orderedmq.rocketmq.transport import TlsOptions
 
-_ACCOUNT: Final = ("accessKey", "secretKey", "securityToken")
+#: Options of an account, and the variables of the environment from which the command takes them: everyone on a machine sees arguments.
+ACCOUNT: Final = {
+    "accessKey": "ORDEREDMQ_ACCESS_KEY",
+    "secretKey": "ORDEREDMQ_SECRET_KEY",
+    "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
+}
 _TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword", "tlsVerify", "tlsVerifyHostname")
 
 
@@ -40,10 +46,15 @@ class Endpoint:
         return self.path or self.namesrv_addr or ""
 
 
+def account() -> dict[str, str]:
+    """The options of the account in the environment, if there is one."""
+    return {name: os.environ[variable] for name, variable in ACCOUNT.items() if os.environ.get(variable)}
+
+
 def parse_endpoint(given: Given) -> Endpoint:
     """The broker that the options name. Raises OptionError."""
     if not given.has("namesrvAddr"):
-        for name in (*_ACCOUNT, "useTLS", *_TLS):
+        for name in (*ACCOUNT, "useTLS", *_TLS):
             if given.has(name):
                 raise conflict(
                     f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (a store is guarded by files)"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple
 
 import typer
 
-from orderedmq.endpoint import Endpoint, parse_endpoint
+from orderedmq.endpoint import ACCOUNT, Endpoint, account, parse_endpoint
 from orderedmq.errors import GroupError, OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.option_values import parse_path
 from orderedmq.options import DEFAULT_DIRECTORY, Given
@@ -46,11 +46,6 @@ EXIT_CODES: Final = (
     "130 interrupted."
 )
 
-#: Variables of the environment: an argument would be seen by everyone on the machine.
-ACCESS_KEY: Final = "ORDEREDMQ_ACCESS_KEY"
-SECRET_KEY: Final = "ORDEREDMQ_SECRET_KEY"
-SECURITY_TOKEN: Final = "ORDEREDMQ_SECURITY_TOKEN"
-
 PathOption = Annotated[
     Path | None,
     typer.Option(
@@ -61,8 +56,8 @@ NamesrvOption = Annotated[
     str | None,
     typer.Option(
         "--namesrv",
-        help=f"Nameservers of a RocketMQ cluster, host:port;host:port, in place of --path; an account is read from {ACCESS_KEY} and "
-        f"{SECRET_KEY}.",
+        help="Nameservers of a RocketMQ cluster, host:port;host:port, in place of --path; an account is read from the variables "
+        f"{' and '.join(list(ACCOUNT.values())[:2])}.",
         show_default=False,
         metavar="ADDR",
     ),
@@ -103,9 +98,7 @@ class Shell:
             return Endpoint(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
         if self.path is not None:
             raise OptionError("CONFLICT", "--path and --namesrv exclude each other: give the one broker that is meant")
-        account = {"accessKey": ACCESS_KEY, "secretKey": SECRET_KEY, "securityToken": SECURITY_TOKEN}
-        given = {name: os.environ[variable] for name, variable in account.items() if os.environ.get(variable)}
-        return parse_endpoint(Given({"namesrvAddr": self.namesrv, **given}, "sink"))
+        return parse_endpoint(Given({"namesrvAddr": self.namesrv, **account()}, "sink"))
 
     @property
     def place(self) -> str:
