@@ -105,8 +105,10 @@ def next_of(offset: str) -> Mapping[str, Any]:
 
 
 def owner_of(query: StreamingQuery) -> str:
-    """What locks and members call this query. Waits for its first progress report."""
-    wait_until(lambda: query.lastProgress and query.lastProgress.sources[0].endOffset)
+    """What locks and members call this query. Waits for its first progress report; raises the error of a query that fails before."""
+    wait_until(lambda: not query.isActive or (query.lastProgress and query.lastProgress.sources[0].endOffset))
+    if error := query.exception():
+        raise error
     return json.loads(query.lastProgress.sources[0].endOffset)["owner"]
 
 
