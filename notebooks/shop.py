@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -71,8 +70,6 @@ def local_spark(folder: Path, threads: int = 2) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    # PySpark 4.3 says of every pandas 3 that it may not do; nothing here uses pandas.
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     with _error_output_to(folder / "spark.log"):
         return builder.config(map=settings).getOrCreate()
 
