@@ -203,14 +203,24 @@ def turns(turns: Sequence[Turn], moments: Mapping[str, float]) -> Figure:
         axes.barh(lane, done[-1] - done[0] + 0.16, left=done[0] - 0.08, color=colour, height=0.4)
         axes.vlines(done, lane - 0.3, lane - 0.2, color=colour, linewidth=1.5)
         axes.text(
-            (done[0] + done[-1]) / 2, lane, f"{turn.begin} to {turn.end - 1}",
+            (done[0] + done[-1]) / 2, lane, f"{turn.begin}-{turn.end - 1}",
             ha="center", va="center_baseline", fontsize=9, color=PALETTE[colour],
         )  # fmt: skip
-    for name, moment in moments.items():
+    for number, (name, moment) in enumerate(moments.items()):
         axes.axvline(moment - start, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-        axes.text(moment - start, -0.62, name, ha="center", va="bottom", fontsize=9, color=INK)
+        # Moments may be close together: names take turns in height.
+        axes.annotate(
+            name,
+            (moment - start, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 2 + 13 * (number % 2)),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=9,
+        )
     _lane_names(axes, [f"queue {queue}" for queue in queues])
-    axes.set_title("Whose turn it was, and from which offset to which", pad=22)
+    axes.set_title("Whose turn it was, and from which offset to which", pad=34)
     axes.set(xlabel="seconds since the first notice")
     return figure
 
@@ -303,11 +313,11 @@ def second_chance(messages: pa.Table, order: str, refused: int, again: int) -> F
         "",
         (again, 0.08),
         (refused, 0.08),
-        arrowprops={"arrowstyle": "->", "color": COLOURS[5], "connectionstyle": "arc3,rad=-0.22", "shrinkA": 5, "shrinkB": 5},
+        arrowprops={"arrowstyle": "->", "color": COLOURS[5], "connectionstyle": "arc3,rad=-0.2", "shrinkA": 5, "shrinkB": 5},
     )
-    axes.text((refused + again) / 2, 0.76, "dead letter, sent again", ha="center", fontsize=9, color=COLOURS[5])
+    axes.text((refused + again) / 2, 0.84, "dead letter, sent again", ha="center", fontsize=9, color=COLOURS[5])
     _lane_names(axes, [f"{order}\nin queue {queue}"])
-    axes.set(ylim=(-0.6, 1.1), xlabel="offset in the queue", title="The message goes on at the end of its queue")
+    axes.set(ylim=(-0.6, 1.15), xlabel="offset in the queue", title="The message goes on at the end of its queue")
     axes.xaxis.set_major_locator(_whole_numbers())
     return figure
 

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -71,8 +70,6 @@ def local_spark(folder: Path, threads: int = 2) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
-    # PySpark 4.3 says of every pandas 3 that it may not do; nothing here uses pandas.
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     with _error_output_to(folder / "spark.log"):
         return builder.config(map=settings).getOrCreate()
 
@@ -105,8 +102,10 @@ def next_of(offset: str) -> Mapping[str, Any]:
 
 
 def owner_of(query: StreamingQuery) -> str:
-    """What locks and members call this query. Waits for its first progress report."""
-    wait_until(lambda: query.lastProgress and query.lastProgress.sources[0].endOffset)
+    """What locks and members call this query. Waits for its first progress report; raises the error of a query that fails before."""
+    wait_until(lambda: not query.isActive or (query.lastProgress and query.lastProgress.sources[0].endOffset))
+    if error := query.exception():
+        raise error
     return json.loads(query.lastProgress.sources[0].endOffset)["owner"]
 
 

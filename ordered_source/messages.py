@@ -37,18 +37,25 @@ class _Columns:
 
 
 class Message:
-    """One message. Its fields are the columns of the DataFrame: ``message.body``, ``message.sharding_key``, …"""
+    """One message. Its fields are the columns of the DataFrame: ``message.body``, ``message.sharding_key``, …
 
-    __slots__ = ("_columns", "_place")
+    ``reconsume_times`` counts the times that it was given back, as RocketMQ's orderly consumer does: 0 at the first attempt.
+    """
 
-    def __init__(self, columns: _Columns, place: int) -> None:
+    __slots__ = ("_columns", "_place", "_retries")
+
+    def __init__(self, columns: _Columns, place: int, retries: int) -> None:
         self._columns = columns
         self._place = place
+        self._retries = retries
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._columns.get(name)[self._place]
+        value = self._columns.get(name)[self._place]
+        if self._retries and name == "reconsume_times":
+            return (value or 0) + self._retries
+        return value
 
     def __repr__(self) -> str:
         return f"Message({', '.join(f'{name}={getattr(self, name)!r}' for name in self._columns.names)})"
@@ -73,14 +80,14 @@ class Window:
             begin += span.messages
         return slices
 
-    def messages(self, spans: Sequence[Slice]) -> list[Message]:
-        """The messages of these slices, in order."""
+    def messages(self, spans: Sequence[Slice], retries: int = 0) -> list[Message]:
+        """The messages of these slices, in order, after ``retries`` attempts that gave them back."""
         found: list[Message] = []
         for span in spans:
             for first, end, columns, place in self._parts:
                 low, high = max(first, span.begin), min(end, span.end)
                 if low < high:
-                    found += [Message(columns, place + offset - first) for offset in range(low, high)]
+                    found += [Message(columns, place + offset - first, retries) for offset in range(low, high)]
                 elif first >= span.end:
                     break
         return found

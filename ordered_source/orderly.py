@@ -154,7 +154,7 @@ class _Consumer:
             match action:
                 case Consume(batch):
                     context = ConsumeOrderlyContext(self.queue)
-                    messages = self._window.messages(batch.slices)
+                    messages = self._window.messages(batch.slices, batch.retries)
                     status, error = call_listener(self._listener, messages, context, self._hooks, log.warning)
                     self._decided(engine.consumed(context, status, error, clock()), out)
                 case DeadLetter(batch):

@@ -128,7 +128,7 @@ def replay_letters(
     to = ", ".join(f"{count:,} to {topic}" for topic, count in sorted(done.topics.items()))
     shell.done(
         {"group": group, "replayed": done.letters, "topics": dict(sorted(done.topics.items())), "ahead": done.ahead},
-        f"replayed {done.letters:,} dead letters of group {group}{f': {to}' if to else ''}",
+        f"replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'} of group {group}{f': {to}' if to else ''}",
     )
     if done.ahead:
         shell.note(f"--all has not come to {', '.join(map(str, done.ahead))} yet, and will send them again")

@@ -461,7 +461,7 @@ def test_replay_sends_each_letter_once(run: Run, text: Run, broker: Broker) -> N
     assert run("dlq", "replay", "g", "--all")[0]["replayed"] == 0
     put_aside(broker, second, {1: "y"})
     assert [row["replayed"] for row in run("dlq", "list", "g")] == [True] * 5 + [False]
-    assert "replayed 1 dead letters of group g: 1 to a" in text("dlq", "replay", "g", "--all")
+    assert "replayed 1 dead letter of group g: 1 to a" in text("dlq", "replay", "g", "--all")
     assert sent(broker)[1] == [b"0-1", b"1-0", b"1-1"]
     row = broker.log.pull(first, 3, 1, 1 << 20, ("tags", "keys", "sharding_key", "properties")).to_pylist()[0]
     # The message as it was, with nothing of its failure.

@@ -6,9 +6,11 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 #: Modules that decide or parse: no socket, file, clock or thread in them.
@@ -74,3 +76,9 @@ def test_no_module_has_two_jobs_worth_of_lines() -> None:
     for package in ("orderedmq", "ordered_source", "ordered_sink"):
         for path in (ROOT / package).rglob("*.py"):
             assert len(path.read_text().splitlines()) <= 420, path
+
+
+def test_what_pyspark_asks_of_mapinarrow_comes_with_the_package() -> None:
+    """``consume_orderly`` and ``route`` are made of it, and pyspark itself does not depend on pandas."""
+    own = [Requirement(line) for line in requires("orderedmq") or ()]
+    assert {"pyspark", "pyarrow", "pandas"} <= {one.name for one in own if one.marker is None}
