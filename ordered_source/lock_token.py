@@ -16,8 +16,7 @@ from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 
 if TYPE_CHECKING:
-    from orderedmq.rocketmq.acl import Credentials
-    from orderedmq.rocketmq.transport import TlsOptions
+    from orderedmq import Credentials, TlsOptions
 
 
 def encode(endpoint: Endpoint, identity: str, token: LockToken | None) -> str | None:

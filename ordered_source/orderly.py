@@ -33,8 +33,7 @@ from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
 
 if TYPE_CHECKING:
-    from orderedmq.rocketmq.acl import Credentials
-    from orderedmq.rocketmq.transport import TlsOptions
+    from orderedmq import Credentials, TlsOptions
 
 log = logging.getLogger("orderedmq")
 
