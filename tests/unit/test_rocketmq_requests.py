@@ -68,7 +68,7 @@ REQUESTS: list[tuple[Request[Any], str]] = [
 ]  # fmt: skip
 
 
-def answer(request: Request[Any], code: int = 0, remark: str | None = None, body: bytes = b"", **ext: str) -> Any:
+def answer(request: Request[Any], code: int = 0, remark: str | None = None, *, body: bytes = b"", **ext: Any) -> Any:
     return request.answer(RemotingCommand(code, 1, 1, remark, ext, body), "host:1")
 
 
