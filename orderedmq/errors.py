@@ -173,6 +173,7 @@ class RocketMQError(OrderedMQError):
             "MESSAGE_ILLEGAL",
             "NO_PERMISSION",
             "NOT_SUPPORTED",
+            "OTHER_CLUSTER",
             "SERVER_ERROR",
             "STATIC_TOPIC",
             "TLS",

@@ -31,7 +31,13 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
+#: What a sink writes on messages where its rows are visible before the batch is committed (RocketMQ): who sent them.
+SINK_ID: Final = "OMQ_SINK"
+SINK_BATCH: Final = "OMQ_BATCH"
+SINK_PARTITION: Final = "OMQ_PARTITION"
+SINK_SEQUENCE: Final = "OMQ_SEQUENCE"
 #: RocketMQ's own message properties that a connector carries in columns, and those that only a broker or client may set.
+#: A sink's stamps, too: a copy of a message is not the message that the sink sent.
 RESERVED_PROPERTIES: Final = frozenset(
     (
         "KEYS",
@@ -63,6 +69,10 @@ RESERVED_PROPERTIES: Final = frozenset(
         "CLUSTER",
         "INSTANCE_ID",
         "__SHARDINGKEY",
+        SINK_ID,
+        SINK_BATCH,
+        SINK_PARTITION,
+        SINK_SEQUENCE,
     )
 )
 

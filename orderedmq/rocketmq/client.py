@@ -1,6 +1,6 @@
 """A cluster, as its nameservers tell it: which broker has which queue, and one connection to each address.
 
-Rules: one deadline (monotonic seconds) holds for an operation with all its retries. A request is sent again when the server said
+Rules: one deadline (monotonic seconds, finite) holds for an operation with all its retries. A request is sent again when the server said
 that it did nothing, or when it may be done twice. Routes are asked for when they are needed and older than 30 s or in doubt; while no
 nameserver answers, the last known ones go on holding (MQClientInstance.updateTopicRouteInfoFromNameServer).
 
@@ -268,6 +268,16 @@ class Client:
             return endpoint.usable(time.monotonic()) or self._connect(address, endpoint, deadline, wait)
         finally:
             endpoint.lock.release()
+
+    def drop(self, address: str) -> None:
+        """End the connection to an address, if there is one: the next request makes another.
+
+        For a send without an answer: what is on its way must have ended before somebody looks whether it was done.
+        """
+        with self._lock:
+            endpoint = self._endpoints.get(address)
+        if endpoint is not None and endpoint.connection is not None:
+            endpoint.connection.close()
 
     def _connect(self, address: str, endpoint: _Endpoint, deadline: float, wait: bool) -> Connection:
         delay = endpoint.not_before - time.monotonic()

@@ -3,8 +3,8 @@
 A reader thread hands answers to those who wait, by ``opaque``. Servers send requests of their own on the same connection, numbered by
 a counter of their own, so the flag is looked at before the number (NettyRemotingAbstract.processMessageReceived).
 
-Rules: deadlines are monotonic seconds. A connection that was cut, by whichever side and for whatever reason, is never used again, and
-everything on its way ends with CONNECTION_LOST. A child made by fork forgets its parent's connections.
+Rules: deadlines are monotonic seconds, and finite. A connection that was cut, by whichever side and for whatever reason, is never used
+again, and everything on its way ends with CONNECTION_LOST. A child made by fork forgets its parent's connections.
 """
 
 from __future__ import annotations

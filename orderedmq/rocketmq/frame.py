@@ -39,6 +39,9 @@ _INT32 = range(-(2**31), 2**31)
 _LANGUAGES = {int(language): language for language in LanguageCode}
 _LANGUAGE_NAMES = {language.name: language for language in LanguageCode}
 
+#: json.dumps with these settings would make an encoder for each header.
+_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
 Bytes = bytes | bytearray | memoryview
 
 
@@ -81,7 +84,7 @@ def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
     if command.ext:
         header["extFields"] = command.ext
     try:
-        encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        encoded = _json(header).encode()
     except UnicodeEncodeError as error:
         raise ProtocolError("PROTOCOL", f"a request's field is no valid Unicode: {error.reason}") from None
     return _prefix(SerializeType.JSON, encoded, len(command.body)) + encoded, command.body

@@ -1,23 +1,28 @@
 """The brokers that the contract suite holds to the protocols of orderedmq/broker.py.
 
-A new kind of broker is one more entry of KINDS: something that makes connections to one place, with a clock that tests move.
+A new kind of broker is one more entry of KINDS: something that makes connections to one place, with a clock that tests move, and a list
+of what it cannot do by nature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
+from tests.contract.rocketmq import SERVERS, RocketMQPlace
 from tests.contract.support import FakeClock, Place
 
 
 class EmbeddedPlace:
     """A directory. What a test leaves there must be consistent."""
+
+    lacks: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "store"
@@ -44,18 +49,52 @@ class EmbeddedPlace:
             assert check(self.path) == []
 
 
-KINDS: dict[str, Callable[[Path], EmbeddedPlace]] = {"embedded": EmbeddedPlace}
+KINDS: dict[str, type[EmbeddedPlace] | type[RocketMQPlace]] = {"embedded": EmbeddedPlace, "rocketmq": RocketMQPlace}
+#: A first fetch of jars, and the servers' boot, are part of the first test's time.
+_SERVERS_TIMEOUT = 900
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "needs(*features): skipped for kinds of brokers that lack one of these; see support.needs"
+    )
+
+
+def _uses_servers(item: pytest.Item) -> bool:
+    return hasattr(item, "callspec") and item.callspec.params.get("broker_factory") == "rocketmq"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in filter(_uses_servers, items):
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_SERVERS_TIMEOUT))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if any(map(_uses_servers, session.items)) and not session.config.option.collectonly:
+        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+        SERVERS.prepare(factory.mktemp("contract-rocketmq"))
+
+
+def pytest_sessionfinish() -> None:
+    SERVERS.close()
 
 
 @pytest.fixture(params=sorted(KINDS))
 def broker_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
-    """Each call is a new, empty place of its own."""
-    made: list[EmbeddedPlace] = []
+    """Each call is a new, empty place of its own; a cluster is one place only."""
+    made: list[Place] = []
+    kind = KINDS[request.param]
+    for marker in request.node.iter_markers("needs"):
+        for feature in marker.args:
+            if feature in kind.lacks:
+                pytest.skip(f"{request.param} has no {feature}: {kind.lacks[feature]}")
 
     def make() -> Place:
         folder = tmp_path / str(len(made))
         folder.mkdir()
-        made.append(KINDS[request.param](folder))
+        made.append(kind(folder))
         return made[-1]
 
     yield make

@@ -46,11 +46,25 @@ class Place(Protocol):
     """One broker, to which any number of connections can be made."""
 
     clock: FakeClock
+    #: What this kind of broker cannot do, and why; see `needs`.
+    lacks: Mapping[str, str]
 
     def connect(self) -> Broker: ...
     def connecting(self) -> str:
         """What another process runs to have a connection ``broker``, at the time that it is here now."""
         ...
+
+    def close(self) -> None:
+        """The test is over."""
+        ...
+
+
+def needs(*features: str) -> pytest.MarkDecorator:
+    """A test of what a kind of broker may not be able to do by nature: it is skipped for a place that ``lacks`` one, with its reason.
+
+    What `Capabilities` says is asked inside of tests; a feature is for the rest. Names of features are the keys of a kind's ``lacks``.
+    """
+    return pytest.mark.needs(*features)
 
 
 def queues_of(broker: Broker, topic: str = "orders") -> list[MessageQueue]:

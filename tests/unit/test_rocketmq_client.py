@@ -386,6 +386,16 @@ def test_an_idle_connection_is_replaced_before_the_server_ends_it(
     assert ask(client) == 4
 
 
+def test_a_connection_that_is_dropped_is_made_anew(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    peer = cluster.broker("a", value=4)
+    ask(client)
+    client.drop(peer.address)
+    client.drop("nobody:1")
+    assert ask(client) == 4
+    assert peer.accepted == 2
+
+
 def test_connecting_waits_longer_after_each_failure(to: Callable[..., Client]) -> None:
     address = f"127.0.0.1:{refused_port()}"
     client = Client(address)
@@ -430,6 +440,7 @@ def test_close_ends_waiting_and_everything_after(cluster: Cluster, to: Callable[
     client.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_makes_connections_of_its_own(cluster: Cluster, to: Callable[..., Client]) -> None:
     client = to(cluster.nameserver())
     peer = cluster.broker("a", value=6)

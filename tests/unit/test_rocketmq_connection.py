@@ -177,6 +177,42 @@ def test_a_handler_answers_a_push(serve: Callable[..., Peer], to: Callable[..., 
     assert (answered[0].code, answered[0].flag, answered[0].opaque, answered[0].body) == (0, FLAG_RESPONSE, 99, b"info")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_handler_that_fails_ends_the_connection_and_is_heard_of(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    def script(link: Link) -> None:
+        link.read()
+        link.write(encode(RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 1, FLAG_ONEWAY)))
+        link.wait_for_end()
+
+    def fails(command: RemotingCommand) -> RemotingCommand | None:
+        raise ZeroDivisionError
+
+    connection = to(serve(script), on_push=fails)
+    assert "the reader failed" in lost(connection.send(max_offset(QUEUE), soon(60))).message
+
+
+def test_numbers_stay_in_31_bits_and_pass_over_those_on_their_way(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    def script(link: Link) -> None:
+        held = link.read()
+        for _ in range(4):
+            request = link.read()
+            assert request.opaque in (2**31 - 2, 2**31 - 1, 1, 2)
+            link.offset(request, int(request.ext["queueId"]))
+        link.offset(held, 99)
+        link.wait_for_end()
+
+    connection = to(serve(script))
+    held = connection.send(max_offset(QUEUE), soon())
+    assert held.opaque == 0
+    connection._numbers = itertools.count(2**31 - 2)
+    assert [connection.call(max_offset(number(n)), soon()) for n in range(4)] == [0, 1, 2, 3]
+    assert held.result() == 99
+
+
 def test_a_request_that_nobody_answers(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     told: list[RemotingCommand] = []
 
@@ -497,6 +533,7 @@ def test_addresses_that_are_none(text: str) -> None:
 # --- fork
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_forgets_its_parents_connections(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
     peer = serve(echo)
     held = serve(lambda link: link.wait_for_end())
@@ -673,6 +710,7 @@ def test_tls_files_that_cannot_be_used(tmp_path: Path) -> None:
     assert "secret" not in repr(TlsOptions(key_password="secret"))
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_says_nothing_on_its_parents_tls_connection(serve: Callable[..., Peer], certificates: Path) -> None:
     peer = serve(echo, tls=server_context(certificates))
     connection = Connection.open(peer.address, soon(), tls=TlsOptions(verify=False).context())

@@ -127,6 +127,6 @@ def test_an_object_and_its_fields() -> None:
     assert field(fields, "absent", list, []) == []
     for name, kind in (("n", str), ("b", int), ("none", str), ("absent", int)):
         with pytest.raises(ProtocolError, match=name):
-            field(fields, name, kind)  # type: ignore[type-var]
+            field(fields, name, kind)
     with pytest.raises(ProtocolError, match="list"):
         loads_object("[]")

@@ -68,7 +68,7 @@ REQUESTS: list[tuple[Request[Any], str]] = [
 ]  # fmt: skip
 
 
-def answer(request: Request[Any], code: int = 0, remark: str | None = None, body: bytes = b"", **ext: str) -> Any:
+def answer(request: Request[Any], code: int = 0, remark: str | None = None, *, body: bytes = b"", **ext: Any) -> Any:
     return request.answer(RemotingCommand(code, 1, 1, remark, ext, body), "host:1")
 
 
@@ -166,7 +166,7 @@ def test_trap_17_a_code_that_a_server_does_not_know_has_an_error_of_its_own() ->
 
 def test_trap_4_and_5_a_pull_says_where_to_go_on_and_what_the_bounds_are() -> None:
     pull = requests.pull(QUEUE, "g", 7, 1000)
-    ext = {"nextBeginOffset": "39", "minOffset": "2", "maxOffset": "100", "suggestWhichBrokerId": "1"}
+    ext: dict[str, Any] = {"nextBeginOffset": "39", "minOffset": "2", "maxOffset": "100", "suggestWhichBrokerId": "1"}
     found = answer(pull, 0, body=b"messages", **ext)
     assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (PullStatus.FOUND, 39, 2, 100)
     assert (found.suggested_broker_id, found.offset_delta, found.body) == (1, 0, b"messages")

@@ -88,7 +88,8 @@ def test_a_static_topic_is_refused_by_name() -> None:
         route([broker_data("a")], [], topicQueueMappingByBroker={"a": {"topic": "T"}})
     assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.STATIC_TOPIC"
     assert "'T'" in caught.value.message
-    for empty in (None, {}):
+    nothing: list[dict[str, Any] | None] = [None, {}]
+    for empty in nothing:
         assert route([broker_data("a")], [queue_data("a")], topicQueueMappingByBroker=empty).publish_list()
 
 

@@ -1,0 +1,231 @@
+"""The Log protocol over a cluster: where messages are, pulling and appending them.
+
+Brokers answer questions about the bounds of a queue that does not exist as if it were an empty one, so the route is asked first. A route
+that the nameserver does not have any more says little: one that was restarted has none until the brokers report to it, up to 30 s
+later. The brokers themselves decide then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
+from orderedmq.rocketmq import requests
+from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
+from orderedmq.rocketmq.puller import Puller
+from orderedmq.rocketmq.request import Request
+from orderedmq.rocketmq.route import Route, user_topics
+from orderedmq.rocketmq.search import first_at
+from orderedmq.rocketmq.sender import Sender
+
+T = TypeVar("T")
+
+#: Seconds for a question with all its retries.
+TIMEOUT: Final = 30.0
+#: Seconds for which a route that the nameserver gave just now is not asked for again.
+FRESH: Final = 1.0
+#: The incarnation of every topic: brokers keep nothing that tells one from an earlier one of its name.
+ONLY_INCARNATION: Final = ""
+#: A limit of less than so many average messages is looked at, not guessed.
+_EXACT_MESSAGES: Final = 64
+_US_PER_MS: Final = 1000
+
+
+class RocketMQLog:
+    """The Log protocol. Thread-safe."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._puller = Puller(client)
+        self._sender = Sender(client, self._puller)
+        #: When the nameserver confirmed a topic's route.
+        self._confirmed: dict[str, float] = {}
+
+    # -- topics
+
+    def topics(self) -> list[TopicInfo]:
+        """Every topic of a user, dead letters included; those that come or go meanwhile may be missing."""
+        deadline = _soon()
+        cluster = self._client.cluster(deadline)
+        found = []
+        for name in user_topics(self._client.topics(deadline), cluster):
+            try:
+                found.append(self.topic(name))
+            except TopicError:
+                continue
+        return found
+
+    def topic(self, name: str) -> TopicInfo:
+        return TopicInfo(name, len(self.queues(name)), ONLY_INCARNATION)
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        self.forget(topic)
+        return list(self.route(topic).subscribe_set())
+
+    def forget(self, topic: str) -> None:
+        """The next look at the topic's route asks the nameserver."""
+        self._confirmed.pop(topic, None)
+
+    def route(self, topic: str) -> Route:
+        """Where the topic's queues are now, up to 1 s ago. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
+        deadline = _soon()
+        now = time.monotonic()
+        if now - self._confirmed.get(topic, -FRESH) < FRESH:
+            return self._client.route(topic, deadline)
+        try:
+            check_topic(topic, writing=False)
+            route = self._client.route(topic, now + NAMESERVER_TIMEOUT, fresh=True)
+        except TopicError:
+            route = self._still_there(topic, deadline)
+        except RocketMQUnavailableError:
+            route = self._client.route(topic, deadline)
+        self._confirmed[topic] = time.monotonic()
+        return route
+
+    def _still_there(self, topic: str, deadline: float) -> Route:
+        """The last known route of a topic that the nameserver does not have, if a broker has it. Raises TopicError MISSING."""
+        try:
+            route = self._client.route(topic, deadline)
+            for name, broker in route.brokers.items():
+                if broker.master is not None:
+                    self._client.call(requests.topic_stats(topic), deadline, topic=topic, broker_name=name)
+                    return route
+        except TopicError:
+            pass
+        raise missing(topic)
+
+    def require(self, queue: MessageQueue) -> None:
+        """Raises TopicError MISSING or NO_SUCH_QUEUE for a queue that cannot be read."""
+        found = self.route(queue.topic).subscribe_set()
+        if queue not in found:
+            raise TopicError(
+                "NO_SUCH_QUEUE",
+                f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(found)} queues",
+            )
+
+    # -- bounds
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        there: set[MessageQueue] = set()
+        for topic in {queue.topic for queue in queues}:
+            try:
+                there.update(self.route(topic).subscribe_set())
+            except TopicError:
+                continue
+        asked = [queue for queue in dict.fromkeys(queues) if queue in there]
+        # The least first: a queue's beginning read after its end could lie behind it.
+        found = self._ask_all([(queue, make(queue)) for queue in asked for make in (requests.min_offset, requests.max_offset)])
+        return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(found[0::2], found[1::2]))}
+
+    def _ask_all(self, asked: Sequence[tuple[MessageQueue, Request[T]]]) -> list[T]:
+        """Answers to many questions to the masters of queues, all on their way at once."""
+        deadline = _soon()
+        sent = []
+        for queue, request in asked:
+            try:
+                address = self._client.address(queue.topic, queue.broker_name, deadline)
+                sent.append(self._client.connection(address, deadline).send(request, deadline))
+            except RocketMQUnavailableError:
+                sent.append(None)
+        answers = []
+        for (queue, request), pending in zip(asked, sent):
+            try:
+                if pending is not None:
+                    answers.append(pending.result())
+                    continue
+            except RocketMQUnavailableError:
+                pass
+            # Once more, with patience.
+            answers.append(self._client.call(request, deadline, topic=queue.topic, broker_name=queue.broker_name))
+        return answers
+
+    def _bounds_of(self, queue: MessageQueue) -> QueueBounds:
+        """Raises TopicError MISSING or NO_SUCH_QUEUE."""
+        found = self.bounds([queue])
+        if queue not in found:
+            self.require(queue)
+        return found[queue]
+
+    def change(self) -> None:
+        """Brokers have no number that tells."""
+        return
+
+    def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
+        """As the protocol has it; brokers keep milliseconds, which are compared as µs."""
+        bounds = self._bounds_of(queue)
+        ms = -(-timestamp // _US_PER_MS)
+        hint = self._client.call(
+            requests.search_offset(queue, max(0, ms)), _soon(), topic=queue.topic, broker_name=queue.broker_name
+        )
+        return first_at(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
+
+    def stored(self, queue: MessageQueue, offset: int) -> int:
+        """When the message at an offset was stored, in µs since the epoch. Raises DataLossError AGED_OUT."""
+        row = self._puller.pull(queue, offset, 1, 0, ("store_timestamp",))
+        return int(row.column(0).cast(pa.int64())[0].as_py())
+
+    # -- messages
+
+    def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
+        """As the protocol has it where the first few messages decide; further on, an estimate from the sizes of those pulled last."""
+        if begin >= end:
+            return begin
+        average = self._puller.average(queue)
+        if average is None or max_bytes < _EXACT_MESSAGES * average:
+            bodies = self._puller.pull(queue, begin, min(end - begin, _EXACT_MESSAGES), max_bytes + 1, ("body",)).column(0)
+            sums = np.cumsum(pc.binary_length(bodies).to_numpy().astype(np.int64))
+            fitting = int(np.searchsorted(sums, max_bytes, side="right"))
+            if fitting < len(sums) or begin + fitting >= end:
+                return begin + fitting
+            begin, max_bytes = begin + fitting, max_bytes - int(sums[-1])
+            average = self._puller.average(queue) or 1.0
+        return min(end, begin + int(max_bytes / max(average, 1.0)))
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        incarnation: str | None = None,  # noqa: ARG002
+    ) -> pa.RecordBatch:
+        select_schema(columns)
+        if not self._puller.knows(queue):
+            self.require(queue)
+        try:
+            return self._puller.pull(queue, offset, max_messages, max_bytes, columns)
+        except TopicError:
+            self.forget(queue.topic)
+            raise missing(queue.topic) from None
+        except RocketMQError as error:
+            if error.sub in ("SERVER_ERROR", "INVALID_PARAMETER"):
+                # A queue that is gone is one of these, or it is something else.
+                self.forget(queue.topic)
+                self.require(queue)
+            raise
+
+    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
+        """As the protocol has it, and readers see the rows when it returns. Without other producers they stand without a gap."""
+        check_topic(queue.topic, writing=True)
+        self.require(queue)
+        return self._sender.append(queue, rows)
+
+
+def missing(topic: str) -> TopicError:
+    return TopicError(
+        "MISSING",
+        f"no topic {topic!r}; create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
+    )
+
+
+def _soon() -> float:
+    return time.monotonic() + TIMEOUT

@@ -1,0 +1,333 @@
+"""Pulls of one queue: many on their way at once, put in order as they come, decoded in one go.
+
+A broker gives 32 messages or 256 KiB at once, whatever is asked (MessageStoreConfig.maxTransferCountOnMessageInMemory), 8 or 64 KiB of
+what it must read from disk; so requests for what is predicted to follow are sent before the answer comes. An answer is believed as far as
+it goes: where it ends short, the rest is asked for again; where it says that messages are not there, the bounds decide what that
+means. A ProcessQueue keeps the order and bounds the memory.
+
+Rules: rows come without a gap, or there is a DataLossError. 120 s without progress are an error.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, aged_out
+from orderedmq.model import MessageQueue, select_schema
+from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
+from orderedmq.rocketmq import requests
+from orderedmq.rocketmq.backoff import RETRY
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.codes import MASTER_ID
+from orderedmq.rocketmq.connection import Pending
+from orderedmq.rocketmq.decode import decode
+from orderedmq.rocketmq.requests import PullResult, PullStatus
+
+#: The group in whose name messages are read: every broker has it, so nothing has to be made first (MixAll.TOOLS_CONSUMER_GROUP).
+READER_GROUP: Final = "TOOLS_CONSUMER"
+#: Pulls on their way for one queue.
+IN_FLIGHT: Final = 32
+#: What the first pull asks for, to learn how many a broker gives.
+MOST_MESSAGES: Final = 1024
+#: Seconds after which that is learned anew: messages that were on disk are in memory by then.
+_LEARNED: Final = 5.0
+#: Seconds for which one pull may take; it is sent again after that.
+_PULL_TIMEOUT: Final = 15.0
+#: Seconds between looks at whether time is up.
+_TICK: Final = 1.0
+#: Bytes that a stored message has besides its body: at least, and about.
+_LEAST_OVERHEAD: Final = 91
+_OVERHEAD: Final = 300
+
+
+@dataclass
+class _Known:
+    """What earlier pulls of a queue told."""
+
+    #: Messages that the broker gives at once, and when that was learned.
+    step: int = 0
+    learned: float = float("-inf")
+    end: int = 0
+    #: The broker's replica that it said to read from (PullResult.suggestWhichBrokerId).
+    replica: int = MASTER_ID
+    body_bytes: float | None = None
+
+
+class Puller:
+    """Pulls messages of any queue, for any thread."""
+
+    def __init__(self, client: Client, *, group: str = READER_GROUP, patience: float = PULL_MAX_IDLE) -> None:
+        """``patience``: seconds without progress after which a pull fails."""
+        self._client = client
+        self._group = group
+        self._patience = patience
+        self._known: dict[MessageQueue, _Known] = {}
+
+    def knows(self, queue: MessageQueue) -> bool:
+        """Whether the queue was there when it was last pulled from."""
+        return queue in self._known
+
+    def average(self, queue: MessageQueue) -> float | None:
+        """Bytes of a body, about, of those pulled last; None before the first."""
+        known = self._known.get(queue)
+        return known.body_bytes if known is not None else None
+
+    def pull(
+        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
+    ) -> pa.RecordBatch:
+        """See `Log.pull`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        known = self._known.get(queue) or _Known()
+        try:
+            parts, end = _Fetch(self._client, queue, self._group, known, self._patience, offset, max_messages, max_bytes).run()
+        except OrderedMQError:
+            self._known.pop(queue, None)
+            raise
+        self._known[queue] = known
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
+        wanted = columns if "queue_offset" in columns else (*columns, "queue_offset")
+        batch = _unbroken(decode(parts, wanted, queue.broker_name, begin=offset, end=end), queue, offset, end)
+        known.body_bytes = _average(batch, sum(map(len, parts)), known.body_bytes)
+        return _bounded(batch.select(list(columns)), max_bytes)
+
+
+class _Fetch:
+    """One pull: responses for offsets [offset, offset + max_messages), until there are enough.
+
+    Requests are for ranges that do not overlap, and an answer is never longer than its request, so responses that were put in order
+    are the messages in order.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        queue: MessageQueue,
+        group: str,
+        known: _Known,
+        patience: float,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._group = group
+        self._known = known
+        self._patience = patience
+        self._offset = offset
+        self._max_bytes = max_bytes
+        #: No offset from here on is asked for; it sinks when the queue turns out to end, or to have lost messages.
+        self._stop = offset + max_messages
+        #: The next offset to ask for, and ranges below it that are to be asked for again, at a time.
+        self._next = offset
+        self._again: list[tuple[float, int, int]] = []
+        self._in_flight = 0
+        self._answers: SimpleQueue[tuple[int, int, int, Pending[PullResult]]] = SimpleQueue()
+        self._held = ProcessQueue(time.monotonic())
+        self._responses: dict[int, tuple[int, bytes | bytearray | memoryview]] = {}
+        self._loss: DataLossError | None = None
+        self._failures = 0
+        self._last: OrderedMQError | None = None
+
+    def run(self) -> tuple[list[bytes | bytearray | memoryview], int]:
+        """Responses in order, and the offset behind the last one's messages. Raises TopicError, DataLossError, RocketMQError."""
+        while True:
+            done = self._reached()
+            if done >= self._stop:
+                break
+            self._send_more()
+            if not self._in_flight and not self._again:
+                break
+            self._receive()
+        if done == self._offset and self._loss is not None:
+            raise self._loss
+        parts, at = [], self._offset
+        while at < done:
+            at, body = self._responses[at]
+            parts.append(body)
+        return parts, at
+
+    def _reached(self) -> int:
+        """Everything below this offset has come."""
+        pending = self._held.pending()
+        return pending[0].end if pending and pending[0].begin == self._offset else self._offset
+
+    # --- asking
+
+    def _send_more(self) -> None:
+        now = time.monotonic()
+        due = [one for one in self._again if one[0] <= now]
+        self._again = [one for one in self._again if one[0] > now and one[1] < self._stop]
+        for _, begin, count in due:
+            if begin < self._stop:
+                self._ask(begin, count)
+        learned = self._known.step and now - self._known.learned < _LEARNED
+        while self._in_flight < IN_FLIGHT and not self._again and self._wants_more():
+            count = min(self._known.step if learned else MOST_MESSAGES, self._stop - self._next)
+            self._next += count
+            self._ask(self._next - count, count)
+            if not learned:
+                return
+
+    def _wants_more(self) -> bool:
+        if self._next >= self._stop:
+            return False
+        if self._next == self._offset:
+            return True
+        bodies = self._held.message_size - _LEAST_OVERHEAD * self._held.message_count
+        return self._next < self._known.end and not self._held.full and bodies < self._max_bytes
+
+    def _ask(self, begin: int, count: int) -> None:
+        replica = self._known.replica
+        request = requests.pull(self._queue, self._group, begin, count)
+        deadline = time.monotonic() + min(_PULL_TIMEOUT, self._patience)
+        try:
+            address = self._client.address(self._queue.topic, self._queue.broker_name, deadline, replica, any_replica=True)
+            connection = self._client.connection(address, deadline)
+        except RocketMQUnavailableError as error:
+            self._failed(error, begin, count)
+            return
+        self._in_flight += 1
+        connection.send(request, deadline, lambda pending: self._answers.put((begin, count, replica, pending)))
+
+    def _ask_again(self, begin: int, count: int, delay: float) -> None:
+        self._again.append((time.monotonic() + delay, begin, count))
+
+    # --- what comes
+
+    def _receive(self) -> None:
+        """Wait for one answer, or until something is to be asked again. Raises RocketMQUnavailableError TIMEOUT."""
+        now = time.monotonic()
+        if now - self._held.last_pull > self._patience:
+            why = f": {self._last.message}" if self._last is not None else ""
+            raise RocketMQUnavailableError(
+                "TIMEOUT",
+                f"queue {self._queue} gave nothing at offset {self._reached()} for {self._patience:g} s{why}; is its broker overloaded, or "
+                "its disk?",
+            )
+        first = min((one[0] for one in self._again), default=now + _TICK)
+        try:
+            begin, count, replica, pending = self._answers.get(timeout=max(0.0, min(first - now, _TICK)))
+        except Empty:
+            return
+        self._in_flight -= 1
+        try:
+            result = pending.result()
+        except RocketMQUnavailableError as error:
+            self._failed(error, begin, count)
+            return
+        self._take(result, begin, count, replica)
+
+    def _failed(self, error: RocketMQUnavailableError, begin: int, count: int) -> None:
+        """No answer: ask again after a while, the master and by a new route unless the broker was only busy."""
+        self._last = error
+        self._failures += 1
+        if error.sub != "BUSY":
+            self._known.replica = MASTER_ID
+            self._client.doubt(self._queue.topic)
+        self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
+
+    def _take(self, result: PullResult, begin: int, count: int, replica: int) -> None:
+        self._known.end = result.max_offset
+        if result.status is PullStatus.FOUND:
+            self._found(result, begin, count)
+        elif replica != MASTER_ID:
+            # A slave does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
+            self._known.replica = MASTER_ID
+            self._ask_again(begin, count, 0.0)
+            return
+        else:
+            self._not_found(result, begin, count)
+        self._known.replica = result.suggested_broker_id
+
+    def _found(self, result: PullResult, begin: int, count: int) -> None:
+        end = result.next_begin_offset
+        if not begin < end <= begin + count:
+            raise RocketMQError(
+                "SERVER_ERROR",
+                f"queue {self._queue}: a pull of {count} messages at offset {begin} says that the next one is at {end}",
+            )
+        now = self._held.last_pull = time.monotonic()
+        self._failures = 0
+        self._held.put(Slice(begin, end, len(result.body)))
+        self._responses[begin] = (end, result.body)
+        short = end < begin + count
+        if short and end < result.max_offset:
+            # The broker's limit, in messages or bytes.
+            self._known.step, self._known.learned = end - begin, now
+        elif not short and count > self._known.step:
+            self._known.step, self._known.learned = count, now
+        if not short:
+            return
+        if begin + count == self._next:
+            self._next = end
+        else:
+            self._ask_again(end, begin + count - end, 0.0)
+
+    def _not_found(self, result: PullResult, begin: int, count: int) -> None:
+        """Nothing came: the end, messages that are gone, or a broker that needs a moment."""
+        if begin < result.min_offset:
+            self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
+        elif begin == result.max_offset:
+            self._end_at(begin, None)
+        elif begin > result.max_offset:
+            self._end_at(begin, beyond_end(self._queue, begin, result.max_offset))
+        else:
+            # There is something: not visible yet, just being deleted, or a reset by an admin that is over now.
+            self._last = RocketMQUnavailableError(
+                "BUSY", f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"
+            )
+            self._failures += 1
+            self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
+
+    def _end_at(self, begin: int, loss: DataLossError | None) -> None:
+        if begin < self._stop:
+            self._stop, self._loss = begin, loss
+
+
+def beyond_end(queue: MessageQueue, offset: int, end: int) -> DataLossError:
+    """An offset behind a queue's end."""
+    return DataLossError(
+        "BEYOND_END",
+        f"offset {offset} of queue {queue} lies behind its end {end}: the topic was deleted and created again, its broker lost messages, or "
+        "the checkpoint belongs to another cluster",
+    )
+
+
+def _unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) -> pa.RecordBatch:
+    """The rows up to the first offset that is missing. Raises DataLossError AGED_OUT when that is the first one."""
+    offsets = batch.column("queue_offset").to_numpy()
+    right = offsets == np.arange(offset, offset + len(offsets))
+    if right.all() and len(offsets) == end - offset:
+        return batch
+    count = len(offsets) if right.all() else int(np.argmin(right))
+    if not count:
+        raise aged_out(queue, offset, int(offsets[0]) if len(offsets) else end)
+    return batch.slice(0, count)
+
+
+def _average(batch: pa.RecordBatch, received: int, before: float | None) -> float:
+    """Bytes of a body, about: half of what these have, half of what was known before."""
+    if "body" in batch.schema.names:
+        now = float(pc.sum(pc.binary_length(batch.column("body"))).as_py()) / batch.num_rows
+    else:
+        now = max(1.0, received / batch.num_rows - _OVERHEAD)
+    return now if before is None else (now + before) / 2
+
+
+def _bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
+    """The first rows whose bodies fit into ``max_bytes``, at least one. Only a batch with bodies can be judged."""
+    if "body" not in batch.schema.names or batch.num_rows < 2:
+        return batch
+    sums = np.cumsum(pc.binary_length(batch.column("body")).to_numpy().astype(np.int64))
+    if sums[-1] <= max_bytes:
+        return batch
+    return batch.slice(0, max(1, int(np.searchsorted(sums, max_bytes, side="right"))))

@@ -1,0 +1,131 @@
+"""What a sink writes on each message, so that a task finds out what of its rows is in a queue already. Pure.
+
+A stamp is (sink, batch, partition, sequence), in four properties. Sequences count from 0 the messages that a partition's task, in all
+its attempts, has in one queue for one batch: they grow with the offset, so 0 is the first one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.model import SINK_BATCH, SINK_ID, SINK_PARTITION, SINK_SEQUENCE, MessageQueue
+from orderedmq.rocketmq.properties import RESERVED_NAMES, TRANSIENT_PREFIX
+
+#: Consumer groups of sinks, which nobody consumes with: they keep a sink's bookmarks, and its tasks exclude each other by their locks.
+GROUP_PREFIX: Final = "OMQ_SINK_"
+#: What `found` needs of a message.
+COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")
+
+_PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
+_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who writes: one partition of one batch of a sink. ``sink`` is as `sink_name` gives it."""
+
+    sink: str
+    batch: int
+    partition: int
+
+    def properties(self, sequence: int, count: int) -> dict[str, pa.Array | str]:
+        """The stamps of ``count`` messages from ``sequence`` on, as `encode.encode` takes them."""
+        return {
+            SINK_ID: self.sink,
+            SINK_BATCH: str(self.batch),
+            SINK_PARTITION: str(self.partition),
+            SINK_SEQUENCE: pa.array(np.arange(sequence, sequence + count)).cast(pa.string()),
+        }
+
+
+class Found(NamedTuple):
+    """A message of the sink. ``digest`` is that of its content where it is the writer's own, else empty."""
+
+    offset: int
+    batch: int
+    partition: int
+    sequence: int
+    digest: bytes
+
+
+def sink_name(sink_id: str) -> str:
+    """The sink as a property's value: itself, or its hash where it is long or has characters that a property may not have."""
+    if _PLAIN.fullmatch(sink_id):
+        return sink_id
+    return "#" + blake2b(sink_id.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+
+def bookmark_group(sink: str, topic: str) -> str:
+    """The consumer group whose offsets are the sink's bookmarks in a topic's queues."""
+    return GROUP_PREFIX + blake2b(f"{sink}\0{topic}".encode(), digest_size=12).hexdigest()
+
+
+def lock_group(sink: str, queue: MessageQueue, partition: int) -> str:
+    """The group under which attempts of one partition lock a queue."""
+    return f"{bookmark_group(sink, queue.topic)}_{partition}"
+
+
+def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
+    """The sink's messages among those read with `COLUMNS`, in their order. A stamp that makes no sense is none."""
+    properties = messages.column("properties")
+    ours = pc.equal(pc.map_lookup(properties, SINK_ID, "last"), writer.sink)
+    if not pc.any(ours).as_py():
+        return []
+    mine = messages.filter(ours)
+    stamps = [pc.map_lookup(mine.column("properties"), name, "last") for name in (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE)]
+    numbers = [_numbers(row) for row in zip(*(column.to_pylist() for column in stamps))]
+    own = [number is not None and number[:2] == (writer.batch, writer.partition) for number in numbers]
+    contents = iter(digests(mine.filter(pa.array(own, pa.bool_()))))
+    return [
+        Found(offset, *number, next(contents) if is_own else b"")
+        for offset, number, is_own in zip(mine.column("queue_offset").to_pylist(), numbers, own)
+        if number is not None
+    ]
+
+
+def _numbers(texts: Sequence[str | None]) -> tuple[int, int, int] | None:
+    if any(text is None or not _NUMBER.fullmatch(text) for text in texts):
+        return None
+    batch, partition, sequence = (int(text or "") for text in texts)
+    return batch, partition, sequence
+
+
+def digests(rows: pa.RecordBatch) -> list[bytes]:
+    """Of each row or message, what it says, in 16 bytes: body, tags, keys, sharding key and the user's properties.
+
+    The same for a row and for the message that was made of it: an empty text is none, properties have no order, and of two of one
+    name the last one counts.
+    """
+    columns = {name: rows.column(name).to_pylist() for name in COLUMNS[1:] if name in rows.schema.names}
+    nothing: list[None] = [None] * rows.num_rows
+    parts = zip(*(columns.get(name, nothing) for name in COLUMNS[1:]))
+    return [_digest(*part) for part in parts]
+
+
+def _digest(
+    body: bytes, tags: str | None, keys: str | None, sharding_key: str | None, properties: Sequence[tuple[str, str]] | None
+) -> bytes:
+    texts = [tags or "", keys or "", sharding_key or ""]
+    for name, value in sorted(_users(dict(properties or ())).items()):
+        texts += (name, value)
+    sizes = ",".join(str(len(text)) for text in texts)
+    hashed = blake2b(sizes.encode(), digest_size=16)
+    hashed.update("\0".join(["", *texts, ""]).encode("utf-8", "surrogatepass"))
+    hashed.update(body)
+    return hashed.digest()
+
+
+def _users(properties: Mapping[str, str | None]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in properties.items()
+        if value and name not in RESERVED_NAMES and not name.startswith(TRANSIENT_PREFIX)
+    }

@@ -1,0 +1,129 @@
+"""RocketMQ for the contract suite: one cluster for all tests, emptied before each, whose queue locks live 3 s instead of 60."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import ClassVar, Final
+
+import pytest
+
+from orderedmq.broker import Broker
+from orderedmq.errors import ServersError
+from orderedmq.lock import LOCK_LIFE
+from orderedmq.rocketmq import admin_requests
+from orderedmq.rocketmq.admin import delete_at_broker
+from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.route import user_topics
+from orderedmq.rocketmq.servers import Cluster
+from tests.contract.support import FakeClock
+
+#: Seconds that a queue lock lives at the servers, and how much faster than the contract's time real time runs.
+SERVERS_LOCK_LIFE: Final = 3.0
+SPEED: Final = LOCK_LIFE / SERVERS_LOCK_LIFE
+
+#: What RocketMQ cannot do, and why: see `support.needs`.
+LACKS: Final = {
+    "clock": "locks and messages have the time of the servers' own clocks, which no test sets or hits to the millisecond",
+    "reboot": "servers keep no boot id: their locks are gone when they restart",
+    "trim": "messages are deleted by age, in whole files of all topics together; no request deletes some of one queue",
+    "topic settings": "retention and compression are settings of the servers, not of a topic",
+    "chunks": "a queue is not kept in chunks, and no request tells how many bytes it has",
+    "empty recreation": "a topic that was empty, deleted and created again has nothing that tells it from the former one",
+    "empty values": "a message's property cannot be there without a value",
+}
+
+
+class PassingClock(FakeClock):
+    """Time that really passes, 20 times as fast as it says. What is written at servers has their time, so numbers are about right only."""
+
+    def pass_(self, seconds: float) -> None:
+        # Nothing lives longer than a lock, so a long time is no different from what ends that.
+        time.sleep(min(seconds, LOCK_LIFE + 2) / SPEED)
+        super().pass_(seconds)
+
+
+class Servers:
+    """The cluster of the session; it boots in the background while other tests run."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "contract-cluster")
+        self._starting: Future[Cluster] | None = None
+
+    def prepare(self, folder: Path) -> None:
+        if self._starting is None:
+            self._starting = self._pool.submit(_start, folder)
+
+    def cluster(self) -> Cluster:
+        """Skips the test where the jars cannot be had, but not in CI."""
+        assert self._starting is not None
+        try:
+            return self._starting.result()
+        except ServersError as error:
+            if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
+                pytest.skip(str(error))
+            raise
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        if self._starting is not None and not self._starting.cancelled() and self._starting.exception() is None:
+            self._starting.result().stop()
+
+
+def _start(folder: Path) -> Cluster:
+    made = Cluster(folder, lock_life=SERVERS_LOCK_LIFE)
+    made.start()
+    return made
+
+
+SERVERS: Final = Servers()
+
+
+class RocketMQPlace:
+    """The cluster, without any user's topic or group."""
+
+    lacks: ClassVar[Mapping[str, str]] = LACKS
+
+    def __init__(self, folder: Path) -> None:
+        self._cluster = SERVERS.cluster()
+        self._connections: list[Broker] = []
+        self.clock: FakeClock = PassingClock(micros=time.time_ns() // 1000)
+        with Client(self._cluster.address) as client:
+            _empty(client)
+
+    def connect(self) -> Broker:
+        broker = RocketMQBroker(self._cluster.address)
+        self._connections.append(broker)
+        return broker
+
+    def connecting(self) -> str:
+        return f"from orderedmq.rocketmq.broker import RocketMQBroker\nbroker = RocketMQBroker({self._cluster.address!r})\n"
+
+    def close(self) -> None:
+        for broker in self._connections:
+            broker.close()
+
+
+def _empty(client: Client) -> None:
+    """Delete every topic and group that is not the servers' own."""
+    deadline = time.monotonic() + 30
+    cluster = client.cluster(deadline)
+    names = client.topics(deadline)
+    topics = {*user_topics(names, cluster), *(name for name in names if name.startswith("%RETRY%"))}
+    for broker in cluster.brokers.values():
+        master = str(broker.master)
+        for topic in topics:
+            delete_at_broker(client, master, topic)
+        for group in client.call_address(master, admin_requests.groups(), deadline):
+            if not group.startswith(_SERVERS_GROUPS):
+                client.call_address(master, admin_requests.delete_group(group), deadline)
+    for nameserver in client.nameservers:
+        for topic in topics:
+            client.call_address(nameserver, admin_requests.delete_topic_in_nameserver(topic), deadline)
+
+
+_SERVERS_GROUPS = ("TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_")
