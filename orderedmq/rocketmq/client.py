@@ -109,6 +109,12 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def another(self, on_push: PushHandler | None = None) -> Client:
+        """A client of the same cluster with connections of its own, as each member of a group needs. No I/O yet."""
+        made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push)
+        made._tls = self._tls
+        return made
+
     def close(self) -> None:
         """End every connection; whoever waits here is told."""
         self._closing.set()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from orderedmq.errors import ProtocolError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codes import RequestCode, ResponseCode
-from orderedmq.rocketmq.frame import RemotingCommand
+from orderedmq.rocketmq.frame import Bytes, RemotingCommand
 from orderedmq.rocketmq.lenient_json import field, loads_object
 from orderedmq.rocketmq.request import Request, nothing, number
 from orderedmq.rocketmq.requests import text
@@ -23,6 +23,8 @@ from orderedmq.rocketmq.route import strings
 from orderedmq.selector import java_string_hash
 
 _SUCCESS = ResponseCode.SUCCESS
+#: What a broker answers for a member that is not there, that does not know the question, or that gave no answer in time.
+_SILENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.CONSUME_MSG_TIMEOUT)
 
 
 def _json(value: Any) -> bytes:
@@ -60,6 +62,37 @@ def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Requ
         f"group {group!r}, topic {queue.topic!r}",
         lambda response: "previously reset" not in (response.remark or ""),
         {"consumerGroup": group, "topic": queue.topic, "queueId": text(queue.queue_id), "commitOffset": text(offset)},
+    )
+
+
+def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
+    """Every committed offset of every group at a broker, the queues' broker name left empty (43): what its slaves copy.
+
+    The only request by which a broker before 5.0 tells a group that committed 0 from one that never committed.
+    """
+
+    def parse(response: RemotingCommand) -> dict[str, dict[MessageQueue, int]]:
+        found: dict[str, dict[MessageQueue, int]] = {}
+        for name, offsets in field(loads_object(response.body), "offsetTable", dict, {}).items():
+            topic, _, group = name.partition("@")
+            if not isinstance(offsets, dict) or not all(
+                queue.isdigit() and isinstance(at, int) for queue, at in offsets.items()
+            ):
+                raise ProtocolError("PROTOCOL", f"offsets of {name[:100]!r} are {str(offsets)[:100]!r}")
+            found.setdefault(group, {}).update((MessageQueue(topic, "", int(queue)), at) for queue, at in offsets.items())
+        return found
+
+    return Request(RequestCode.GET_ALL_CONSUMER_OFFSET, "request for all offsets", "all consumer groups", parse)
+
+
+def topics_of_group(group: str) -> Request[tuple[str, ...]]:
+    """The topics of which a broker has an offset of the group (343)."""
+    return Request(
+        RequestCode.QUERY_TOPICS_BY_CONSUMER,
+        f"request for the topics of group {group}",
+        f"group {group!r}",
+        lambda response: strings(loads_object(response.body).get("topicList")) if response.code == _SUCCESS else (),
+        {"group": group},
     )
 
 
@@ -209,6 +242,21 @@ def _connection(fields: Any) -> ConsumerConnection:
         field(fields, "clientAddr", str, ""),
         field(fields, "language", str, ""),
         field(fields, "version", int, 0),
+    )
+
+
+def running_info(group: str, client_id: str) -> Request[Bytes | None]:
+    """What a member tells about itself, handed on by a broker (307); None when it is not there, or does not answer.
+
+    It is a ConsumerRunningInfo, see orderedmq.rocketmq.members. A broker waits 10 s for a member that was stopped.
+    """
+    return Request(
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        f"question to member {client_id} of group {group}",
+        f"group {group!r}",
+        lambda response: response.body if response.code == _SUCCESS else None,
+        {"consumerGroup": group, "clientId": client_id, "jstackEnable": "false"},
+        accepts=frozenset((_SUCCESS, ResponseCode.SYSTEM_ERROR, *_SILENT)),
     )
 
 

@@ -159,6 +159,7 @@ class RocketMQQueue:
         return self._ask(requests.max_offset(self.queue))
 
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        failures = 0
         while begin < end:
             try:
                 batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
@@ -169,7 +170,12 @@ class RocketMQQueue:
                 begin = least
                 continue
             if not batch.num_rows:
-                return
+                # The master has them: somebody else answered, and lags. To take it for an end would be to send twice.
+                failures += 1
+                why = f"queue {self.queue} has no message {begin}, of {end} that its broker says it has; a replica may lag"
+                self.pause(RocketMQUnavailableError("UNAVAILABLE", why), failures)
+                continue
+            failures = 0
             yield batch
             begin = batch.column(0)[-1].as_py() + 1
 
