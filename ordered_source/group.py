@@ -31,6 +31,7 @@ class GroupSession:
         self.group = options.consumer_group
         self.shared = options.assignment == "shared"
         self._groups = broker.groups
+        self._lineage = broker.capabilities.fenced
         self._options = options
         self._subscription = Subscription(
             options.assignment,
@@ -50,8 +51,9 @@ class GroupSession:
     def owner(self, owner_id: str) -> Owner:
         """The Owner that decides for this query."""
         if not self.shared:
-            return Owner(owner_id)
-        return Owner(owner_id, strategy=divided(self._options.allocation, self._client.client_id), policy=Policy.HAND_OVER)
+            return Owner(owner_id, lineage=self._lineage)
+        strategy = divided(self._options.allocation, self._client.client_id)
+        return Owner(owner_id, strategy=strategy, policy=Policy.HAND_OVER, lineage=self._lineage)
 
     # -- members -----------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
 class Capabilities:
     """What a kind of broker can promise.
 
-    fenced: a mutation under a stale lock epoch is refused by the broker itself.
+    fenced: a mutation under a stale lock epoch is refused by the broker itself, and a lock's tenure outlives a restart (lineage).
     atomic_publish: a batch becomes visible, and its source's group offsets move, in one transaction.
     names_owner: a refused lock says who holds it.
     """

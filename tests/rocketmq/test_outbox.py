@@ -31,7 +31,10 @@ def soon(seconds: float = 30.0) -> float:
 
 def rows(names: Sequence[str], size: int = 0) -> pa.RecordBatch:
     """Rows whose key is their first letter, with bodies of at least ``size`` bytes."""
-    columns: dict[str, Any] = {"body": [name.encode().ljust(size) for name in names], "sharding_key": [name[0] for name in names]}
+    columns: dict[str, Any] = {
+        "body": [name.encode().ljust(size) for name in names],
+        "sharding_key": [name[0] for name in names],
+    }
     return pa.record_batch({name: pa.array(values, PRODUCER_SCHEMA.field(name).type) for name, values in columns.items()})
 
 

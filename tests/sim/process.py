@@ -13,6 +13,7 @@ from unittest import mock
 from ordered_source import group, reader
 from ordered_source.renewal import Renewal
 from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.embedded.broker import CAPABILITIES
 from orderedmq.errors import StoreError
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
@@ -120,6 +121,7 @@ class Process:
     """The source runner of one run of a query: its connection to the broker (Broker, Log and Groups), and its renewals."""
 
     identity = "simulation"
+    capabilities = CAPABILITIES
 
     def __init__(self, network: Network, name: str) -> None:
         self.network = network
