@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 import pyarrow as pa
 
+from orderedmq.connecting import connect as connect
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
@@ -372,17 +372,6 @@ class Broker(Protocol):
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
-
-
-def connect(path: str | Path, *, identity: str | None = None, map_size: int | None = None) -> Broker:
-    """Open the embedded broker in directory ``path``.
-
-    Nothing is created before the first topic. ``identity``: the store id that the caller expects, refused otherwise
-    (StoreError OTHER_MACHINE). ``map_size``: the store's greatest size in bytes (default: 1 TiB of address space).
-    """
-    from orderedmq.embedded.broker import EmbeddedBroker
-
-    return EmbeddedBroker(Path(path), identity=identity, map_size=map_size)
 
 
 _kept: dict[tuple[str, str], tuple[int, tuple[int, int], Broker]] = {}

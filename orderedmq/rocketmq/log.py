@@ -20,6 +20,7 @@ from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
+from orderedmq.rocketmq.connection import Pending
 from orderedmq.rocketmq.puller import Puller
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.route import Route, user_topics
@@ -128,7 +129,7 @@ class RocketMQLog:
     def _ask_all(self, asked: Sequence[tuple[MessageQueue, Request[T]]]) -> list[T]:
         """Answers to many questions to the masters of queues, all on their way at once."""
         deadline = _soon()
-        sent = []
+        sent: list[Pending[T] | None] = []
         for queue, request in asked:
             try:
                 address = self._client.address(queue.topic, queue.broker_name, deadline)

@@ -132,12 +132,12 @@ class _Fetch:
         self._in_flight = 0
         self._answers: SimpleQueue[tuple[int, int, int, Pending[PullResult]]] = SimpleQueue()
         self._held = ProcessQueue(time.monotonic())
-        self._responses: dict[int, tuple[int, bytes | bytearray | memoryview]] = {}
+        self._responses: dict[int, tuple[int, memoryview]] = {}
         self._loss: DataLossError | None = None
         self._failures = 0
         self._last: OrderedMQError | None = None
 
-    def run(self) -> tuple[list[bytes | bytearray | memoryview], int]:
+    def run(self) -> tuple[list[memoryview], int]:
         """Responses in order, and the offset behind the last one's messages. Raises TopicError, DataLossError, RocketMQError."""
         while True:
             done = self._reached()
@@ -149,7 +149,8 @@ class _Fetch:
             self._receive()
         if done == self._offset and self._loss is not None:
             raise self._loss
-        parts, at = [], self._offset
+        parts: list[memoryview] = []
+        at = self._offset
         while at < done:
             at, body = self._responses[at]
             parts.append(body)
@@ -258,7 +259,7 @@ class _Fetch:
         now = self._held.last_pull = time.monotonic()
         self._failures = 0
         self._held.put(Slice(begin, end, len(result.body)))
-        self._responses[begin] = (end, result.body)
+        self._responses[begin] = (end, memoryview(result.body))
         short = end < begin + count
         if short and end < result.max_offset:
             # The broker's limit, in messages or bytes.
@@ -317,7 +318,7 @@ def _unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int)
 def _average(batch: pa.RecordBatch, received: int, before: float | None) -> float:
     """Bytes of a body, about: half of what these have, half of what was known before."""
     if "body" in batch.schema.names:
-        now = float(pc.sum(pc.binary_length(batch.column("body"))).as_py()) / batch.num_rows
+        now: float = pc.sum(pc.binary_length(batch.column("body"))).as_py() / batch.num_rows
     else:
         now = max(1.0, received / batch.num_rows - _OVERHEAD)
     return now if before is None else (now + before) / 2
