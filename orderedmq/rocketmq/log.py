@@ -8,7 +8,7 @@ later. The brokers themselves decide then.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar
 
 import numpy as np
@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError, recreated
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.rocketmq import requests
+from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.connection import Pending
-from orderedmq.rocketmq.puller import Puller
+from orderedmq.rocketmq.puller import READER_GROUP, Puller
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.route import Route, user_topics
 from orderedmq.rocketmq.search import first_at
@@ -33,7 +34,7 @@ T = TypeVar("T")
 TIMEOUT: Final = 30.0
 #: Seconds for which a route that the nameserver gave just now is not asked for again.
 FRESH: Final = 1.0
-#: The incarnation of every topic: brokers keep nothing that tells one from an earlier one of its name.
+#: The incarnation of every topic: brokers keep nothing that tells one from an earlier one of its name. What can be seen, `anchor` tells.
 ONLY_INCARNATION: Final = ""
 #: A limit of less than so many average messages is looked at, not guessed.
 _EXACT_MESSAGES: Final = 64
@@ -49,6 +50,8 @@ class RocketMQLog:
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
+        #: Topics and anchors that were compared and agreed.
+        self._same: set[tuple[str, str]] = set()
 
     # -- topics
 
@@ -74,6 +77,7 @@ class RocketMQLog:
     def forget(self, topic: str) -> None:
         """The next look at the topic's route asks the nameserver."""
         self._confirmed.pop(topic, None)
+        self._same = {pair for pair in self._same if pair[0] != topic}
 
     def route(self, topic: str) -> Route:
         """Where the topic's queues are now, up to 1 s ago. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
@@ -111,6 +115,22 @@ class RocketMQLog:
                 "NO_SUCH_QUEUE",
                 f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(found)} queues",
             )
+
+    # -- incarnations
+
+    def anchor(self, offsets: Mapping[MessageQueue, int]) -> str:
+        """What to keep with the next offsets of one topic's queues, to know later whether it is the same topic; may be empty."""
+        found = anchor_before(self._client, READER_GROUP, offsets)
+        return "" if found is None else str(found)
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen: a message that aged out tells nothing."""
+        if (topic, anchor) not in self._same:
+            parsed = parse_anchor(anchor)
+            if parsed is not None and holds(self._client, READER_GROUP, topic, parsed) is False:
+                return True
+            self._same.add((topic, anchor))
+        return False
 
     # -- bounds
 
@@ -197,11 +217,14 @@ class RocketMQLog:
         max_messages: int,
         max_bytes: int,
         columns: tuple[str, ...],
-        incarnation: str | None = None,  # noqa: ARG002
+        incarnation: str | None = None,
     ) -> pa.RecordBatch:
+        """As the protocol has it. An ``incarnation`` is compared once by this object, with what `anchor` gave."""
         select_schema(columns)
         if not self._puller.knows(queue):
             self.require(queue)
+        if incarnation and self.is_another(queue.topic, incarnation):
+            raise recreated(queue.topic)
         try:
             return self._puller.pull(queue, offset, max_messages, max_bytes, columns)
         except TopicError:

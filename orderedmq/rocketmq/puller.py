@@ -53,7 +53,7 @@ class _Known:
     """What earlier pulls of a queue told."""
 
     #: Messages that the broker gives at once, and when that was learned.
-    step: int = 0
+    step: int = 32
     learned: float = float("-inf")
     end: int = 0
     #: The broker's replica that it said to read from (PullResult.suggestWhichBrokerId).
@@ -170,7 +170,7 @@ class _Fetch:
         for _, begin, count in due:
             if begin < self._stop:
                 self._ask(begin, count)
-        learned = self._known.step and now - self._known.learned < _LEARNED
+        learned = now - self._known.learned < _LEARNED
         while self._in_flight < IN_FLIGHT and not self._again and self._wants_more():
             count = min(self._known.step if learned else MOST_MESSAGES, self._stop - self._next)
             self._next += count
@@ -261,11 +261,11 @@ class _Fetch:
         self._held.put(Slice(begin, end, len(result.body)))
         self._responses[begin] = (end, memoryview(result.body))
         short = end < begin + count
-        if short and end < result.max_offset:
-            # The broker's limit, in messages or bytes.
-            self._known.step, self._known.learned = end - begin, now
-        elif not short and count > self._known.step:
-            self._known.step, self._known.learned = count, now
+        given, step = end - begin, self._known.step
+        # Only an answer to more than is known to come says what the broker's limit is; at the queue's end not even that.
+        more = count > step or count == MOST_MESSAGES
+        if given > step or (more and (end < result.max_offset or not short)):
+            self._known.step, self._known.learned = given, now
         if not short:
             return
         if begin + count == self._next:
