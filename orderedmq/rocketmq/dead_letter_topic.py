@@ -32,8 +32,6 @@ from orderedmq.rows import normalise
 
 #: Letters at the end among which a repeat is looked for.
 LOOK_BACK: Final = 32 * 1024
-#: A broker of 5.x takes names up to 120 (Validators.CHARACTER_MAX_LENGTH 255 for topics; TopicValidator 127 for those sent to).
-_LONGEST_TOPIC: Final = 127
 #: Of a letter's properties, those that no producer may set and that say where it comes from (listener.dead_letter_properties).
 _ORIGIN: Final = ("REAL_TOPIC", "REAL_QID", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME")
 _PIECE: Final = 4096
@@ -60,7 +58,7 @@ class DeadLetterTopic:
         rows = normalise(letters, where)
         if not rows.num_rows:
             return 0
-        target = MessageQueue(_topic(group), queue.broker_name, 0)
+        target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
         seen = self._look(target)
         new: dict[str, int] = {}
         for place, offset in enumerate(offsets):
@@ -162,18 +160,6 @@ class DeadLetterTopic:
         except GroupError:
             self._offsets.make(group, [queue], soon())
             self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
-
-
-def _topic(group: str) -> str:
-    """Raises GroupError BAD_NAME for a group whose dead-letter topic would have too long a name."""
-    longest = _LONGEST_TOPIC - len(DEAD_LETTER_PREFIX)
-    if len(group) > longest:
-        raise GroupError(
-            "BAD_NAME",
-            f"consumer group {group!r} has {len(group)} characters, at most {longest} are allowed where messages are put aside: the "
-            f"name of its topic {DEAD_LETTER_PREFIX}<group> may have {_LONGEST_TOPIC}; choose a shorter name",
-        )
-    return DEAD_LETTER_PREFIX + group
 
 
 def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]:

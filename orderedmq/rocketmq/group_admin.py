@@ -16,7 +16,7 @@ from typing import Final
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError
 from orderedmq.lock import LOCK_LIFE
-from orderedmq.model import RETRY_PREFIX, MessageQueue, check_group
+from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import admin_requests, group_requests, locks
 from orderedmq.rocketmq.asking import ask_queues
 from orderedmq.rocketmq.client import Client
@@ -63,7 +63,7 @@ class GroupAdmin:
         return sorted(name for name in found if name not in _SYSTEM_GROUPS and not name.startswith(_SYSTEM_PREFIX))
 
     def _require(self, group: str) -> None:
-        check_group(group)
+        locks.check_name(group)
         if group not in self.groups():
             raise GroupError("MISSING", f"no consumer group {group!r} in this cluster (orderedmq group list shows all)")
 
@@ -84,7 +84,7 @@ class GroupAdmin:
         return list(self._client.route(topic, soon()).subscribe_set())
 
     def members(self, group: str) -> list[MemberInfo]:
-        check_group(group)
+        locks.check_name(group)
         ids, brokers = self._directory.everywhere(group), self._directory.masters()
         found = self._directory.members(group, ids, brokers, None)
         now = time.time()
@@ -110,7 +110,7 @@ class GroupAdmin:
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
         """As the protocol has it. A query that lives loses the queues when it next looks: at a commit, or at a renewal within 20 s."""
-        check_group(group)
+        locks.check_name(group)
         bounds = self._log.bounds(list(offsets))
         for queue, offset in offsets.items():
             if queue not in bounds:
