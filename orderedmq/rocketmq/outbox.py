@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -31,6 +32,8 @@ from orderedmq.rocketmq.queue_writer import QueueWriter
 from orderedmq.rocketmq.receipts import Token, judge, parse_token, ranges
 from orderedmq.rocketmq.stamp import Writer, sink_name
 from orderedmq.rows import normalise
+
+T = TypeVar("T")
 
 log = logging.getLogger("orderedmq")
 
@@ -77,17 +80,24 @@ class RocketMQOutbox:
             return Published(False, places)
         marks = {queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic) for queue in places}
         try:
-            verdict = judge(batch, tokens, {queue: marks[queue].get(queue) for queue in places})
+            verdict = judge(batch, tokens, self._each(places, lambda queue: marks[queue].get(queue)))
         except SinkError:
             if not skip_differing_replay:
                 raise
             return Published(True, {})
         if verdict.differs is not None and not skip_differing_replay:
             raise SinkError("REPLAY_DIFFERS", verdict.differs)
-        for queue, bookmark in verdict.bookmarks.items():
-            marks[queue].move(queue, bookmark)
+        self._each(verdict.bookmarks, lambda queue: marks[queue].move(queue, verdict.bookmarks[queue]))
         _warn(batch, tokens)
         return Published(True, {}) if verdict.replayed else Published(False, places)
+
+    def _each(self, queues: Iterable[MessageQueue], what: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
+        """Of many queues at the same time: each is a question to a broker."""
+        asked = list(queues)
+        if len(asked) < 2:
+            return {queue: what(queue) for queue in asked}
+        with ThreadPoolExecutor(min(PARALLEL, len(asked)), thread_name_prefix="publish") as pool:
+            return dict(zip(asked, pool.map(what, asked)))
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
         """Nothing: what was sent stays. The batch's next attempt believes it, and sends what is missing."""
@@ -187,13 +197,20 @@ class RocketMQStaging:
     def _line(self, queue: MessageQueue) -> _Line:
         """Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
         check_topic(queue.topic, writing=True)
-        if queue not in self._log.bounds([queue]) and queue not in (known := self._log.queues(queue.topic)):
+        # A route that is some seconds old will do: a queue that is gone refuses what is sent.
+        if queue not in self._route(queue.topic) and queue not in (known := self._log.queues(queue.topic)):
             raise TopicError(
                 "NO_SUCH_QUEUE",
                 f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(known)} queues",
             )
         place = RocketMQQueue(self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop)
         return _Line(QueueWriter(place, self._writer, self._partition))
+
+    def _route(self, topic: str) -> tuple[MessageQueue, ...]:
+        try:
+            return self._client.route(topic, time.monotonic() + self._timing.patience).publish_list()
+        except TopicError:
+            return ()
 
     def _started(self) -> ThreadPoolExecutor:
         if self._pool is None:

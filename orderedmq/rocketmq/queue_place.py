@@ -147,13 +147,15 @@ class RocketMQQueue:
         assert self._writer is not None
         bookmarks = Bookmarks(self._client, self._writer.sink, self.queue.topic)
         bookmark = bookmarks.enter(self.queue, self._seen_before)
-        least = self._ask(requests.min_offset(self.queue))
         end = self.end()
         if bookmark is not None and bookmark > end:
             # The topic was deleted and made again. Higher than the truth it would hide messages, so it goes to the beginning.
             bookmarks.move(self.queue, 0)
             bookmark = None
-        return Start(least, end, bookmark)
+        return Start(end, bookmark)
+
+    def least(self) -> int:
+        return self._ask(requests.min_offset(self.queue))
 
     def end(self) -> int:
         return self._ask(requests.max_offset(self.queue))
@@ -164,7 +166,7 @@ class RocketMQQueue:
             try:
                 batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
             except DataLossError as error:
-                least = self._ask(requests.min_offset(self.queue))
+                least = self.least()
                 if error.sub != "AGED_OUT" or least <= begin:
                     raise
                 begin = least
@@ -181,7 +183,7 @@ class RocketMQQueue:
 
     def _seen_before(self, end: int) -> bool:
         assert self._writer is not None
-        begin = max(self._ask(requests.min_offset(self.queue)), end - PROBE)
+        begin = max(self.least(), end - PROBE)
         return any(found(batch, self._writer) for batch in self.read(begin, end))
 
     def _ask(self, request: Request[int]) -> int:

@@ -27,9 +27,8 @@ _HOST: Final = b"\x7f\x00\x00\x01"
 
 
 class Start(NamedTuple):
-    """A queue when an attempt first comes there: messages [least, end) are there; no ``bookmark`` where the sink's is not known."""
+    """A queue when an attempt first comes there: its end, and the sink's bookmark, if one is known."""
 
-    least: int
     end: int
     bookmark: int | None
 
@@ -48,6 +47,10 @@ class Place(Protocol):
         ...
 
     def start(self) -> Start: ...
+    def least(self) -> int:
+        """The offset of the first message that is still there."""
+        ...
+
     def end(self) -> int: ...
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         """Messages [begin, end), with `stamp.COLUMNS`; fewer when some are deleted meanwhile."""
@@ -125,22 +128,27 @@ class QueueWriter:
         while not (self._place.keep() and self._ready):
             if not self._place.keep():
                 self._place.acquire()
-            if not self._begun:
+            if self._begun:
+                self._look(self._place.end())
+            else:
                 self._look_back()
                 self._begun = True
-            self._look(self._place.end())
             # A long look may have cost us the lock.
             self._ready = self._place.keep()
 
     def _look_back(self) -> None:
         assert self._writer is not None
         start = self._place.start()
-        walk = Lookback(self._writer, start.least, start.bookmark, start.end)
+        walk = Lookback(self._writer, start.bookmark, start.end)
+        steps = 0
         while (wanted := walk.next()) is not None:
             messages = [message for batch in self._place.read(*wanted) for message in found(batch, self._writer)]
             walk.saw(messages)
             self._ledger.read(messages, 0, start.bookmark)
             self._place.keep()
+            steps += 1
+            if steps == 1 and walk.next() is not None:
+                walk.begins(self._place.least())
         self._ledger.read((), start.end)
 
     def _look(self, end: int) -> None:
