@@ -371,9 +371,9 @@ def test_a_cluster_is_known_by_where_its_brokers_are(cluster: Cluster, two_broke
 
 
 def test_a_place_is_a_store_or_a_cluster() -> None:
-    for arguments in ({}, {"path": "x", "namesrv_addr": "localhost:9876"}):
+    for path, namesrv_addr in ((None, None), ("x", "localhost:9876")):
         with pytest.raises(OptionError, match="CONFLICT"):
-            orderedmq.connect(**arguments)
+            orderedmq.connect(path, namesrv_addr=namesrv_addr)
     with pytest.raises(RocketMQError, match="ADDRESS"):
         orderedmq.connect(namesrv_addr="localhost")
 
@@ -386,7 +386,7 @@ def test_what_rocketmq_cannot_do_is_refused_by_name(world: World) -> None:
         ({"compression": "none"}, "compression"),
     ):
         with pytest.raises(OptionError, match=f"UNSUPPORTED.*{word}"):
-            admin.create_topic("never", 1, **settings)  # type: ignore[arg-type]
+            admin.create_topic("never", 1, **settings)
     with pytest.raises(OptionError, match="UNSUPPORTED.*trimmed"):
         admin.trim(world.topic)
     with pytest.raises(TopicError, match="MISSING"):
