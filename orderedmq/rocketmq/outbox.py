@@ -203,7 +203,9 @@ class RocketMQStaging:
                 "NO_SUCH_QUEUE",
                 f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(known)} queues",
             )
-        place = RocketMQQueue(self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop)
+        place = RocketMQQueue(
+            self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop, self._yield
+        )
         return _Line(QueueWriter(place, self._writer, self._partition))
 
     def _route(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -246,6 +248,23 @@ class RocketMQStaging:
         self._busy -= 1
         self._changed.notify_all()
 
+    def _yield(self) -> None:
+        """A queue is another attempt's: if that one waits for a queue of ours, both would wait for ever."""
+        with self._changed:
+            idle = [line for line in self._lines.values() if not line.busy]
+            for line in idle:
+                line.busy = True
+                self._busy += 1
+        for line in idle:
+            try:
+                line.writer.let_go()
+                # Rows may have come for it meanwhile.
+                self._started().submit(self._work, line)
+            except BaseException as error:  # as in `_work`
+                with self._changed:
+                    self._error = self._error or error
+                    self._end(line)
+
     def _join(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
@@ -253,7 +272,7 @@ class RocketMQStaging:
     def _close_lines(self) -> None:
         if self._pool is None:
             return
-        for closing in [self._pool.submit(line.writer.close) for line in self._lines.values()]:
+        for closing in [self._pool.submit(line.writer.let_go) for line in self._lines.values()]:
             try:
                 closing.result()
             except BaseException as error:

@@ -68,7 +68,7 @@ class Place(Protocol):
         ...
 
     def release(self, end: int) -> None:
-        """All messages below ``end`` can be read: let others have the queue."""
+        """All messages below ``end`` can be read: let others have the queue. It may be acquired again."""
         ...
 
 
@@ -116,8 +116,9 @@ class QueueWriter:
             ledger.newest,
         )
 
-    def close(self) -> None:
-        """Wait until what was sent can be read, and give the queue back."""
+    def let_go(self) -> None:
+        """Wait until what was sent can be read, and give the queue back; the next write looks at what came meanwhile."""
+        self._ready = False
         span = self._ledger.span
         self._place.release(span.end if span is not None else 0)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import random
 import threading
 import time
 import uuid
@@ -32,7 +34,7 @@ from orderedmq.rocketmq.servers import Cluster
 from tests.rocketmq.proxy import Connection, Network, Path, Way
 
 #: For locks that live 3 s.
-QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=20.0, send_timeout=1.0, settle=0.4, patience=60.0)
+QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=20.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
 
 
 def soon(seconds: float = 30.0) -> float:
@@ -395,6 +397,36 @@ def test_attempts_of_one_partition_take_turns_and_partitions_do_not_wait(quick: 
     assert not quick.outbox().publish(quick.batch(), receipts).replayed
 
 
+def test_attempts_that_have_what_the_other_one_waits_for_both_end(quick: World) -> None:
+    names = {queue: numbered(20, 100 * queue.queue_id) for queue in quick.queues[:2]}
+    attempts = [quick.outbox().open(quick.batch(), 0) for _ in range(2)]
+    orders = [quick.queues[:2], quick.queues[1::-1]]
+    for turn in range(2):
+        for attempt, order in zip(attempts, orders):
+            attempt.add(order[turn], rows(names[order[turn]]))
+        if turn == 0:
+            until(lambda: all(quick.bodies(queue) for queue in names))
+    with ThreadPoolExecutor(2) as pool:
+        ended = [pool.submit(attempt.receipt) for attempt in attempts]
+        receipts = [one.result(15) for one in ended]
+    assert {queue: quick.bodies(queue) for queue in names} == names
+    quick.outbox().publish(quick.batch(), receipts)
+
+
+def test_an_attempt_at_work_keeps_its_queue_for_longer_than_a_lock_lives(quick: World) -> None:
+    slow = quick.outbox().open(quick.batch(), 0)
+    slow.add(quick.queue, rows(numbered(10)))
+    until(lambda: len(quick.bodies()) == 10)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(quick.write, numbered(200, 1000))
+        for part in range(1, 12):
+            time.sleep(0.4)
+            slow.add(quick.queue, rows(numbered(10, 10 * part)))
+        slow.receipt()
+        other.result(15)
+    assert quick.bodies() == numbered(120) + numbered(200, 1000)
+
+
 def test_an_attempt_that_slept_longer_than_its_lock_believes_what_another_sent_meanwhile(quick: World) -> None:
     sleeper = quick.outbox().open(quick.batch(), 0)
     sleeper.add(quick.queue, rows(numbered(10)))
@@ -418,6 +450,73 @@ def test_an_attempt_of_a_batch_that_was_committed_meanwhile_sends_nothing(quick:
         quick.outbox().publish(quick.batch(), [receipt])
     assert caught.value.sub == "REPLAY_DIFFERS"
     assert quick.outbox().publish(quick.batch(), [receipt], skip_differing_replay=True).replayed
+
+
+@pytest.mark.usefixtures("small_requests")
+@pytest.mark.parametrize("seed", range(int(os.environ.get("STORMS", "2"))))
+def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
+    quick: World, network: Network, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Connections cut anywhere, attempts that die or run twice, retries in another order, replays of committed batches."""
+    draw = random.Random(seed)
+    real = RocketMQQueue.send
+
+    def send(self: RocketMQQueue, body: SendBody) -> int:
+        fate = draw.random()
+        if fate < 0.05:
+            cut_now(network, CUTS[draw.choice([name for name in CUTS if "held" not in name])])
+        elif fate < 0.06:
+            cut_now(network, CUTS["answer held"])
+        elif fate < 0.09:
+            raise MemoryError
+        return real(self, body)
+
+    monkeypatch.setattr(RocketMQQueue, "send", send)
+    expected: dict[MessageQueue, list[list[str]]] = {queue: [] for queue in quick.queues}
+
+    def task(number: int, partition: int, given: dict[MessageQueue, list[str]]) -> Receipt:
+        """Attempts until one ends well, each with a client of its own."""
+        while True:
+            staging = quick.outbox(network.address).open(quick.batch(number), partition)
+            try:
+                for queue in draw.sample(sorted(given), len(given)):
+                    names = shuffled(given[queue], draw)
+                    half = draw.randint(0, len(names))
+                    staging.add(queue, rows(names[:half]))
+                    staging.add(queue, rows(names[half:]))
+                return staging.receipt()
+            except MemoryError:
+                staging.abandon()
+
+    for number in range(8):
+        plan = [
+            {queue: numbered(draw.randint(0, 60), 10_000 * number + 1000 * partition) for queue in quick.queues}
+            for partition in range(2)
+        ]
+        for given in plan:
+            for queue, names in given.items():
+                expected[queue].append(names)
+        for _ in range(draw.randint(1, 2)):
+            with ThreadPoolExecutor(4) as pool:
+                # The first partition may have a second attempt at the same time.
+                tasks = [pool.submit(task, number, p, plan[p]) for p in (0, 1, 0)[: draw.randint(2, 3)]]
+                receipts = [one.result() for one in tasks]
+            quick.outbox().publish(quick.batch(number), receipts)
+    for queue, parts in expected.items():
+        found = quick.bodies(queue)
+        assert sorted(found) == sorted(name for part in parts for name in part)
+        for part in parts:
+            there = [name for name in found if name in set(part)]
+            for key in "abc":
+                assert [name for name in there if name[0] == key] == [name for name in part if name[0] == key]
+    assert_stamps_are_unique(quick)
+
+
+def shuffled(names: list[str], draw: random.Random) -> list[str]:
+    """Another order, in which the rows of one key keep theirs."""
+    waiting = {key: [name for name in names if name[0] == key] for key in {name[0] for name in names}}
+    order = draw.sample([name[0] for name in names], len(names))
+    return [waiting[key].pop(0) for key in order]
 
 
 # --- how far a task looks

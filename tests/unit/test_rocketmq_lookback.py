@@ -170,7 +170,7 @@ def attempt(place: FakePlace, writer: Writer, names: list[str], draw: random.Ran
         size = draw.randint(1, len(names))
         work.write(rows_of(names[at : at + size]), at)
         at += size
-    work.close()
+    work.let_go()
     reports = (work.report(),) if names else ()
     return Receipt(
         Token(writer.sink, writer.batch, writer.partition, reports).text(),
