@@ -63,6 +63,10 @@ class RocketMQLog:
         for name in user_topics(self._client.topics(deadline), cluster):
             try:
                 found.append(self.topic(name))
+            except RocketMQError as error:
+                # Static topics are not for us.
+                if error.sub != "STATIC_TOPIC":
+                    raise
             except TopicError:
                 continue
         return found

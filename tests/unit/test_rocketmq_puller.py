@@ -70,6 +70,8 @@ class FakeBroker:
         broker = self
 
         class Connection:
+            closed = False
+
             def send(self, request: Any, deadline: float, on_done: Callable[[Any], None]) -> None:
                 begin, count = int(request.ext["queueOffset"]), int(request.ext["maxMsgNums"])
                 broker.asked.append((begin, count, int(address)))
@@ -212,6 +214,17 @@ def test_a_hole_in_a_queue_is_never_passed_over(broker: FakeBroker) -> None:
     broker.instead[20] = [broker.found(20, 52, without=20)]
     with pytest.raises(DataLossError, match=r"AGED_OUT.*20 to 20 \(1\)"):
         puller.pull(QUEUE, 20, 100, 1 << 30, COLUMNS)
+
+
+def test_messages_that_are_deleted_while_others_are_found_are_never_passed_over(broker: FakeBroker) -> None:
+    """A broker goes on behind what it has just deleted, and says so by where to go on only (DefaultMessageStore.getMessage)."""
+    puller = puller_of(broker)
+    first, later = broker.found(10, 20), broker.found(500, 522)
+    broker.instead[10] = [PullResult(FOUND, 522, 10, 5000, 0, 0, bytes(first.body) + bytes(later.body))]
+    assert puller.pull(QUEUE, 10, 100, 1 << 30, COLUMNS).column(0).to_pylist() == list(range(10, 20))
+    broker.instead[20] = [later]
+    with pytest.raises(DataLossError, match=r"AGED_OUT.*20 to 499"):
+        puller.pull(QUEUE, 20, 1000, 1 << 30, COLUMNS)
 
 
 def test_behind_the_end_is_named_also_of_an_empty_queue(broker: FakeBroker) -> None:
