@@ -119,70 +119,61 @@ class GroupAdmin:
             if not 0 <= offset <= end:
                 raise OffsetError("BEYOND_END", f"offset {offset} of queue {queue} is not between 0 and its end {end}")
         with self._alone(group, list(offsets), force):
-            now = time.time_ns() // 1000
-            fences = self._numbers.fences(group, list(offsets))
-            self._numbers.fence(group, {queue: max(now, fence + 1) for queue, fence in fences.items()})
+            self._numbers.raise_fences(group, dict.fromkeys(offsets, time.time_ns() // 1000))
             self._numbers.write(group, offsets)
             return self._numbers.raise_reset_number(group, list(offsets))
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         """As the protocol has it. From 5.0 on the offsets go, before they stay. A query that lives makes the group anew."""
         self._require(group)
-        queues = [] if force else list(self.group_offsets(group))
-        with self._alone(group, queues, force):
+        with self._alone(group, list(self.group_offsets(group)), force):
             for address in self._numbers.masters():
                 self._client.call_address(address, admin_requests.delete_group(group), soon())
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         """As the protocol has it, of members' locks. Raises LockError HELD_BY_OTHER for those of who is no member: they end by themselves."""
         self._require(group)
-        held = self._refused(group, queues)
+        name = _probe()
+        granted = self._lock(group, name, queues)
+        self._unlock(group, name, granted)
+        held = [queue for queue in dict.fromkeys(queues) if queue not in granted]
         if not held:
             return []
-        ids = self._directory.everywhere(group)
         if not force:
             # Whoever is a member may be the one.
-            raise self._in_use(group, ids, held)
-        fences = self._numbers.fences(group, held)
-        now = time.time_ns() // 1000
-        self._numbers.fence(group, {queue: max(now, fences[queue]) for queue in held})
-        for name in {name for client_id in ids for name in locks.lock_names(client_id)}:
-            self._unlock(group, name, held)
-        left = self._refused(group, held)
+            raise self._in_use(group, self._directory.everywhere(group), held)
+        with self._alone(group, held, force=True) as taken:
+            self._numbers.raise_fences(group, dict.fromkeys(taken, time.time_ns() // 1000))
+        left = [queue for queue in held if queue not in taken]
         if left:
             raise LockError(
                 "HELD_BY_OTHER",
                 f"{len(left)} of {len(held)} queues of group {group!r} belong to a client that is no member of it, and RocketMQ does not say "
                 f"which: the lock of {left[0]} ends within {LOCK_LIFE:.0f} s unless it is renewed",
             )
-        return [queue for queue in queues if queue in held]
+        return taken
 
     # -- locks of its own
 
     @contextlib.contextmanager
-    def _alone(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[None]:
-        """Have the queues' locks meanwhile. Raises GroupError IN_USE when somebody is a member, or has one of the queues."""
-        if force:
-            yield
-            return
+    def _alone(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
+        """Have the queues' locks meanwhile; which of them, when ``force``.
+
+        Raises GroupError IN_USE when somebody is a member, or has one of the queues; unless ``force``, which takes them from members.
+        """
         ids = self._directory.everywhere(group)
-        if ids:
+        if not force and ids:
             raise self._in_use(group, ids, ())
+        for name in {name for client_id in ids for name in locks.lock_names(client_id)}:
+            self._unlock(group, name, queues)
         name = _probe()
         granted = self._lock(group, name, queues)
         try:
-            if len(granted) < len(set(queues)):
+            if not force and len(granted) < len(set(queues)):
                 raise self._in_use(group, (), [queue for queue in queues if queue not in granted])
-            yield
+            yield granted
         finally:
             self._unlock(group, name, granted)
-
-    def _refused(self, group: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Those that somebody has."""
-        name = _probe()
-        granted = self._lock(group, name, queues)
-        self._unlock(group, name, granted)
-        return [queue for queue in dict.fromkeys(queues) if queue not in granted]
 
     def _lock(self, group: str, name: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         asked = [(of_broker[0], group_requests.lock(group, name, of_broker)) for of_broker in _by_broker(queues)]

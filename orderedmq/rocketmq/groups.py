@@ -298,12 +298,12 @@ class RocketMQGroups:
             group = holdings[0].token.group
             # What cannot be looked at, or said, ends by itself, at the latest when a lock's life is over.
             with contextlib.suppress(RocketMQUnavailableError):
-                # A lock of the same name can be that of a later run, which has raised the fence.
-                fenced = self._fenced([holding.token for holding in holdings])
+                # A lock of the query's name can be that of a later run, which has raised the fence.
+                fenced = self._fenced([holding.token for holding in holdings if holding.name != holding.token.client_id])
                 own = [holding for holding in holdings if holding.token not in fenced]
                 # First the fence: a task that still looks at its lock must not get it again. A topic or group that is gone needs none.
                 with contextlib.suppress(TopicError, GroupError):
-                    self._offsets.fence(group, {holding.token.queue: holding.token.epoch for holding in own})
+                    self._offsets.raise_fences(group, {holding.token.queue: holding.token.epoch for holding in own})
                 self._give_back(group, {holding.token.queue: holding.name for holding in own})
 
     def _give_back(self, group: str, names: Mapping[MessageQueue, str]) -> None:
