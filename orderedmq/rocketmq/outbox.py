@@ -3,7 +3,7 @@
 RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again looks in each queue for what earlier attempts
 of its partition sent, and sends what is missing (lookback.py); readers see a batch's rows before its commit, and those of an attempt
 whose batch never is. What holds of a batch with identity, once it is committed: each row is in its queue once, as long as its
-attempts were given the same rows and no request that was given up is carried out half a second later (a broker refuses what has waited for
+attempts were given the same rows and no request that was given up is carried out a second later (a broker refuses what has waited for
 200 ms, but a network may hold a request back for longer; the repeated messages have the same stamps then). Of a batch without identity: at
 least once.
 """

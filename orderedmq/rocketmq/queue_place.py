@@ -50,7 +50,7 @@ class Timing:
     lock_wait: float = LOCK_LIFE + 15.0
     lock_yield: float = 3.0
     send_timeout: float = 15.0
-    settle: float = 0.5
+    settle: float = 1.0
     visible: float = 5.0
     patience: float = 90.0
 

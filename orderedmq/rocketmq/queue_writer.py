@@ -199,9 +199,13 @@ class QueueWriter:
         return encode(rows, keys, self._where, extra=extra, first=first)
 
     def _refused(self, error: RocketMQError, row: int) -> OrderedMQError:
-        return RocketMQError(error.sub, f"row {row} for {self._where} is refused: {error.message}")
+        return RocketMQError(
+            "MESSAGE_ILLEGAL",
+            f"row {row} for {self._where} is larger than the broker takes (its maxMessageSize), or has a property that it refuses; rows before "
+            f"it have been sent: {error.message}",
+        )
 
 
 def _too_large(error: RocketMQError) -> bool:
-    """Whether a broker refuses a request for its size. Before 5.0 that has a code of its own, which other faults share."""
+    """Whether a broker refuses a request for its size: before 5.0 by a code that other faults share, then by an exception's text."""
     return error.sub == "MESSAGE_ILLEGAL" or (error.sub == "SERVER_ERROR" and "body size" in error.message)

@@ -194,6 +194,37 @@ def test_every_column_and_an_empty_body_arrive_and_are_known_again(everywhere: W
     assert dict(got[0]["properties"])["x"] == "1"
 
 
+def test_a_batch_over_two_brokers(two_brokers: Cluster, worlds: list[World], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is killed while the batch is written."""
+    world = World(two_brokers)
+    worlds.append(world)
+    until(lambda: len(world.log.queues(world.topic)) == 6)
+    world.queues = world.log.queues(world.topic)
+    fill(world, 3000)
+    monkeypatch.setattr("orderedmq.rocketmq.encode.TARGET_BYTES", 2000)
+    restarts: list[threading.Thread] = []
+
+    def kill() -> None:
+        two_brokers.brokers[1].kill()
+        restarts.append(threading.Thread(target=two_brokers.brokers[1].start))
+        restarts[-1].start()
+
+    spoil(monkeypatch, {20: kill})
+    for number in range(2):
+        for attempt in range(2):
+            staging = world.outbox().open(world.batch(number), 0)
+            for queue in world.queues:
+                staging.add(queue, rows(numbered(40, 1000 * number)))
+            receipt = staging.receipt()
+            published = world.outbox().publish(world.batch(number), [receipt])
+            assert published.replayed is (attempt == 1)
+    for thread in restarts:
+        thread.join()
+    assert len(restarts) == 1
+    for queue in world.queues:
+        assert world.bodies(queue)[3000 if queue == world.queue else 0 :] == numbered(40) + numbered(40, 1000)
+
+
 # --- answers that do not come
 
 

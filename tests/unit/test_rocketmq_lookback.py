@@ -107,6 +107,7 @@ class FakePlace:
         self._rival = rival
         self._lost = True
         self.limit = 10**9
+        self.refusal = RocketMQError("MESSAGE_ILLEGAL", "too large")
 
     def acquire(self) -> None:
         # Who had it is dead, or waits.
@@ -132,7 +133,7 @@ class FakePlace:
     def send(self, body: SendBody) -> int:
         assert self.keep(), "sent without the lock"
         if body.rows > self.limit:
-            raise RocketMQError("MESSAGE_ILLEGAL", "too large")
+            raise self.refusal
         fate = self._fate()
         if fate == "busy":
             raise RocketMQUnavailableError("BUSY", "busy")
@@ -275,7 +276,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**62))
 def test_any_faults_leave_each_row_once_in_the_order_of_its_key(seed: int) -> None:
     scenario(random.Random(seed))
@@ -539,9 +540,17 @@ def test_sinks_have_names_of_their_own_that_a_property_can_have() -> None:
     assert named[:2] == ids[:2]
 
 
-def test_requests_shrink_until_the_broker_takes_them_and_a_row_that_it_never_takes_is_named() -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        RocketMQError("MESSAGE_ILLEGAL", "code 13"),
+        RocketMQError("SERVER_ERROR", "RuntimeException: message body size exceeded"),
+    ],
+)
+def test_requests_shrink_until_the_broker_takes_them_and_a_row_that_it_never_takes_is_named(refusal: RocketMQError) -> None:
     world = Queue()
     place = FakePlace(world, lambda: "ok")
+    place.refusal = refusal
     place.limit = 3
     names = [f"a{number}" for number in range(20)]
     work = QueueWriter(place, Writer(SINK, 0, 0), 0)
@@ -550,4 +559,8 @@ def test_requests_shrink_until_the_broker_takes_them_and_a_row_that_it_never_tak
     place.limit = 0
     with pytest.raises(RocketMQError) as caught:
         work.write(rows_of(["a1"]), 20)
-    assert "row 20 for queue t/broker-a/0 (partition 0) is refused: too large" in str(caught.value)
+    assert "row 20 for queue t/broker-a/0 (partition 0) is larger than the broker takes" in caught.value.message
+    assert refusal.message in caught.value.message
+    place.refusal = RocketMQError("SERVER_ERROR", "NullPointerException")
+    with pytest.raises(RocketMQError, match="NullPointerException"):
+        work.write(rows_of(["a1", "a2"]), 20)
