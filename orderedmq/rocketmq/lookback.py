@@ -114,6 +114,10 @@ class Ledger:
         self.seen = max(self.seen, end)
         self._acknowledged = [known for known in self._acknowledged if known.end > self.seen]
 
+    def below_bookmark(self, messages: Iterable[Found]) -> None:
+        """The sink's message just below the bookmark, if there is one."""
+        self.committed = self.committed or any(message.batch >= self._writer.batch for message in messages)
+
     def claim(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that are to be sent: those that no message was found for, unless the batch is committed."""
         if self._unclaimed:

@@ -410,6 +410,28 @@ def test_a_replay_with_other_rows_differs_and_sends_nothing(names: list[str]) ->
     assert world.named(0, 0) == ["a1", "b1"]
 
 
+@pytest.mark.usefixtures("small")
+def test_a_replay_of_the_second_partition_with_other_rows_differs_too() -> None:
+    """Its own first message is not the batch's."""
+    world = Queue()
+    names = [f"a{number}" for number in range(9)]
+    for number in range(2):
+        commit(world, SinkBatch(SINK, number), [written(world, number, names, partition) for partition in range(2)])
+    before = list(world.messages)
+    for partition in range(2):
+        verdict = commit(world, SinkBatch(SINK, 1), [written(world, 1, [*names, "b1"], partition)])
+        assert verdict.replayed
+        assert "1 rows are not there" in (verdict.differs or "")
+        assert world.messages == before
+
+
+@pytest.mark.usefixtures("small")
+def test_that_the_batchs_first_message_is_not_looked_at_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "below_bookmark", lambda self, messages: None)
+    with pytest.raises(AssertionError):
+        test_a_replay_of_the_second_partition_with_other_rows_differs_too()
+
+
 def test_a_retry_with_other_rows_before_the_commit_is_added() -> None:
     world = Queue()
     written(world, 0, ["a1", "b1"])
