@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Final
 
 from orderedmq.broker import LockInfo, MemberInfo
-from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError
+from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError
 from orderedmq.lock import LOCK_LIFE
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import admin_requests, group_requests, locks
@@ -69,19 +69,17 @@ class GroupAdmin:
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         self._require(group)
-        topics: set[str] = set()
-        for address in self._numbers.masters():
-            committed = self._client.call_address(address, group_requests.topics_of_group(group), soon())
-            topics.update(committed)
-        queues = []
-        for topic in sorted(topics):
-            if not topic.startswith(RETRY_PREFIX):
-                with contextlib.suppress(RocketMQError):
-                    queues += self._queues(topic)
-        return dict(sorted(self._numbers.read(group, queues).items()))
-
-    def _queues(self, topic: str) -> list[MessageQueue]:
-        return list(self._client.route(topic, soon()).subscribe_set())
+        found: dict[MessageQueue, int] = {}
+        for name, broker in self._client.cluster(soon()).brokers.items():
+            if broker.master is not None:
+                offsets = self._client.call_address(broker.master, group_requests.all_consumer_offsets(), soon())
+                found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
+        # Before 5.0 offsets outlive their topic; and there are numbers that are none.
+        there: set[MessageQueue] = set()
+        for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
+            with contextlib.suppress(TopicError):
+                there.update(self._client.route(topic, soon()).subscribe_set())
+        return {queue: found[queue] for queue in sorted(found) if queue in there}
 
     def members(self, group: str) -> list[MemberInfo]:
         locks.check_name(group)
