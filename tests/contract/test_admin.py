@@ -107,7 +107,7 @@ def test_a_topic_grows_and_its_queues_stay(broker: Broker):
         broker.admin.add_queues("nothing", 4)
 
 
-def test_a_deleted_topic_takes_its_groups_offsets_and_locks_with_it(broker: Broker):
+def test_a_deleted_topic_takes_its_groups_offsets_with_it(broker: Broker):
     broker.admin.create_topic("other", 1)
     queues, [other] = queues_of(broker), queues_of(broker, "other")
     broker.log.append(queues[0], rows("abc"))
@@ -116,18 +116,28 @@ def test_a_deleted_topic_takes_its_groups_offsets_and_locks_with_it(broker: Brok
     broker.groups.commit(dict.fromkeys(tokens, 0))
     broker.admin.delete_topic("orders")
     assert broker.admin.group_offsets("g") == {other: 0}
-    assert [lock.queue for lock in broker.admin.locks("g")] == [other]
     assert broker.log.bounds(queues) == {}
     assert bodies(broker, other) == ["x", "y", "z"]
     with refused("TOPIC.MISSING"):
         broker.admin.delete_topic("orders")
+    broker.admin.create_topic("orders", 3)
+    assert bodies(broker, queues[0]) == []
+    assert broker.groups.offsets("g", [*queues, other]) == {other: 0}
+
+
+@needs("owners", "epochs")
+def test_a_deleted_topic_takes_its_locks_with_it(broker: Broker):
+    broker.admin.create_topic("other", 1)
+    queues, [other] = queues_of(broker), queues_of(broker, "other")
+    tokens = locked(broker, "g", broker.groups.join("me"), [*queues, other])
+    broker.admin.delete_topic("orders")
+    assert [lock.queue for lock in broker.admin.locks("g")] == [other]
     with refused("LOCK.LOST"):
         broker.groups.commit({tokens[0]: 0})
     broker.admin.create_topic("orders", 3)
     with refused("LOCK.LOST"):
         broker.groups.commit({tokens[0]: 0})
     assert broker.groups.renew(tokens) == tokens[:3]
-    assert bodies(broker, queues[0]) == []
 
 
 def test_rows_staged_for_a_deleted_topic_are_refused_when_published(broker: Broker):
