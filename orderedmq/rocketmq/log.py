@@ -8,7 +8,8 @@ later. The brokers themselves decide then.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Final, TypeVar
 
 import numpy as np
@@ -56,20 +57,36 @@ class RocketMQLog:
     # -- topics
 
     def topics(self) -> list[TopicInfo]:
-        """Every topic of a user, dead letters included; those that come or go meanwhile may be missing."""
+        """Every topic of a user, dead letters included, static topics not; those that come or go meanwhile may be missing."""
         deadline = _soon()
-        cluster = self._client.cluster(deadline)
-        found = []
-        for name in user_topics(self._client.topics(deadline), cluster):
+        # A nameserver that was restarted does not list those that this object has seen.
+        listed = {*self._client.topics(deadline), *self._confirmed}
+        names = user_topics(listed, self._client.cluster(deadline))
+        return [TopicInfo(name, len(route.subscribe_set()), ONLY_INCARNATION) for name, route in self._routes(names)]
+
+    def _routes(self, names: Sequence[str]) -> Iterator[tuple[str, Route]]:
+        """Routes of those topics that exist, asked for all at once."""
+        deadline = _soon()
+        sent: list[Pending[Route]] = []
+        try:
+            connection = self._client.connection(self._client.nameservers[0], time.monotonic() + NAMESERVER_TIMEOUT, wait=False)
+            sent = [connection.send(requests.topic_route(name), deadline) for name in names]
+        except RocketMQUnavailableError:
+            pass
+        for name, pending in zip_longest(names, sent):
             try:
-                found.append(self.topic(name))
+                route = self.route(name) if pending is None else pending.result()
+            except (RocketMQUnavailableError, TopicError):
+                self._confirmed.pop(name, None)
+                try:
+                    route = self.route(name)
+                except TopicError:
+                    continue
             except RocketMQError as error:
-                # Static topics are not for us.
                 if error.sub != "STATIC_TOPIC":
                     raise
-            except TopicError:
                 continue
-        return found
+            yield name, route
 
     def topic(self, name: str) -> TopicInfo:
         return TopicInfo(name, len(self.queues(name)), ONLY_INCARNATION)
@@ -87,7 +104,7 @@ class RocketMQLog:
         """Where the topic's queues are now, up to 1 s ago. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
         deadline = _soon()
         now = time.monotonic()
-        if now - self._confirmed.get(topic, -FRESH) < FRESH:
+        if now - self._confirmed.get(topic, float("-inf")) < FRESH:
             return self._client.route(topic, deadline)
         try:
             check_topic(topic, writing=False)

@@ -12,6 +12,8 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -248,6 +250,7 @@ def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: W
         world.log.forget(world.topic)
         assert world.log.bounds([world.queue]) == {world.queue: QueueBounds(0, 3)}
         assert world.log.queues(world.topic)[0] == world.queue
+        assert world.topic in [info.name for info in world.log.topics()]
         assert read(world.broker, world.queue, 0, 3) == [b"0", b"1", b"2"]
     finally:
         # Waits until the broker is known again.
@@ -309,6 +312,32 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
         assert world.log.bounds([world.queue])[world.queue].max_offset == 30
         assert looks
         world.close()
+
+
+def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it goes on it still finds the request that was given up."""
+    monkeypatch.setattr("orderedmq.rocketmq.sender._SEND_TIMEOUT", 0.5)
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(3):
+            going = threading.Event()
+            send = requests.send
+
+            def sent(*arguments: Any, going: threading.Event = going, send: Any = send, **more: Any) -> Any:
+                going.set()
+                world.cluster.broker.pause()
+                return send(*arguments, **more)
+
+            with monkeypatch.context() as patch:
+                patch.setattr("orderedmq.rocketmq.sender.requests.send", sent)
+                done = pool.submit(world.log.append, world.queue, numbers(10, 10 * number))
+                try:
+                    assert going.wait(10)
+                    time.sleep(2.0)
+                finally:
+                    world.cluster.broker.resume()
+                assert done.result(60) == OffsetRange(10 * number, 10 * number + 10)
+    assert read(world.broker, world.queue, 0, 30) == [b"%d" % number for number in range(30)]
+    assert world.log.bounds([world.queue])[world.queue].max_offset == 30
 
 
 def _cut_after_send(world: World, connection: object, seen: int) -> None:
