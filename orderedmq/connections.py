@@ -27,7 +27,8 @@ def connect(
     """A connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr`` ("host:port;host:port").
 
     A context manager. Nothing is created before the first topic. ``identity``: of the broker that the caller expects, refused otherwise
-    (StoreError OTHER_MACHINE). ``map_size``: the embedded store's greatest size in bytes (default: 1 TiB of address space).
+    (StoreError OTHER_MACHINE, RocketMQError
+    OTHER_CLUSTER). ``map_size``: the embedded store's greatest size in bytes (default: 1 TiB of address space).
     Raises OptionError when none or both are given.
     """
     if (path is None) == (namesrv_addr is None):

@@ -15,6 +15,7 @@ from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableErro
 from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
 from orderedmq.rocketmq import admin_requests
 from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.log import RocketMQLog, missing
 from orderedmq.rocketmq.requests import topic_stats
 
@@ -190,5 +191,5 @@ def _soon() -> float:
     return time.monotonic() + _TIMEOUT
 
 
-class RocketMQAdmin(TopicAdmin):
+class RocketMQAdmin(TopicAdmin, GroupAdmin):
     """The Admin protocol."""

@@ -85,7 +85,6 @@ class RequestCode(IntEnum):
     SEND_MESSAGE_V2 = 310
     SEND_BATCH_MESSAGE = 320
     PUSH_REPLY_MESSAGE_TO_CLIENT = 326
-    QUERY_TOPICS_BY_CONSUMER = 343
 
 
 class ResponseCode(IntEnum):

@@ -19,7 +19,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from orderedmq.errors import GroupError, RocketMQError, TopicError
+from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.listener import dead_letter_id
 from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import requests
@@ -32,11 +32,11 @@ from orderedmq.rows import normalise
 
 #: Letters at the end among which a repeat is looked for.
 LOOK_BACK: Final = 32 * 1024
-#: A broker of 5.x takes names up to 120 (Validators.CHARACTER_MAX_LENGTH 255 for topics; TopicValidator 127 for those sent to).
-_LONGEST_TOPIC: Final = 127
 #: Of a letter's properties, those that no producer may set and that say where it comes from (listener.dead_letter_properties).
 _ORIGIN: Final = ("REAL_TOPIC", "REAL_QID", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME")
 _PIECE: Final = 4096
+#: Seconds between looks whether what was sent can be seen.
+_POLL: Final = 0.005
 
 
 def key_of(group: str, queue: MessageQueue, offset: int) -> str:
@@ -60,8 +60,8 @@ class DeadLetterTopic:
         rows = normalise(letters, where)
         if not rows.num_rows:
             return 0
-        target = MessageQueue(_topic(group), queue.broker_name, 0)
-        seen = self._look(target)
+        target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
+        seen, end = self._look(target, queue)
         new: dict[str, int] = {}
         for place, offset in enumerate(offsets):
             key = key_of(group, queue, offset)
@@ -73,52 +73,54 @@ class DeadLetterTopic:
         keys = pa.array(list(new), pa.string())
         origin = _origin(letters.take(chosen), queue)
         rows = rows.take(chosen)
-        # All are encoded, and so checked, before one is sent.
-        first = 0 if target in self._seen else 1
+        # Where there is no letter, there is no topic. All are encoded, and so checked, before one is sent.
+        first = 0 if end else 1
         alone = list(encode(rows.slice(0, first), keys.slice(0, first), where, extra=_part(origin, 0, first)))
         others = list(
             encode(rows.slice(first), keys.slice(first), where, extra=_part(origin, first, len(new) - first), first=first)
         )
         for body in alone:
-            self._by_retry(group, queue, rows.slice(0, 1), keys, _part(origin, 0, 1), where)
+            end = self._by_retry(group, queue, rows.slice(0, 1), keys, _part(origin, 0, 1), where)
             seen.update(keys[body.first : body.first + body.rows].to_pylist())
         for body in others:
             begin = first + body.first
-            self._send(group, queue, target, rows.slice(begin, body.rows), body, keys.slice(begin), origin, begin)
+            end = self._send(group, queue, target, rows.slice(begin, body.rows), body, keys.slice(begin), origin, begin)
             seen.update(keys[begin : begin + body.rows].to_pylist())
-        if target not in self._seen:
-            self._seen[target] = (seen, 0)
+        self._wait(target, queue, end)
         return len(new)
 
     # -- looking
 
-    def _look(self, target: MessageQueue) -> set[str]:
-        """The keys of the last letters."""
-        try:
-            bounds = self._log.bounds([target]).get(target)
-        except TopicError:
-            bounds = None
-        if bounds is None:
-            # Not there, or the nameserver does not know it yet: what was sent from here is known.
-            if target in self._seen and not self._exists(target):
-                del self._seen[target]
-            return self._seen[target][0] if target in self._seen else set()
+    def _look(self, target: MessageQueue, queue: MessageQueue) -> tuple[set[str], int]:
+        """The keys of the last letters, and the queue's end: 0 also where there is none."""
+        least, end = (
+            self._client.call(make(target), soon(), topic=queue.topic, broker_name=queue.broker_name)
+            for make in (requests.min_offset, requests.max_offset)
+        )
         seen, upto = self._seen.get(target, (set(), 0))
-        if upto > bounds.max_offset:
-            # Deleted and made anew.
+        if upto > end:
+            # Deleted, and perhaps made anew.
             seen, upto = set(), 0
-        at = max(bounds.min_offset, bounds.max_offset - LOOK_BACK, upto)
-        while at < bounds.max_offset:
-            batch = self._log.pull(target, at, min(_PIECE, bounds.max_offset - at), 1 << 40, ("message_id",))
+        at = max(least, end - LOOK_BACK, upto)
+        while at < end:
+            batch = self._log.pull(target, at, min(_PIECE, end - at), 1 << 40, ("message_id",))
             if not batch.num_rows:
                 break
             seen.update(batch.column(0).to_pylist())
             at += batch.num_rows
-        self._seen[target] = (seen, at)
-        return seen
+        self._seen[target] = (seen, max(at, upto))
+        return seen, end
 
-    def _exists(self, target: MessageQueue) -> bool:
-        return target.topic in self._client.topics(soon())
+    def _wait(self, target: MessageQueue, queue: MessageQueue, end: int) -> None:
+        """Until letters below ``end`` can be seen: some ms, or whoever comes next would not find them."""
+        deadline = soon()
+        while time.monotonic() < deadline:
+            if (
+                self._client.call(requests.max_offset(target), deadline, topic=queue.topic, broker_name=queue.broker_name)
+                >= end
+            ):
+                return
+            time.sleep(_POLL)
 
     # -- sending
 
@@ -132,24 +134,27 @@ class DeadLetterTopic:
         keys: pa.Array,
         origin: dict[str, pa.Array],
         first: int,
-    ) -> None:
+    ) -> int:
         """A batch into the topic itself; one by one the other way round where that is not allowed."""
         request = requests.send(
             target, body.body, body.properties or "", group=group, born=_now(), batch=body.properties is None
         )
         try:
-            self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+            stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+            return stored.queue_offset + body.rows
         except RocketMQError as error:
             if error.sub != "NO_PERMISSION":
                 raise
-            for row in range(rows.num_rows):
-                part = _part(origin, first + row, 1)
-                self._by_retry(group, queue, rows.slice(row, 1), keys.slice(row), part, f"dead letters of queue {queue}")
+        end = 0
+        for row in range(rows.num_rows):
+            part = _part(origin, first + row, 1)
+            end = self._by_retry(group, queue, rows.slice(row, 1), keys.slice(row), part, f"dead letters of queue {queue}")
+        return end
 
     def _by_retry(
         self, group: str, queue: MessageQueue, row: pa.RecordBatch, keys: pa.Array, origin: dict[str, pa.Array], where: str
-    ) -> None:
-        """One letter as a message of the group's retry topic that was tried once too often."""
+    ) -> int:
+        """One letter as a message of the group's retry topic that was tried once too often; the offset behind it."""
         [batch] = encode(row, keys.slice(0, 1), where, extra=origin)
         body, properties = _alone(batch)
         request = requests.send(
@@ -158,22 +163,11 @@ class DeadLetterTopic:
         # 4.9: at least as often as may be, 5.x: more often.
         request = replace(request, ext={**request.ext, "j": "1", "l": "0"})
         try:
-            self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+            stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
         except GroupError:
             self._offsets.make(group, [queue], soon())
-            self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
-
-
-def _topic(group: str) -> str:
-    """Raises GroupError BAD_NAME for a group whose dead-letter topic would have too long a name."""
-    longest = _LONGEST_TOPIC - len(DEAD_LETTER_PREFIX)
-    if len(group) > longest:
-        raise GroupError(
-            "BAD_NAME",
-            f"consumer group {group!r} has {len(group)} characters, at most {longest} are allowed where messages are put aside: the "
-            f"name of its topic {DEAD_LETTER_PREFIX}<group> may have {_LONGEST_TOPIC}; choose a shorter name",
-        )
-    return DEAD_LETTER_PREFIX + group
+            stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+        return stored.queue_offset + 1
 
 
 def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]:

@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Final
 
 from orderedmq.broker import LockInfo, MemberInfo
-from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError
+from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError
 from orderedmq.lock import LOCK_LIFE
-from orderedmq.model import RETRY_PREFIX, MessageQueue, check_group
+from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import admin_requests, group_requests, locks
 from orderedmq.rocketmq.asking import ask_queues
 from orderedmq.rocketmq.client import Client
@@ -63,28 +63,26 @@ class GroupAdmin:
         return sorted(name for name in found if name not in _SYSTEM_GROUPS and not name.startswith(_SYSTEM_PREFIX))
 
     def _require(self, group: str) -> None:
-        check_group(group)
+        locks.check_name(group)
         if group not in self.groups():
             raise GroupError("MISSING", f"no consumer group {group!r} in this cluster (orderedmq group list shows all)")
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         self._require(group)
-        topics: set[str] = set()
-        for address in self._numbers.masters():
-            committed = self._client.call_address(address, group_requests.topics_of_group(group), soon())
-            topics.update(committed)
-        queues = []
-        for topic in sorted(topics):
-            if not topic.startswith(RETRY_PREFIX):
-                with contextlib.suppress(RocketMQError):
-                    queues += self._queues(topic)
-        return dict(sorted(self._numbers.read(group, queues).items()))
-
-    def _queues(self, topic: str) -> list[MessageQueue]:
-        return list(self._client.route(topic, soon()).subscribe_set())
+        found: dict[MessageQueue, int] = {}
+        for name, broker in self._client.cluster(soon()).brokers.items():
+            if broker.master is not None:
+                offsets = self._client.call_address(broker.master, group_requests.all_consumer_offsets(), soon())
+                found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
+        # Before 5.0 offsets outlive their topic; and there are numbers that are none.
+        there: set[MessageQueue] = set()
+        for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
+            with contextlib.suppress(TopicError):
+                there.update(self._client.route(topic, soon()).subscribe_set())
+        return {queue: found[queue] for queue in sorted(found) if queue in there}
 
     def members(self, group: str) -> list[MemberInfo]:
-        check_group(group)
+        locks.check_name(group)
         ids, brokers = self._directory.everywhere(group), self._directory.masters()
         found = self._directory.members(group, ids, brokers, None)
         now = time.time()
@@ -110,7 +108,7 @@ class GroupAdmin:
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
         """As the protocol has it. A query that lives loses the queues when it next looks: at a commit, or at a renewal within 20 s."""
-        check_group(group)
+        locks.check_name(group)
         bounds = self._log.bounds(list(offsets))
         for queue, offset in offsets.items():
             if queue not in bounds:
@@ -119,70 +117,61 @@ class GroupAdmin:
             if not 0 <= offset <= end:
                 raise OffsetError("BEYOND_END", f"offset {offset} of queue {queue} is not between 0 and its end {end}")
         with self._alone(group, list(offsets), force):
-            now = time.time_ns() // 1000
-            fences = self._numbers.fences(group, list(offsets))
-            self._numbers.fence(group, {queue: max(now, fence + 1) for queue, fence in fences.items()})
+            self._numbers.raise_fences(group, dict.fromkeys(offsets, time.time_ns() // 1000))
             self._numbers.write(group, offsets)
             return self._numbers.raise_reset_number(group, list(offsets))
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         """As the protocol has it. From 5.0 on the offsets go, before they stay. A query that lives makes the group anew."""
         self._require(group)
-        queues = [] if force else list(self.group_offsets(group))
-        with self._alone(group, queues, force):
+        with self._alone(group, list(self.group_offsets(group)), force):
             for address in self._numbers.masters():
                 self._client.call_address(address, admin_requests.delete_group(group), soon())
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         """As the protocol has it, of members' locks. Raises LockError HELD_BY_OTHER for those of who is no member: they end by themselves."""
         self._require(group)
-        held = self._refused(group, queues)
+        name = _probe()
+        granted = self._lock(group, name, queues)
+        self._unlock(group, name, granted)
+        held = [queue for queue in dict.fromkeys(queues) if queue not in granted]
         if not held:
             return []
-        ids = self._directory.everywhere(group)
         if not force:
             # Whoever is a member may be the one.
-            raise self._in_use(group, ids, held)
-        fences = self._numbers.fences(group, held)
-        now = time.time_ns() // 1000
-        self._numbers.fence(group, {queue: max(now, fences[queue]) for queue in held})
-        for name in {name for client_id in ids for name in locks.lock_names(client_id)}:
-            self._unlock(group, name, held)
-        left = self._refused(group, held)
+            raise self._in_use(group, self._directory.everywhere(group), held)
+        with self._alone(group, held, force=True) as taken:
+            self._numbers.raise_fences(group, dict.fromkeys(taken, time.time_ns() // 1000))
+        left = [queue for queue in held if queue not in taken]
         if left:
             raise LockError(
                 "HELD_BY_OTHER",
                 f"{len(left)} of {len(held)} queues of group {group!r} belong to a client that is no member of it, and RocketMQ does not say "
                 f"which: the lock of {left[0]} ends within {LOCK_LIFE:.0f} s unless it is renewed",
             )
-        return [queue for queue in queues if queue in held]
+        return taken
 
     # -- locks of its own
 
     @contextlib.contextmanager
-    def _alone(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[None]:
-        """Have the queues' locks meanwhile. Raises GroupError IN_USE when somebody is a member, or has one of the queues."""
-        if force:
-            yield
-            return
+    def _alone(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
+        """Have the queues' locks meanwhile; which of them, when ``force``.
+
+        Raises GroupError IN_USE when somebody is a member, or has one of the queues; unless ``force``, which takes them from members.
+        """
         ids = self._directory.everywhere(group)
-        if ids:
+        if not force and ids:
             raise self._in_use(group, ids, ())
+        for name in {name for client_id in ids for name in locks.lock_names(client_id)}:
+            self._unlock(group, name, queues)
         name = _probe()
         granted = self._lock(group, name, queues)
         try:
-            if len(granted) < len(set(queues)):
+            if not force and len(granted) < len(set(queues)):
                 raise self._in_use(group, (), [queue for queue in queues if queue not in granted])
-            yield
+            yield granted
         finally:
             self._unlock(group, name, granted)
-
-    def _refused(self, group: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """Those that somebody has."""
-        name = _probe()
-        granted = self._lock(group, name, queues)
-        self._unlock(group, name, granted)
-        return [queue for queue in dict.fromkeys(queues) if queue not in granted]
 
     def _lock(self, group: str, name: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         asked = [(of_broker[0], group_requests.lock(group, name, of_broker)) for of_broker in _by_broker(queues)]

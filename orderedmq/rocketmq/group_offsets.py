@@ -136,6 +136,11 @@ class GroupOffsets:
         """Make tokens up to these epochs stale, for everyone who looks."""
         self.write(group, {fence_of(queue): epoch for queue, epoch in epochs.items()})
 
+    def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int]) -> None:
+        """As `fence`, where it is lower."""
+        known = self.fences(group, list(epochs))
+        self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > known[queue]})
+
     # -- the reset number
 
     def reset_number(self, group: str) -> int:

@@ -85,17 +85,6 @@ def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
     return Request(RequestCode.GET_ALL_CONSUMER_OFFSET, "request for all offsets", "all consumer groups", parse)
 
 
-def topics_of_group(group: str) -> Request[tuple[str, ...]]:
-    """The topics of which a broker has an offset of the group (343)."""
-    return Request(
-        RequestCode.QUERY_TOPICS_BY_CONSUMER,
-        f"request for the topics of group {group}",
-        f"group {group!r}",
-        lambda response: strings(loads_object(response.body).get("topicList")) if response.code == _SUCCESS else (),
-        {"group": group},
-    )
-
-
 # --- members
 
 

@@ -18,11 +18,19 @@ from typing import Final
 
 import pyarrow as pa
 
-from orderedmq.errors import LockError, OffsetError, OrderedMQError, RocketMQError, RocketMQUnavailableError
+from orderedmq.errors import (
+    GroupError,
+    LockError,
+    OffsetError,
+    OrderedMQError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    TopicError,
+)
 from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, LockToken, Refusal
 from orderedmq.lock import Client as Identity
 from orderedmq.membership import Member, Subscription
-from orderedmq.model import MessageQueue, check_group
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import group_requests, locks
 from orderedmq.rocketmq.asking import ask_queues
 from orderedmq.rocketmq.client import Client
@@ -78,7 +86,7 @@ class RocketMQGroups:
 
         Raises GroupError DISAGREES or MISSING; see `Presence.beat`.
         """
-        check_group(group)
+        locks.check_name(group)
         presence = self._present.get(client.client_id)
         # Who has left does not come back by a heartbeat that was on its way.
         if presence is not None:
@@ -86,7 +94,7 @@ class RocketMQGroups:
         return self.members(group)
 
     def members(self, group: str) -> list[Member]:
-        check_group(group)
+        locks.check_name(group)
         own: dict[str, Member] = {}
         brokers: list[str] = []
         for client_id, presence in list(self._present.items()):
@@ -119,7 +127,7 @@ class RocketMQGroups:
 
         Raises RocketMQUnavailableError, and has none of the queues that it did not have before.
         """
-        check_group(group)
+        locks.check_name(group)
         if not queues:
             return {}
         asked = time.monotonic()
@@ -281,25 +289,24 @@ class RocketMQGroups:
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         """As the protocol has it, except that a lingering lock lives as long as any that is not renewed (RocketMQ's unlockDelay)."""
-        now = time.monotonic()
         for of_broker in by_broker(tokens):
             holdings = [holding for token in of_broker if (holding := self._holdings.own(token)) is not None]
             for holding in holdings:
                 self._holdings.forget(holding.token)
-            # What is not trusted any more may be another's by now, under the same name.
-            trusted = [holding for holding in holdings if holding.trusted(now, self.trust)]
-            if linger > 0 or not trusted:
+            if linger > 0 or not holdings:
                 continue
-            group = trusted[0].token.group
-            # First the fence: a task that still looks at its lock must not get it again.
-            with contextlib.suppress(OrderedMQError):
-                fenced = self._fenced([holding.token for holding in trusted])
-                trusted = [holding for holding in trusted if holding.token not in fenced]
-                self._offsets.fence(group, {holding.token.queue: holding.token.epoch for holding in trusted})
-            self._give_back(group, {holding.token.queue: holding.name for holding in trusted})
+            group = holdings[0].token.group
+            # What cannot be looked at, or said, ends by itself, at the latest when a lock's life is over.
+            with contextlib.suppress(RocketMQUnavailableError):
+                # A lock of the query's name can be that of a later run, which has raised the fence.
+                fenced = self._fenced([holding.token for holding in holdings if holding.name != holding.token.client_id])
+                own = [holding for holding in holdings if holding.token not in fenced]
+                # First the fence: a task that still looks at its lock must not get it again. A topic or group that is gone needs none.
+                with contextlib.suppress(TopicError, GroupError):
+                    self._offsets.raise_fences(group, {holding.token.queue: holding.token.epoch for holding in own})
+                self._give_back(group, {holding.token.queue: holding.name for holding in own})
 
     def _give_back(self, group: str, names: Mapping[MessageQueue, str]) -> None:
-        """What a broker cannot be told ends by itself, at the latest when a lock's life is over."""
         for broker_name, name in {(queue.broker_name, name) for queue, name in names.items()}:
             queues = [queue for queue, own in names.items() if (queue.broker_name, own) == (broker_name, name)]
             with contextlib.suppress(RocketMQUnavailableError):

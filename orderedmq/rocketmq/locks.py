@@ -28,13 +28,25 @@ import uuid
 from collections.abc import Iterable
 from typing import Final
 
-from orderedmq.errors import LockError
+from orderedmq.errors import GroupError, LockError
 from orderedmq.lock import Client, LockToken
+from orderedmq.model import check_group
 
 #: Client ids of ours begin so, and end with what tells one run from another: ``orderedmq-<query>@<host>-<pid>-<random>``.
 PREFIX: Final = "orderedmq-"
+#: Characters of a group's name: that of its retry topic has seven more, of 127.
+MAX_GROUP: Final = 120
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_HOST = re.compile(r"[^A-Za-z0-9.-]")
+
+
+def check_name(group: str) -> None:
+    """Raises GroupError BAD_NAME. A broker of 5.x makes no group with a longer name (Validators.checkGroup, TopicValidator)."""
+    check_group(group)
+    if len(group) > MAX_GROUP:
+        raise GroupError(
+            "BAD_NAME", f"consumer group {group!r} has {len(group)} characters, RocketMQ allows {MAX_GROUP} at most"
+        )
 
 
 def query_name(owner: str) -> str:

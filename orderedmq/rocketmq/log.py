@@ -8,7 +8,8 @@ later. The brokers themselves decide then.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Final, TypeVar
 
 import numpy as np
@@ -16,11 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError, recreated
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.rocketmq import requests
+from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
-from orderedmq.rocketmq.puller import Puller
+from orderedmq.rocketmq.connection import Pending
+from orderedmq.rocketmq.puller import READER_GROUP, Puller
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.route import Route, user_topics
 from orderedmq.rocketmq.search import first_at
@@ -32,7 +35,7 @@ T = TypeVar("T")
 TIMEOUT: Final = 30.0
 #: Seconds for which a route that the nameserver gave just now is not asked for again.
 FRESH: Final = 1.0
-#: The incarnation of every topic: brokers keep nothing that tells one from an earlier one of its name.
+#: The incarnation of every topic: brokers keep nothing that tells one from an earlier one of its name. What can be seen, `anchor` tells.
 ONLY_INCARNATION: Final = ""
 #: A limit of less than so many average messages is looked at, not guessed.
 _EXACT_MESSAGES: Final = 64
@@ -48,20 +51,42 @@ class RocketMQLog:
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
+        #: Topics and anchors that were compared and agreed.
+        self._same: set[tuple[str, str]] = set()
 
     # -- topics
 
     def topics(self) -> list[TopicInfo]:
-        """Every topic of a user, dead letters included; those that come or go meanwhile may be missing."""
+        """Every topic of a user, dead letters included, static topics not; those that come or go meanwhile may be missing."""
         deadline = _soon()
-        cluster = self._client.cluster(deadline)
-        found = []
-        for name in user_topics(self._client.topics(deadline), cluster):
+        # A nameserver that was restarted does not list those that this object has seen.
+        listed = {*self._client.topics(deadline), *self._confirmed}
+        names = user_topics(listed, self._client.cluster(deadline))
+        return [TopicInfo(name, len(route.subscribe_set()), ONLY_INCARNATION) for name, route in self._routes(names)]
+
+    def _routes(self, names: Sequence[str]) -> Iterator[tuple[str, Route]]:
+        """Routes of those topics that exist, asked for all at once."""
+        deadline = _soon()
+        sent: list[Pending[Route]] = []
+        try:
+            connection = self._client.connection(self._client.nameservers[0], time.monotonic() + NAMESERVER_TIMEOUT, wait=False)
+            sent = [connection.send(requests.topic_route(name), deadline) for name in names]
+        except RocketMQUnavailableError:
+            pass
+        for name, pending in zip_longest(names, sent):
             try:
-                found.append(self.topic(name))
-            except TopicError:
+                route = self.route(name) if pending is None else pending.result()
+            except (RocketMQUnavailableError, TopicError):
+                self._confirmed.pop(name, None)
+                try:
+                    route = self.route(name)
+                except TopicError:
+                    continue
+            except RocketMQError as error:
+                if error.sub != "STATIC_TOPIC":
+                    raise
                 continue
-        return found
+            yield name, route
 
     def topic(self, name: str) -> TopicInfo:
         return TopicInfo(name, len(self.queues(name)), ONLY_INCARNATION)
@@ -73,12 +98,13 @@ class RocketMQLog:
     def forget(self, topic: str) -> None:
         """The next look at the topic's route asks the nameserver."""
         self._confirmed.pop(topic, None)
+        self._same = {pair for pair in self._same if pair[0] != topic}
 
     def route(self, topic: str) -> Route:
         """Where the topic's queues are now, up to 1 s ago. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
         deadline = _soon()
         now = time.monotonic()
-        if now - self._confirmed.get(topic, -FRESH) < FRESH:
+        if now - self._confirmed.get(topic, float("-inf")) < FRESH:
             return self._client.route(topic, deadline)
         try:
             check_topic(topic, writing=False)
@@ -111,6 +137,22 @@ class RocketMQLog:
                 f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(found)} queues",
             )
 
+    # -- incarnations
+
+    def anchor(self, offsets: Mapping[MessageQueue, int]) -> str:
+        """What to keep with the next offsets of one topic's queues, to know later whether it is the same topic; may be empty."""
+        found = anchor_before(self._client, READER_GROUP, offsets)
+        return "" if found is None else str(found)
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen: a message that aged out tells nothing."""
+        if (topic, anchor) not in self._same:
+            parsed = parse_anchor(anchor)
+            if parsed is not None and holds(self._client, READER_GROUP, topic, parsed) is False:
+                return True
+            self._same.add((topic, anchor))
+        return False
+
     # -- bounds
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
@@ -128,7 +170,7 @@ class RocketMQLog:
     def _ask_all(self, asked: Sequence[tuple[MessageQueue, Request[T]]]) -> list[T]:
         """Answers to many questions to the masters of queues, all on their way at once."""
         deadline = _soon()
-        sent = []
+        sent: list[Pending[T] | None] = []
         for queue, request in asked:
             try:
                 address = self._client.address(queue.topic, queue.broker_name, deadline)
@@ -196,11 +238,14 @@ class RocketMQLog:
         max_messages: int,
         max_bytes: int,
         columns: tuple[str, ...],
-        incarnation: str | None = None,  # noqa: ARG002
+        incarnation: str | None = None,
     ) -> pa.RecordBatch:
+        """As the protocol has it. An ``incarnation`` is compared once by this object, with what `anchor` gave."""
         select_schema(columns)
         if not self._puller.knows(queue):
             self.require(queue)
+        if incarnation and self.is_another(queue.topic, incarnation):
+            raise recreated(queue.topic)
         try:
             return self._puller.pull(queue, offset, max_messages, max_bytes, columns)
         except TopicError:

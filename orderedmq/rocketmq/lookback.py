@@ -32,17 +32,22 @@ KEPT: Final = 100
 class Lookback:
     """A walk through a queue from its end backwards, in steps that grow: `next` says what to read, `saw` takes what was there."""
 
-    def __init__(self, writer: Writer, least: int, bookmark: int | None, end: int) -> None:
-        """Messages [least, end) are there. ``bookmark`` None: none is known."""
+    def __init__(self, writer: Writer, bookmark: int | None, end: int) -> None:
+        """``bookmark`` None: none is known. ``end``: of the queue."""
         self._writer = writer
-        self._least = least
+        self._least = 0
         # The message just below it is the last committed batch's first one, which tells whether that is ours.
-        self._floor = least if bookmark is None else max(least, bookmark - 1)
-        self._at = max(end, least)
+        self._floor = 0 if bookmark is None else max(0, bookmark - 1)
+        self._at = end
         self._step = FIRST_STEP
         self._first: int | None = None
         self._older = False
         self._newest = -1
+
+    def begins(self, least: int) -> None:
+        """The queue's first message that is still there: whoever asks for it only when a walk is long spares a question."""
+        self._least = least
+        self._floor = max(least, self._floor)
 
     def next(self) -> OffsetRange | None:
         """What to read now; None at the end of the walk."""
@@ -108,6 +113,10 @@ class Ledger:
                 self._extend(message.offset, message.offset + 1)
         self.seen = max(self.seen, end)
         self._acknowledged = [known for known in self._acknowledged if known.end > self.seen]
+
+    def below_bookmark(self, messages: Iterable[Found]) -> None:
+        """The sink's message just below the bookmark, if there is one."""
+        self.committed = self.committed or any(message.batch >= self._writer.batch for message in messages)
 
     def claim(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that are to be sent: those that no message was found for, unless the batch is committed."""

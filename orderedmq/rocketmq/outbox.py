@@ -3,8 +3,9 @@
 RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again looks in each queue for what earlier attempts
 of its partition sent, and sends what is missing (lookback.py); readers see a batch's rows before its commit, and those of an attempt
 whose batch never is. What holds of a batch with identity, once it is committed: each row is in its queue once, as long as its
-attempts were given the same rows and a broker that was asked did not keep a request for longer than it keeps one. Of a batch without
-identity: at least once.
+attempts were given the same rows and no request that was given up is carried out a second later (a broker refuses what has waited for
+200 ms, but a network may hold a request back for longer; the repeated messages have the same stamps then). Of a batch without identity: at
+least once.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -30,6 +32,8 @@ from orderedmq.rocketmq.queue_writer import QueueWriter
 from orderedmq.rocketmq.receipts import Token, judge, parse_token, ranges
 from orderedmq.rocketmq.stamp import Writer, sink_name
 from orderedmq.rows import normalise
+
+T = TypeVar("T")
 
 log = logging.getLogger("orderedmq")
 
@@ -76,17 +80,24 @@ class RocketMQOutbox:
             return Published(False, places)
         marks = {queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic) for queue in places}
         try:
-            verdict = judge(batch, tokens, {queue: marks[queue].get(queue) for queue in places})
+            verdict = judge(batch, tokens, self._each(places, lambda queue: marks[queue].get(queue)))
         except SinkError:
             if not skip_differing_replay:
                 raise
             return Published(True, {})
         if verdict.differs is not None and not skip_differing_replay:
             raise SinkError("REPLAY_DIFFERS", verdict.differs)
-        for queue, bookmark in verdict.bookmarks.items():
-            marks[queue].move(queue, bookmark)
+        self._each(verdict.bookmarks, lambda queue: marks[queue].move(queue, verdict.bookmarks[queue]))
         _warn(batch, tokens)
         return Published(True, {}) if verdict.replayed else Published(False, places)
+
+    def _each(self, queues: Iterable[MessageQueue], what: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
+        """Of many queues at the same time: each is a question to a broker."""
+        asked = list(queues)
+        if len(asked) < 2:
+            return {queue: what(queue) for queue in asked}
+        with ThreadPoolExecutor(min(PARALLEL, len(asked)), thread_name_prefix="publish") as pool:
+            return dict(zip(asked, pool.map(what, asked)))
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
         """Nothing: what was sent stays. The batch's next attempt believes it, and sends what is missing."""
@@ -186,13 +197,22 @@ class RocketMQStaging:
     def _line(self, queue: MessageQueue) -> _Line:
         """Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
         check_topic(queue.topic, writing=True)
-        if queue not in self._log.bounds([queue]) and queue not in (known := self._log.queues(queue.topic)):
+        # A route that is some seconds old will do: a queue that is gone refuses what is sent.
+        if queue not in self._route(queue.topic) and queue not in (known := self._log.queues(queue.topic)):
             raise TopicError(
                 "NO_SUCH_QUEUE",
                 f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(known)} queues",
             )
-        place = RocketMQQueue(self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop)
+        place = RocketMQQueue(
+            self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop, self._yield
+        )
         return _Line(QueueWriter(place, self._writer, self._partition))
+
+    def _route(self, topic: str) -> tuple[MessageQueue, ...]:
+        try:
+            return self._client.route(topic, time.monotonic() + self._timing.patience).publish_list()
+        except TopicError:
+            return ()
 
     def _started(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -228,6 +248,23 @@ class RocketMQStaging:
         self._busy -= 1
         self._changed.notify_all()
 
+    def _yield(self) -> None:
+        """A queue is another attempt's: if that one waits for a queue of ours, both would wait for ever."""
+        with self._changed:
+            idle = [line for line in self._lines.values() if not line.busy]
+            for line in idle:
+                line.busy = True
+                self._busy += 1
+        for line in idle:
+            try:
+                line.writer.let_go()
+                # Rows may have come for it meanwhile.
+                self._started().submit(self._work, line)
+            except BaseException as error:  # as in `_work`
+                with self._changed:
+                    self._error = self._error or error
+                    self._end(line)
+
     def _join(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
@@ -235,7 +272,7 @@ class RocketMQStaging:
     def _close_lines(self) -> None:
         if self._pool is None:
             return
-        for closing in [self._pool.submit(line.writer.close) for line in self._lines.values()]:
+        for closing in [self._pool.submit(line.writer.let_go) for line in self._lines.values()]:
             try:
                 closing.result()
             except BaseException as error:

@@ -116,7 +116,7 @@ class Presence:
         for group, known in groups.items():
             for address in known.brokers:
                 with contextlib.suppress(OrderedMQError):
-                    self._client.call_address(address, group_requests.unregister(self.identity.client_id, group), soon(1.0))
+                    self._client.call_address(address, group_requests.unregister(self.identity.client_id, group), soon(3.0))
         self._client.close()
 
     def _asked(self, command: RemotingCommand) -> RemotingCommand | None:

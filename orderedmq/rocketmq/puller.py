@@ -20,14 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, aged_out
+from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQUnavailableError, aged_out
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
 from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.backoff import RETRY
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import MASTER_ID
-from orderedmq.rocketmq.connection import Pending
+from orderedmq.rocketmq.connection import Connection, Pending
 from orderedmq.rocketmq.decode import decode
 from orderedmq.rocketmq.requests import PullResult, PullStatus
 
@@ -53,7 +53,7 @@ class _Known:
     """What earlier pulls of a queue told."""
 
     #: Messages that the broker gives at once, and when that was learned.
-    step: int = 0
+    step: int = 32
     learned: float = float("-inf")
     end: int = 0
     #: The broker's replica that it said to read from (PullResult.suggestWhichBrokerId).
@@ -130,14 +130,15 @@ class _Fetch:
         self._next = offset
         self._again: list[tuple[float, int, int]] = []
         self._in_flight = 0
+        self._connections: dict[int, Connection] = {}
         self._answers: SimpleQueue[tuple[int, int, int, Pending[PullResult]]] = SimpleQueue()
         self._held = ProcessQueue(time.monotonic())
-        self._responses: dict[int, tuple[int, bytes | bytearray | memoryview]] = {}
+        self._responses: dict[int, tuple[int, memoryview]] = {}
         self._loss: DataLossError | None = None
         self._failures = 0
         self._last: OrderedMQError | None = None
 
-    def run(self) -> tuple[list[bytes | bytearray | memoryview], int]:
+    def run(self) -> tuple[list[memoryview], int]:
         """Responses in order, and the offset behind the last one's messages. Raises TopicError, DataLossError, RocketMQError."""
         while True:
             done = self._reached()
@@ -149,7 +150,8 @@ class _Fetch:
             self._receive()
         if done == self._offset and self._loss is not None:
             raise self._loss
-        parts, at = [], self._offset
+        parts: list[memoryview] = []
+        at = self._offset
         while at < done:
             at, body = self._responses[at]
             parts.append(body)
@@ -169,7 +171,7 @@ class _Fetch:
         for _, begin, count in due:
             if begin < self._stop:
                 self._ask(begin, count)
-        learned = self._known.step and now - self._known.learned < _LEARNED
+        learned = now - self._known.learned < _LEARNED
         while self._in_flight < IN_FLIGHT and not self._again and self._wants_more():
             count = min(self._known.step if learned else MOST_MESSAGES, self._stop - self._next)
             self._next += count
@@ -190,13 +192,20 @@ class _Fetch:
         request = requests.pull(self._queue, self._group, begin, count)
         deadline = time.monotonic() + min(_PULL_TIMEOUT, self._patience)
         try:
-            address = self._client.address(self._queue.topic, self._queue.broker_name, deadline, replica, any_replica=True)
-            connection = self._client.connection(address, deadline)
+            connection = self._connection(replica, deadline)
         except RocketMQUnavailableError as error:
             self._failed(error, begin, count)
             return
         self._in_flight += 1
         connection.send(request, deadline, lambda pending: self._answers.put((begin, count, replica, pending)))
+
+    def _connection(self, replica: int, deadline: float) -> Connection:
+        found = self._connections.get(replica)
+        if found is None or found.closed:
+            topic, name = self._queue.topic, self._queue.broker_name
+            address = self._client.address(topic, name, deadline, replica, any_replica=True)
+            found = self._connections[replica] = self._client.connection(address, deadline)
+        return found
 
     def _ask_again(self, begin: int, count: int, delay: float) -> None:
         self._again.append((time.monotonic() + delay, begin, count))
@@ -204,7 +213,7 @@ class _Fetch:
     # --- what comes
 
     def _receive(self) -> None:
-        """Wait for one answer, or until something is to be asked again. Raises RocketMQUnavailableError TIMEOUT."""
+        """Wait for an answer, or until something is to be asked again. Raises RocketMQUnavailableError TIMEOUT."""
         now = time.monotonic()
         if now - self._held.last_pull > self._patience:
             why = f": {self._last.message}" if self._last is not None else ""
@@ -215,16 +224,13 @@ class _Fetch:
             )
         first = min((one[0] for one in self._again), default=now + _TICK)
         try:
-            begin, count, replica, pending = self._answers.get(timeout=max(0.0, min(first - now, _TICK)))
+            answer = self._answers.get(timeout=max(0.0, min(first - now, _TICK)))
+            while True:
+                self._take(*answer)
+                # All that came meanwhile: what follows is the same work for many as for one.
+                answer = self._answers.get_nowait()
         except Empty:
             return
-        self._in_flight -= 1
-        try:
-            result = pending.result()
-        except RocketMQUnavailableError as error:
-            self._failed(error, begin, count)
-            return
-        self._take(result, begin, count, replica)
 
     def _failed(self, error: RocketMQUnavailableError, begin: int, count: int) -> None:
         """No answer: ask again after a while, the master and by a new route unless the broker was only busy."""
@@ -235,7 +241,13 @@ class _Fetch:
             self._client.doubt(self._queue.topic)
         self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
 
-    def _take(self, result: PullResult, begin: int, count: int, replica: int) -> None:
+    def _take(self, begin: int, count: int, replica: int, pending: Pending[PullResult]) -> None:
+        self._in_flight -= 1
+        try:
+            result = pending.result()
+        except RocketMQUnavailableError as error:
+            self._failed(error, begin, count)
+            return
         self._known.end = result.max_offset
         if result.status is PullStatus.FOUND:
             self._found(result, begin, count)
@@ -249,22 +261,22 @@ class _Fetch:
         self._known.replica = result.suggested_broker_id
 
     def _found(self, result: PullResult, begin: int, count: int) -> None:
-        end = result.next_begin_offset
-        if not begin < end <= begin + count:
-            raise RocketMQError(
-                "SERVER_ERROR",
-                f"queue {self._queue}: a pull of {count} messages at offset {begin} says that the next one is at {end}",
+        # Behind what was asked for when messages in between were deleted; what is missing shows when they are decoded.
+        end = min(result.next_begin_offset, begin + count)
+        if end <= begin:
+            raise ProtocolError(
+                "PROTOCOL", f"queue {self._queue}: a pull at offset {begin} found messages and says to go on at {end}"
             )
         now = self._held.last_pull = time.monotonic()
         self._failures = 0
         self._held.put(Slice(begin, end, len(result.body)))
-        self._responses[begin] = (end, result.body)
+        self._responses[begin] = (end, memoryview(result.body))
         short = end < begin + count
-        if short and end < result.max_offset:
-            # The broker's limit, in messages or bytes.
-            self._known.step, self._known.learned = end - begin, now
-        elif not short and count > self._known.step:
-            self._known.step, self._known.learned = count, now
+        given, step = end - begin, self._known.step
+        # Only an answer to more than is known to come says what the broker's limit is; at the queue's end not even that.
+        more = count > step or count == MOST_MESSAGES
+        if given > step or (more and (end < result.max_offset or not short)):
+            self._known.step, self._known.learned = given, now
         if not short:
             return
         if begin + count == self._next:
@@ -317,7 +329,7 @@ def _unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int)
 def _average(batch: pa.RecordBatch, received: int, before: float | None) -> float:
     """Bytes of a body, about: half of what these have, half of what was known before."""
     if "body" in batch.schema.names:
-        now = float(pc.sum(pc.binary_length(batch.column("body"))).as_py()) / batch.num_rows
+        now: float = pc.sum(pc.binary_length(batch.column("body"))).as_py() / batch.num_rows
     else:
         now = max(1.0, received / batch.num_rows - _OVERHEAD)
     return now if before is None else (now + before) / 2

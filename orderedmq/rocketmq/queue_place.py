@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -41,14 +41,16 @@ _SEND_RETRY: Final = Backoff(first=0.02, most=1.0)
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. ``lock_*``: a grant is believed in, prolonged after, waited for. ``settle``: a request that a broker has not begun
+    """Seconds. ``lock_*``: a grant is believed in, prolonged after, waited for; a task that waited for one gives the others back.
+    ``settle``: a request that a broker has not begun
     after 200 ms is refused, and what it stored can be read some ms later. ``patience``: for a broker that is away or busy."""
 
     lock_trust: float = HOLDER_TRUST
     lock_renew: float = RENEW_INTERVAL
     lock_wait: float = LOCK_LIFE + 15.0
+    lock_yield: float = 3.0
     send_timeout: float = 15.0
-    settle: float = 0.5
+    settle: float = 1.0
     visible: float = 5.0
     patience: float = 90.0
 
@@ -65,7 +67,9 @@ class RocketMQQueue:
         client_id: str,
         timing: Timing,
         stop: threading.Event,
+        waits: Callable[[], None] = lambda: None,
     ) -> None:
+        """``waits`` is called while another attempt's lock is waited for, now and then."""
         self.queue = queue
         self._client = client
         self._log = log
@@ -73,6 +77,7 @@ class RocketMQQueue:
         self._client_id = client_id
         self._timing = timing
         self._stop = stop
+        self._waits = waits
         self._group = lock_group(writer.sink, queue, writer.partition) if writer is not None else ""
         # The connection on which the lock was granted, and when it was asked for.
         self._granted: tuple[Connection, float] | None = None
@@ -86,6 +91,7 @@ class RocketMQQueue:
     def acquire(self) -> None:
         """Raises LockError HELD_BY_OTHER."""
         began = time.monotonic()
+        yields = began + self._timing.lock_yield * random.uniform(0.5, 1.5)
         failures = refusals = 0
         while True:
             asked = time.monotonic()
@@ -106,6 +112,9 @@ class RocketMQQueue:
                     f"another attempt of the same task writes to queue {self.queue}, for {asked - began:.0f} s (group {self._group}): this one "
                     "has to wait for its end; one that died is gone after 60 s, so the other one lives, or its broker's clock was set",
                 )
+            if asked > yields:
+                self._waits()
+                yields = time.monotonic() + self._timing.lock_yield * random.uniform(0.5, 1.5)
             self._wait(_LOCK_RETRY.delay(refusals, random.random()))
 
     def keep(self) -> bool:
@@ -147,13 +156,15 @@ class RocketMQQueue:
         assert self._writer is not None
         bookmarks = Bookmarks(self._client, self._writer.sink, self.queue.topic)
         bookmark = bookmarks.enter(self.queue, self._seen_before)
-        least = self._ask(requests.min_offset(self.queue))
         end = self.end()
         if bookmark is not None and bookmark > end:
             # The topic was deleted and made again. Higher than the truth it would hide messages, so it goes to the beginning.
             bookmarks.move(self.queue, 0)
             bookmark = None
-        return Start(least, end, bookmark)
+        return Start(end, bookmark)
+
+    def least(self) -> int:
+        return self._ask(requests.min_offset(self.queue))
 
     def end(self) -> int:
         return self._ask(requests.max_offset(self.queue))
@@ -164,7 +175,7 @@ class RocketMQQueue:
             try:
                 batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
             except DataLossError as error:
-                least = self._ask(requests.min_offset(self.queue))
+                least = self.least()
                 if error.sub != "AGED_OUT" or least <= begin:
                     raise
                 begin = least
@@ -181,7 +192,7 @@ class RocketMQQueue:
 
     def _seen_before(self, end: int) -> bool:
         assert self._writer is not None
-        begin = max(self._ask(requests.min_offset(self.queue)), end - PROBE)
+        begin = max(self.least(), end - PROBE)
         return any(found(batch, self._writer) for batch in self.read(begin, end))
 
     def _ask(self, request: Request[int]) -> int:

@@ -27,9 +27,8 @@ _HOST: Final = b"\x7f\x00\x00\x01"
 
 
 class Start(NamedTuple):
-    """A queue when an attempt first comes there: messages [least, end) are there; no ``bookmark`` where the sink's is not known."""
+    """A queue when an attempt first comes there: its end, and the sink's bookmark, if one is known."""
 
-    least: int
     end: int
     bookmark: int | None
 
@@ -48,6 +47,10 @@ class Place(Protocol):
         ...
 
     def start(self) -> Start: ...
+    def least(self) -> int:
+        """The offset of the first message that is still there."""
+        ...
+
     def end(self) -> int: ...
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         """Messages [begin, end), with `stamp.COLUMNS`; fewer when some are deleted meanwhile."""
@@ -65,7 +68,7 @@ class Place(Protocol):
         ...
 
     def release(self, end: int) -> None:
-        """All messages below ``end`` can be read: let others have the queue."""
+        """All messages below ``end`` can be read: let others have the queue. It may be acquired again."""
         ...
 
 
@@ -113,8 +116,9 @@ class QueueWriter:
             ledger.newest,
         )
 
-    def close(self) -> None:
-        """Wait until what was sent can be read, and give the queue back."""
+    def let_go(self) -> None:
+        """Wait until what was sent can be read, and give the queue back; the next write looks at what came meanwhile."""
+        self._ready = False
         span = self._ledger.span
         self._place.release(span.end if span is not None else 0)
 
@@ -125,22 +129,35 @@ class QueueWriter:
         while not (self._place.keep() and self._ready):
             if not self._place.keep():
                 self._place.acquire()
-            if not self._begun:
+            if self._begun:
+                self._look(self._place.end())
+            else:
                 self._look_back()
                 self._begun = True
-            self._look(self._place.end())
             # A long look may have cost us the lock.
             self._ready = self._place.keep()
 
     def _look_back(self) -> None:
         assert self._writer is not None
         start = self._place.start()
-        walk = Lookback(self._writer, start.least, start.bookmark, start.end)
+        walk = Lookback(self._writer, start.bookmark, start.end)
+        steps = 0
         while (wanted := walk.next()) is not None:
             messages = [message for batch in self._place.read(*wanted) for message in found(batch, self._writer)]
             walk.saw(messages)
             self._ledger.read(messages, 0, start.bookmark)
             self._place.keep()
+            steps += 1
+            if steps == 1 and walk.next() is not None:
+                walk.begins(self._place.least())
+        if start.bookmark and self._ledger.span is not None and not self._ledger.committed:
+            # Our own first message ended the walk. Whether the batch was committed tells its very first one, another partition's.
+            first = [
+                message
+                for batch in self._place.read(start.bookmark - 1, start.bookmark)
+                for message in found(batch, self._writer)
+            ]
+            self._ledger.below_bookmark(first)
         self._ledger.read((), start.end)
 
     def _look(self, end: int) -> None:
@@ -190,9 +207,13 @@ class QueueWriter:
         return encode(rows, keys, self._where, extra=extra, first=first)
 
     def _refused(self, error: RocketMQError, row: int) -> OrderedMQError:
-        return RocketMQError(error.sub, f"row {row} for {self._where} is refused: {error.message}")
+        return RocketMQError(
+            "MESSAGE_ILLEGAL",
+            f"row {row} for {self._where} is larger than the broker takes (its maxMessageSize), or has a property that it refuses; rows before "
+            f"it have been sent: {error.message}",
+        )
 
 
 def _too_large(error: RocketMQError) -> bool:
-    """Whether a broker refuses a request for its size. Before 5.0 that has a code of its own, which other faults share."""
+    """Whether a broker refuses a request for its size: before 5.0 by a code that other faults share, then by an exception's text."""
     return error.sub == "MESSAGE_ILLEGAL" or (error.sub == "SERVER_ERROR" and "body size" in error.message)

@@ -121,6 +121,8 @@ class Sender:
         except RocketMQUnavailableError:
             # Its connection has ended with it.
             pass
+        # Only a broker that answers goes on with what it was sent before it was paused or cut off.
+        self._ask_end(queue)
         time.sleep(SETTLED)
         end = self._ask_end(queue)
         at = begin

@@ -25,7 +25,8 @@ GROUP_PREFIX: Final = "OMQ_SINK_"
 COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")
 
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
-_NUMBER = re.compile(r"[0-9]{1,18}", re.ASCII)
+_RESERVED: Final = pa.array(sorted(RESERVED_NAMES))
+_NUMBER: Final = "^[0-9]{1,18}$"
 
 
 @dataclass(frozen=True)
@@ -74,28 +75,33 @@ def lock_group(sink: str, queue: MessageQueue, partition: int) -> str:
 
 
 def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
-    """The sink's messages among those read with `COLUMNS`, in their order. A stamp that makes no sense is none."""
+    """The sink's messages among those read with `COLUMNS`: all of the writer's own, of others' the first one of each batch.
+
+    A stamp that makes no sense is none.
+    """
     properties = messages.column("properties")
     ours = pc.equal(pc.map_lookup(properties, SINK_ID, "last"), writer.sink)
     if not pc.any(ours).as_py():
         return []
-    mine = messages.filter(ours)
-    stamps = [pc.map_lookup(mine.column("properties"), name, "last") for name in (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE)]
-    numbers = [_numbers(row) for row in zip(*(column.to_pylist() for column in stamps))]
-    own = [number is not None and number[:2] == (writer.batch, writer.partition) for number in numbers]
-    contents = iter(digests(mine.filter(pa.array(own, pa.bool_()))))
-    return [
-        Found(offset, *number, next(contents) if is_own else b"")
-        for offset, number, is_own in zip(mine.column("queue_offset").to_pylist(), numbers, own)
-        if number is not None
+    messages = messages.filter(ours)
+    stamps = [
+        pc.map_lookup(messages.column("properties"), name, "last") for name in (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE)
     ]
-
-
-def _numbers(texts: Sequence[str | None]) -> tuple[int, int, int] | None:
-    if any(text is None or not _NUMBER.fullmatch(text) for text in texts):
-        return None
-    batch, partition, sequence = (int(text or "") for text in texts)
-    return batch, partition, sequence
+    for stamp in stamps:
+        sound = pc.fill_null(pc.match_substring_regex(stamp, _NUMBER), False)
+        if not pc.all(sound).as_py():
+            return found(messages.filter(sound), writer)
+    offsets = messages.column("queue_offset").to_numpy()
+    batches, partitions, sequences = (stamp.cast(pa.int64()).to_numpy() for stamp in stamps)
+    own = (batches == writer.batch) & (partitions == writer.partition)
+    contents = digests(messages.filter(pa.array(own)))
+    numbers = zip(offsets[own].tolist(), batches[own].tolist(), partitions[own].tolist(), sequences[own].tolist())
+    out = [Found(*number, content) for number, content in zip(numbers, contents)]
+    others = np.flatnonzero(~own)
+    _, first = np.unique(batches[others], return_index=True)
+    for at in others[first]:
+        out.append(Found(int(offsets[at]), int(batches[at]), int(partitions[at]), int(sequences[at]), b""))
+    return out
 
 
 def digests(rows: pa.RecordBatch) -> list[bytes]:
@@ -104,7 +110,11 @@ def digests(rows: pa.RecordBatch) -> list[bytes]:
     The same for a row and for the message that was made of it: an empty text is none, properties have no order, and of two of one
     name the last one counts.
     """
-    columns = {name: rows.column(name).to_pylist() for name in COLUMNS[1:] if name in rows.schema.names}
+    names = [name for name in COLUMNS[1:] if name in rows.schema.names]
+    if "properties" in names and not _has_users(rows.column("properties")):
+        # The usual case, and properties are what takes long.
+        names.remove("properties")
+    columns = {name: rows.column(name).to_pylist() for name in names}
     nothing: list[None] = [None] * rows.num_rows
     parts = zip(*(columns.get(name, nothing) for name in COLUMNS[1:]))
     return [_digest(*part) for part in parts]
@@ -121,6 +131,13 @@ def _digest(
     hashed.update("\0".join(["", *texts, ""]).encode("utf-8", "surrogatepass"))
     hashed.update(body)
     return hashed.digest()
+
+
+def _has_users(properties: pa.Array) -> bool:
+    """Whether any row may have a property of the user's."""
+    bounds = properties.offsets
+    names = properties.keys.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
+    return not pc.all(pc.or_(pc.is_in(names, _RESERVED), pc.starts_with(names, TRANSIENT_PREFIX))).as_py()
 
 
 def _users(properties: Mapping[str, str | None]) -> dict[str, str]:

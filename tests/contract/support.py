@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
 from orderedmq.lock import Client, Instant, LockToken
-from orderedmq.model import DEFAULT_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
+from orderedmq.model import DEFAULT_COLUMNS, PRODUCER_SCHEMA, RESERVED_PROPERTIES, MessageQueue, OffsetRange
 
 SECOND = 1_000_000
 BIG = 9000  # rows: a chunk of its own, more than merging lets a tail chunk grow to
@@ -47,7 +47,7 @@ class Place(Protocol):
 
     clock: FakeClock
     #: What this kind of broker cannot do, and why; see `needs`.
-    lacks: Mapping[str, str]
+    lacks: ClassVar[Mapping[str, str]]
 
     def connect(self) -> Broker: ...
     def connecting(self) -> str:
@@ -98,6 +98,15 @@ def read(
         assert batch.num_rows
         out += batch.to_pylist()
         at += batch.num_rows
+    return out
+
+
+def users_properties(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without the properties that a broker adds: nothing but those is the same as no properties."""
+    out = []
+    for row in found:
+        pairs = [(name, value) for name, value in row["properties"] or () if name not in RESERVED_PROPERTIES]
+        out.append({**row, "properties": pairs or None})
     return out
 
 

@@ -245,6 +245,10 @@ class _Listener:
     def consumeMessage(self, messages: Any, context: Any) -> Any:
         return self._consumer._given(messages, context.getMessageQueue())
 
+    def toString(self) -> str:
+        """Java asks for it when a tool asks the consumer about itself."""
+        return "a listener in Python"
+
     class Java:
         implements = ("org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly",)
 

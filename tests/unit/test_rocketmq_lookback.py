@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orderedmq.broker import Receipt, SinkBatch
@@ -107,6 +107,7 @@ class FakePlace:
         self._rival = rival
         self._lost = True
         self.limit = 10**9
+        self.refusal = RocketMQError("MESSAGE_ILLEGAL", "too large")
 
     def acquire(self) -> None:
         # Who had it is dead, or waits.
@@ -118,7 +119,10 @@ class FakePlace:
     def start(self) -> Start:
         if self._world.first_visit:
             self._world.bookmark, self._world.first_visit = len(self._world.messages), False
-        return Start(0, len(self._world.messages), self._world.bookmark)
+        return Start(len(self._world.messages), self._world.bookmark)
+
+    def least(self) -> int:
+        return 0
 
     def end(self) -> int:
         return len(self._world.messages)
@@ -129,7 +133,7 @@ class FakePlace:
     def send(self, body: SendBody) -> int:
         assert self.keep(), "sent without the lock"
         if body.rows > self.limit:
-            raise RocketMQError("MESSAGE_ILLEGAL", "too large")
+            raise self.refusal
         fate = self._fate()
         if fate == "busy":
             raise RocketMQUnavailableError("BUSY", "busy")
@@ -167,7 +171,7 @@ def attempt(place: FakePlace, writer: Writer, names: list[str], draw: random.Ran
         size = draw.randint(1, len(names))
         work.write(rows_of(names[at : at + size]), at)
         at += size
-    work.close()
+    work.let_go()
     reports = (work.report(),) if names else ()
     return Receipt(
         Token(writer.sink, writer.batch, writer.partition, reports).text(),
@@ -272,6 +276,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small")
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 2**62))
 def test_any_faults_leave_each_row_once_in_the_order_of_its_key(seed: int) -> None:
     scenario(random.Random(seed))
@@ -331,7 +336,7 @@ def _takes_anothers_partition_for_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def _a_bookmark_that_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakePlace, "start", lambda self: Start(0, self.end(), self.end()))
+    monkeypatch.setattr(FakePlace, "start", lambda self: Start(self.end(), self.end()))
 
 
 def _sends_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,6 +410,28 @@ def test_a_replay_with_other_rows_differs_and_sends_nothing(names: list[str]) ->
     assert world.named(0, 0) == ["a1", "b1"]
 
 
+@pytest.mark.usefixtures("small")
+def test_a_replay_of_the_second_partition_with_other_rows_differs_too() -> None:
+    """Its own first message is not the batch's."""
+    world = Queue()
+    names = [f"a{number}" for number in range(9)]
+    for number in range(2):
+        commit(world, SinkBatch(SINK, number), [written(world, number, names, partition) for partition in range(2)])
+    before = list(world.messages)
+    for partition in range(2):
+        verdict = commit(world, SinkBatch(SINK, 1), [written(world, 1, [*names, "b1"], partition)])
+        assert verdict.replayed
+        assert "1 rows are not there" in (verdict.differs or "")
+        assert world.messages == before
+
+
+@pytest.mark.usefixtures("small")
+def test_that_the_batchs_first_message_is_not_looked_at_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "below_bookmark", lambda self, messages: None)
+    with pytest.raises(AssertionError):
+        test_a_replay_of_the_second_partition_with_other_rows_differs_too()
+
+
 def test_a_retry_with_other_rows_before_the_commit_is_added() -> None:
     world = Queue()
     written(world, 0, ["a1", "b1"])
@@ -463,7 +490,7 @@ def test_a_receipt_of_another_batch_is_refused() -> None:
 
 
 def test_the_usual_look_is_one_small_step() -> None:
-    walk = Lookback(Writer(SINK, 9, 0), 0, 500, 1_000_000)
+    walk = Lookback(Writer(SINK, 9, 0), 500, 1_000_000)
     looked = walk.next()
     assert looked is not None
     assert looked.messages == 32
@@ -473,7 +500,8 @@ def test_the_usual_look_is_one_small_step() -> None:
 
 def test_a_look_ends_at_the_bookmark_and_never_reads_a_message_twice() -> None:
     for bookmark, least in ((None, 0), (None, 77), (900_000, 0), (3, 50)):
-        walk = Lookback(Writer(SINK, 9, 0), least, bookmark, 1_000_000)
+        walk = Lookback(Writer(SINK, 9, 0), bookmark, 1_000_000)
+        walk.begins(least)
         at, steps = 1_000_000, 0
         while (looked := walk.next()) is not None:
             assert looked.end == at
@@ -481,7 +509,9 @@ def test_a_look_ends_at_the_bookmark_and_never_reads_a_message_twice() -> None:
             walk.saw([])
         assert at == (899_999 if bookmark == 900_000 else least)
         assert steps <= 8 + 1_000_000 / 8192
-    assert Lookback(Writer(SINK, 0, 0), 5, 5, 5).next() is None
+    walk = Lookback(Writer(SINK, 0, 0), 6, 5)
+    walk.begins(5)
+    assert walk.next() is None
 
 
 def test_what_is_said_is_compared_and_nothing_else() -> None:
@@ -532,9 +562,17 @@ def test_sinks_have_names_of_their_own_that_a_property_can_have() -> None:
     assert named[:2] == ids[:2]
 
 
-def test_requests_shrink_until_the_broker_takes_them_and_a_row_that_it_never_takes_is_named() -> None:
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        RocketMQError("MESSAGE_ILLEGAL", "code 13"),
+        RocketMQError("SERVER_ERROR", "RuntimeException: message body size exceeded"),
+    ],
+)
+def test_requests_shrink_until_the_broker_takes_them_and_a_row_that_it_never_takes_is_named(refusal: RocketMQError) -> None:
     world = Queue()
     place = FakePlace(world, lambda: "ok")
+    place.refusal = refusal
     place.limit = 3
     names = [f"a{number}" for number in range(20)]
     work = QueueWriter(place, Writer(SINK, 0, 0), 0)
@@ -543,4 +581,8 @@ def test_requests_shrink_until_the_broker_takes_them_and_a_row_that_it_never_tak
     place.limit = 0
     with pytest.raises(RocketMQError) as caught:
         work.write(rows_of(["a1"]), 20)
-    assert "row 20 for queue t/broker-a/0 (partition 0) is refused: too large" in str(caught.value)
+    assert "row 20 for queue t/broker-a/0 (partition 0) is larger than the broker takes" in caught.value.message
+    assert refusal.message in caught.value.message
+    place.refusal = RocketMQError("SERVER_ERROR", "NullPointerException")
+    with pytest.raises(RocketMQError, match="NullPointerException"):
+        work.write(rows_of(["a1", "a2"]), 20)
