@@ -10,7 +10,8 @@ Where a queue that was just locked is read from (design of the lineage rules; th
 - otherwise somebody may have processed it in between → the group's offset, and the queue is *entered* there;
 - the group has none → the checkpoint's offset if there is one, else the beginning that the reader was asked for.
 
-A broker that keeps no lineage cannot say which case it is: see ``unbroken``. A replay of a logged batch repeats all of a queue's range in the first case and nothing of it in the others.
+A broker that keeps no lineage cannot say which case it is: see ``unbroken``. A replay of a logged batch repeats all of a queue's range in
+the first case and nothing of it in the others.
 
 Exclusive is the strategy "all queues" with the policy "refuse": every queue or none. Shared is an AllocateMessageQueueStrategy with the
 policy "hand over": at a boundary, where nothing is in flight, a queue that the strategy gives to another member is committed and unlocked,
