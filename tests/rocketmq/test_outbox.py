@@ -373,6 +373,40 @@ def test_a_broker_that_is_killed_and_comes_back(quick: World, monkeypatch: pytes
     restarts[0].join()
 
 
+@pytest.mark.usefixtures("small_requests")
+@pytest.mark.parametrize("identity", [True, False])
+def test_a_broker_that_stops_for_longer_than_a_send_may_take(
+    quick: World, monkeypatch: pytest.MonkeyPatch, identity: bool
+) -> None:
+    """When it goes on it does what it had received before: not knowing that, the client waits before it looks."""
+    expected: list[str] = []
+    for number, seconds in enumerate((1.2, 2.5, 4.0)):
+        timers: list[threading.Timer] = []
+
+        def stop(seconds: float = seconds, timers: list[threading.Timer] = timers) -> None:
+            quick.cluster.broker.pause()
+            timers.append(threading.Timer(seconds, quick.cluster.broker.resume))
+            timers[-1].start()
+
+        names = numbered(60, 1000 * number)
+        with monkeypatch.context() as patch:
+            spoil(patch, {3: stop})
+            if identity:
+                quick.write(names, number)
+            else:
+                staging = quick.outbox().open(SinkBatch(None), 0)
+                staging.add(quick.queue, rows(names))
+                staging.receipt()
+        for timer in timers:
+            timer.join()
+        assert len(timers) == 1
+        expected += names
+        found = quick.bodies()
+        assert list(dict.fromkeys(found)) == expected
+        if identity:
+            assert found == expected
+
+
 def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this attempt nothing is heard after so many sends, no more than of a process that was killed."""
     line = staging._lines[next(iter(staging._lines))]
