@@ -150,14 +150,6 @@ class QueueWriter:
             steps += 1
             if steps == 1 and walk.next() is not None:
                 walk.begins(self._place.least())
-        if start.bookmark and self._ledger.span is not None and not self._ledger.committed:
-            # Our own first message ended the walk. Whether the batch was committed tells its very first one, another partition's.
-            first = [
-                message
-                for batch in self._place.read(start.bookmark - 1, start.bookmark)
-                for message in found(batch, self._writer)
-            ]
-            self._ledger.below_bookmark(first)
         self._ledger.read((), start.end)
 
     def _look(self, end: int) -> None:
