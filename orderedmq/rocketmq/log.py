@@ -225,7 +225,7 @@ class RocketMQLog:
             bodies = self._puller.pull(queue, begin, min(end - begin, _EXACT_MESSAGES), max_bytes + 1, ("body",)).column(0)
             sums = np.cumsum(pc.binary_length(bodies).to_numpy().astype(np.int64))
             fitting = int(np.searchsorted(sums, max_bytes, side="right"))
-            if fitting < len(sums) or begin + fitting >= end:
+            if not len(sums) or fitting < len(sums) or begin + fitting >= end:
                 return begin + fitting
             begin, max_bytes = begin + fitting, max_bytes - int(sums[-1])
             average = self._puller.average(queue) or 1.0

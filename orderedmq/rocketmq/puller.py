@@ -40,6 +40,8 @@ IN_FLIGHT: Final = 32
 MOST_MESSAGES: Final = 1024
 #: Seconds after which that is learned anew: messages that were on disk are in memory by then.
 _LEARNED: Final = 5.0
+#: Seconds for which the size of bodies is taken to be what it was.
+_MEASURED: Final = 10.0
 #: Seconds for which one pull may take; it is sent again after that.
 _PULL_TIMEOUT: Final = 15.0
 #: Answers to wait for while there are more on their way: to wake up for each would cost more than to deal with it.
@@ -61,7 +63,9 @@ class _Known:
     end: int = 0
     #: The broker's replica that it said to read from (PullResult.suggestWhichBrokerId).
     replica: int = MASTER_ID
+    #: Bytes of a body, about, and when that was measured.
     body_bytes: float | None = None
+    measured: float = float("-inf")
 
 
 class Puller:
@@ -79,9 +83,9 @@ class Puller:
         return queue in self._known
 
     def average(self, queue: MessageQueue) -> float | None:
-        """Bytes of a body, about, of those pulled last; None before the first."""
+        """Bytes of a body, about, of those pulled last; None if nothing was in the last 10 s."""
         known = self._known.get(queue)
-        return known.body_bytes if known is not None else None
+        return known.body_bytes if known is not None and time.monotonic() - known.measured < _MEASURED else None
 
     def pull(
         self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
@@ -98,7 +102,7 @@ class Puller:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
         wanted = columns if "queue_offset" in columns else (*columns, "queue_offset")
         batch = _unbroken(decode(parts, wanted, queue.broker_name, begin=offset, end=end), queue, offset, end)
-        known.body_bytes = _average(batch, sum(map(len, parts)), known.body_bytes)
+        known.body_bytes, known.measured = _average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
         return _bounded(batch.select(list(columns)), max_bytes)
 
 

@@ -73,7 +73,11 @@ def topic_list() -> Request[tuple[str, ...]]:
 def topic_stats(topic: str) -> Request[None]:
     """Whether a broker has a topic: TopicError MISSING if not (202). What it tells beyond that is of no use here."""
     return Request(
-        RequestCode.GET_TOPIC_STATS_INFO, f"request for the numbers of topic {topic}", f"topic {topic!r}", nothing, {"topic": topic}
+        RequestCode.GET_TOPIC_STATS_INFO,
+        f"request for the numbers of topic {topic}",
+        f"topic {topic!r}",
+        nothing,
+        {"topic": topic},
     )
 
 
