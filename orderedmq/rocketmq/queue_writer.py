@@ -63,7 +63,7 @@ class Place(Protocol):
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
         """Wait before the next attempt, after so many failures in a row. Raises ``error`` if it has gone on for too long.
 
-        After an error whose outcome is unknown, nothing is on its way to the broker any more, and what it stored can be read.
+        An error whose outcome is unknown ends the grant: when the lock is acquired again, what the broker still did can be read.
         """
         ...
 
