@@ -59,6 +59,7 @@ class RocketMQGroups:
         self._directory = Directory(client)
         self._epochs = locks.Epochs()
         self._present: dict[str, Presence] = {}
+        self._own: set[str] = set()  # Clients of this process, also those that have left.
         self._holdings = Holdings()
         #: Seconds for which a lock is trusted without a renewal.
         self.trust = HOLDER_TRUST
@@ -71,6 +72,7 @@ class RocketMQGroups:
     def join(self, owner: str) -> Identity:
         identity = locks.new_client(owner)
         self._present[identity.client_id] = Presence(self._client, identity, self._held)
+        self._own.add(identity.client_id)
         return identity
 
     def leave(self, client: Identity) -> None:
@@ -265,11 +267,9 @@ class RocketMQGroups:
             holding = self._holdings.own(token)
             if holding is not None and not holding.trusted(now, self.trust):
                 gone.add(token)
-            elif holding is None and token.client_id in self._present:
-                # Of a client of this process, all that it has is known.
-                gone.add(token)
             elif holding is None:
-                foreign.append(token)
+                # Of a client of this process, all that it has is known.
+                (gone.add if token.client_id in self._own else foreign.append)(token)
         gone.update(self._fenced([token for token in tokens if token not in gone]))
         # To ask for the lock of who is no member would bring back to life what was given up.
         asked = [token for token in foreign if token not in gone and self._is_member(token, now + self.patience)]
@@ -386,7 +386,7 @@ class RocketMQGroups:
 
     def _in_child(self) -> None:
         """After fork: clients and locks are the parent's."""
-        self._present, self._holdings = {}, Holdings()
+        self._present, self._own, self._holdings = {}, set(), Holdings()
 
 
 _all: weakref.WeakSet[RocketMQGroups] = weakref.WeakSet()

@@ -193,6 +193,20 @@ def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> Non
     assert task.dead_letter(token, body_of([3]), [3]) == 1
 
 
+def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(quick: World) -> None:
+    """RocketMQ's unlockDelay: it is not given back, and its life ends it."""
+    groups, rival = quick.broker.groups, quick.connect().groups
+    me, them = groups.join("me"), rival.join("them")
+    first, second = quick.lock(quick.broker, me, quick.queues[:2])
+    groups.unlock([first, second], 20.0)
+    groups.leave(me)
+    assert groups.stale([first, second]) == [first, second]
+    assert len(refused(rival.lock(quick.group, them, quick.queues[:2]))) == 2
+    [again] = quick.lock(quick.broker, groups.join("me"), quick.queues[:1])
+    assert again.epoch > first.epoch
+    until(lambda: rival.lock(quick.group, them, [second.queue]), lambda out: not refused(out), 10)
+
+
 # -- runs of one query ------------------------------------------------------------------------------------------------------------
 
 RUN = """
