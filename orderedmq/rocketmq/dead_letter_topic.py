@@ -61,7 +61,7 @@ class DeadLetterTopic:
         if not rows.num_rows:
             return 0
         target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
-        seen, end = self._look(target, queue)
+        seen, end = self._look(target)
         new: dict[str, int] = {}
         for place, offset in enumerate(offsets):
             key = key_of(group, queue, offset)
@@ -86,39 +86,36 @@ class DeadLetterTopic:
             begin = first + body.first
             end = self._send(group, queue, target, rows.slice(begin, body.rows), body, keys.slice(begin), origin, begin)
             seen.update(keys[begin : begin + body.rows].to_pylist())
-        self._wait(target, queue, end)
+        self._wait(target, end)
         return len(new)
 
     # -- looking
 
-    def _look(self, target: MessageQueue, queue: MessageQueue) -> tuple[set[str], int]:
+    def _look(self, target: MessageQueue) -> tuple[set[str], int]:
         """The keys of the last letters, and the queue's end: 0 also where there is none."""
-        least, end = (
-            self._client.call(make(target), soon(), topic=queue.topic, broker_name=queue.broker_name)
-            for make in (requests.min_offset, requests.max_offset)
-        )
-        seen, upto = self._seen.get(target, (set(), 0))
-        if upto > end:
-            # Deleted, and perhaps made anew.
+        bounds = self._log.bounds([target]).get(target)
+        seen, upto = self._seen.pop(target, (set(), 0))
+        if bounds is None:
+            return set(), 0
+        if upto > bounds.max_offset:
+            # Deleted and made anew.
             seen, upto = set(), 0
-        at = max(least, end - LOOK_BACK, upto)
-        while at < end:
-            batch = self._log.pull(target, at, min(_PIECE, end - at), 1 << 40, ("message_id",))
+        at = max(bounds.min_offset, bounds.max_offset - LOOK_BACK, upto)
+        while at < bounds.max_offset:
+            batch = self._log.pull(target, at, min(_PIECE, bounds.max_offset - at), 1 << 40, ("message_id",))
             if not batch.num_rows:
                 break
             seen.update(batch.column(0).to_pylist())
             at += batch.num_rows
         self._seen[target] = (seen, max(at, upto))
-        return seen, end
+        return seen, bounds.max_offset
 
-    def _wait(self, target: MessageQueue, queue: MessageQueue, end: int) -> None:
-        """Until letters below ``end`` can be seen: some ms, or whoever comes next would not find them."""
+    def _wait(self, target: MessageQueue, end: int) -> None:
+        """Until letters below ``end`` can be seen, and the topic, if it is new: some ms, or whoever comes next would not find them."""
         deadline = soon()
         while time.monotonic() < deadline:
-            if (
-                self._client.call(requests.max_offset(target), deadline, topic=queue.topic, broker_name=queue.broker_name)
-                >= end
-            ):
+            bounds = self._log.bounds([target]).get(target)
+            if bounds is not None and bounds.max_offset >= end:
                 return
             time.sleep(_POLL)
 

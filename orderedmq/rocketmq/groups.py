@@ -27,7 +27,7 @@ from orderedmq.errors import (
     RocketMQUnavailableError,
     TopicError,
 )
-from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, LockToken, Refusal
+from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, Refusal
 from orderedmq.lock import Client as Identity
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
@@ -45,6 +45,8 @@ from orderedmq.rocketmq.presence import Directory, Presence
 _LOCK_TIMEOUT: Final = 5.0
 #: Seconds for giving back. What a broker is not told in that time ends by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
+#: Seconds between looks whether a client is a member again.
+_MEMBER_POLL: Final = 0.5
 
 
 class RocketMQGroups:
@@ -57,9 +59,12 @@ class RocketMQGroups:
         self._directory = Directory(client)
         self._epochs = locks.Epochs()
         self._present: dict[str, Presence] = {}
+        self._own: set[str] = set()  # Clients of this process, also those that have left.
         self._holdings = Holdings()
         #: Seconds for which a lock is trusted without a renewal.
         self.trust = HOLDER_TRUST
+        #: Seconds for which a task waits for its driver to be a member again.
+        self.patience = RENEW_INTERVAL + 5
         _all.add(self)
 
     # -- clients and members
@@ -67,6 +72,7 @@ class RocketMQGroups:
     def join(self, owner: str) -> Identity:
         identity = locks.new_client(owner)
         self._present[identity.client_id] = Presence(self._client, identity, self._held)
+        self._own.add(identity.client_id)
         return identity
 
     def leave(self, client: Identity) -> None:
@@ -157,9 +163,8 @@ class RocketMQGroups:
         except OrderedMQError:
             self._give_back(group, {queue: names[queue] for queue in fresh})
             raise
-        for queue in queues:
-            if queue not in out:
-                out[queue] = self._refusal(group, queue, client.client_id, ids, brokers)
+        missing = [queue for queue in queues if queue not in out]
+        out.update((queue, self._refusal(group, queue, client.client_id, ids, brokers)) for queue in missing)
         return {queue: out[queue] for queue in queues}
 
     def _grant(
@@ -167,11 +172,11 @@ class RocketMQGroups:
     ) -> dict[MessageQueue, LockToken]:
         """New tokens, and all older ones fenced off. ``queues``: whether the lock has the query's name."""
         fences = self._offsets.fences(group, list(queues))
-        tokens = {}
-        for queue, alone in queues.items():
-            epoch = self._epochs.next(fences[queue], alone=alone)
-            tokens[queue] = LockToken(group, queue, client.owner, client.client_id, epoch, epoch)
-        self._offsets.fence(group, {queue: token.epoch - 1 for queue, token in tokens.items()})
+        epochs = {queue: self._epochs.next(fences[queue], alone=alone) for queue, alone in queues.items()}
+        tokens = {
+            queue: LockToken(group, queue, client.owner, client.client_id, epoch, epoch) for queue, epoch in epochs.items()
+        }
+        self._offsets.fence(group, {queue: epoch - 1 for queue, epoch in epochs.items()})
         for token in tokens.values():
             self._holdings.put(Holding(token, asked))
         return tokens
@@ -195,12 +200,11 @@ class RocketMQGroups:
             remaining = max(0.0, LOCK_LIFE - (time.monotonic() - holding.confirmed))
             return Refusal(queue, holding.token.owner, holding.token.client_id, None, False, remaining)
         others = [client_id for client_id in ids if client_id != mine]
-        for client_id in others:
-            info = self._directory.info(group, client_id, brokers)
-            for held in info.held if info is not None else ():
-                if held.queue == queue:
-                    remaining = min(LOCK_LIFE, max(0.0, LOCK_LIFE - (time.time() - held.renewed)))
-                    return Refusal(queue, info.member.owner if info else "", client_id, True, False, remaining)
+        found = self._directory.holder(group, queue, others, brokers)
+        if found is not None:
+            member, held = found
+            remaining = min(LOCK_LIFE, max(0.0, LOCK_LIFE - (time.time() - held.renewed)))
+            return Refusal(queue, member.owner, member.client_id, True, False, remaining)
         named = (
             "one of " + ", ".join(others[:5]) if others else "no member of the group: it ended and did not give the queue back"
         )
@@ -258,25 +262,29 @@ class RocketMQGroups:
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         now = time.monotonic()
         gone: set[LockToken] = set()
+        foreign: list[LockToken] = []
         for token in tokens:
             holding = self._holdings.own(token)
-            if holding is not None:
-                if not holding.trusted(now, self.trust):
-                    gone.add(token)
-            elif token.client_id in self._present or not self._is_member(token):
-                # Of a client of this process, all that it has is known. Elsewhere, a client that is no member holds nothing: to ask for
-                # its lock would bring back to life what was given up.
+            if holding is not None and not holding.trusted(now, self.trust):
                 gone.add(token)
+            elif holding is None:
+                # Of a client of this process, all that it has is known.
+                (gone.add if token.client_id in self._own else foreign.append)(token)
         gone.update(self._fenced([token for token in tokens if token not in gone]))
-        for token in tokens:
-            if token not in gone and self._holdings.own(token) is None:
-                name = lock_name(token.client_id, token.epoch)
-                if token.queue not in self._ask(token.group, {token.queue: name}):
-                    gone.add(token)
+        # To ask for the lock of who is no member would bring back to life what was given up.
+        asked = [token for token in foreign if token not in gone and self._is_member(token, now + self.patience)]
+        held = {token for token in asked if self._ask(token.group, {token.queue: lock_name(token.client_id, token.epoch)})}
+        gone.update(token for token in foreign if token not in held)
         return [token for token in tokens if token in gone]
 
-    def _is_member(self, token: LockToken) -> bool:
-        return token.client_id in self._directory.ids(token.group, self._brokers_of([token.queue]))
+    def _is_member(self, token: LockToken, deadline: float) -> bool:
+        """Waits for a client whose connection was lost, with its broker for example: its next heartbeat brings it back."""
+        brokers = self._brokers_of([token.queue])
+        while token.client_id not in self._directory.ids(token.group, brokers):
+            if time.monotonic() >= deadline or self._fenced([token]):
+                return False
+            time.sleep(_MEMBER_POLL)
+        return True
 
     def _fenced(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         """Those whose queue was granted, given back or set from outside since."""
@@ -378,7 +386,7 @@ class RocketMQGroups:
 
     def _in_child(self) -> None:
         """After fork: clients and locks are the parent's."""
-        self._present, self._holdings = {}, Holdings()
+        self._present, self._own, self._holdings = {}, set(), Holdings()
 
 
 _all: weakref.WeakSet[RocketMQGroups] = weakref.WeakSet()

@@ -45,9 +45,11 @@ _US_PER_MS: Final = 1000
 class RocketMQLog:
     """The Log protocol. Thread-safe."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, group: str = READER_GROUP) -> None:
+        """``group``: in whose name messages are read, where an account may not read in that of every broker's own."""
         self._client = client
-        self._puller = Puller(client)
+        self._group = group
+        self._puller = Puller(client, group=group)
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
@@ -141,14 +143,14 @@ class RocketMQLog:
 
     def anchor(self, offsets: Mapping[MessageQueue, int]) -> str:
         """What to keep with the next offsets of one topic's queues, to know later whether it is the same topic; may be empty."""
-        found = anchor_before(self._client, READER_GROUP, offsets)
+        found = anchor_before(self._client, self._group, offsets)
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
         """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen: a message that aged out tells nothing."""
         if (topic, anchor) not in self._same:
             parsed = parse_anchor(anchor)
-            if parsed is not None and holds(self._client, READER_GROUP, topic, parsed) is False:
+            if parsed is not None and holds(self._client, self._group, topic, parsed) is False:
                 return True
             self._same.add((topic, anchor))
         return False
@@ -225,7 +227,7 @@ class RocketMQLog:
             bodies = self._puller.pull(queue, begin, min(end - begin, _EXACT_MESSAGES), max_bytes + 1, ("body",)).column(0)
             sums = np.cumsum(pc.binary_length(bodies).to_numpy().astype(np.int64))
             fitting = int(np.searchsorted(sums, max_bytes, side="right"))
-            if fitting < len(sums) or begin + fitting >= end:
+            if not len(sums) or fitting < len(sums) or begin + fitting >= end:
                 return begin + fitting
             begin, max_bytes = begin + fitting, max_bytes - int(sums[-1])
             average = self._puller.average(queue) or 1.0

@@ -52,9 +52,11 @@ class Lookback:
     def next(self) -> OffsetRange | None:
         """What to read now; None at the end of the walk."""
         # A batch that newer ones followed began below the bookmark.
-        floor = self._least if self._newest > self._writer.batch else self._floor
-        # Messages of ours without their first one: an older attempt of another batch came between them.
-        complete = self._first == 0 or (self._older and self._first is None)
+        is_old = self._newest > self._writer.batch
+        floor = self._least if is_old else self._floor
+        # Not at our first message: what had no right to be sent may lie before it. Nor at an older batch's while ours is still to come:
+        # a late attempt of that batch sent it. Of an old batch the first message has to do, it may be the topic's first one.
+        complete = self._first in (None, 0) if self._older else is_old and self._first == 0
         if self._at <= floor or complete or self._newest - self._writer.batch >= KEPT:
             return None
         begin = max(floor, self._at - self._step)
@@ -113,10 +115,6 @@ class Ledger:
                 self._extend(message.offset, message.offset + 1)
         self.seen = max(self.seen, end)
         self._acknowledged = [known for known in self._acknowledged if known.end > self.seen]
-
-    def below_bookmark(self, messages: Iterable[Found]) -> None:
-        """The sink's message just below the bookmark, if there is one."""
-        self.committed = self.committed or any(message.batch >= self._writer.batch for message in messages)
 
     def claim(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that are to be sent: those that no message was found for, unless the batch is committed."""

@@ -18,6 +18,7 @@ from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQ
 from orderedmq.lock import Client as Identity
 from orderedmq.lock import LockToken
 from orderedmq.membership import Member, Subscription
+from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import group_requests, members
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import FLAG_RESPONSE, RequestCode, ResponseCode
@@ -25,6 +26,7 @@ from orderedmq.rocketmq.frame import RemotingCommand
 from orderedmq.rocketmq.group_offsets import soon
 from orderedmq.rocketmq.group_requests import TopicSubscription
 from orderedmq.rocketmq.locks import is_ours
+from orderedmq.rocketmq.members import HeldQueue, Info
 
 #: Seconds for a question to one broker about members.
 _TIMEOUT: Final = 5.0
@@ -138,7 +140,7 @@ class Directory:
         self._client = client
         self._lock = threading.Lock()
         #: (group, client id) → when that was asked, and the answer.
-        self._known: dict[tuple[str, str], tuple[float, members.Info | None]] = {}
+        self._known: dict[tuple[str, str], tuple[float, Info | None]] = {}
 
     def masters(self) -> list[str]:
         return _masters(self._client, (), soon(_TIMEOUT))
@@ -168,7 +170,7 @@ class Directory:
                 found.update(members_there)
         return sorted(found)
 
-    def info(self, group: str, client_id: str, brokers: Sequence[str], *, fresh: bool = False) -> members.Info | None:
+    def info(self, group: str, client_id: str, brokers: Sequence[str], *, fresh: bool = False) -> Info | None:
         """What a member says; None when it says nothing that can be read."""
         at = time.monotonic()
         known = self._known.get((group, client_id))
@@ -200,6 +202,17 @@ class Directory:
             found.append(info.member if info is not None else members.unknown(client_id, like))
         return [_agreeing(member, like) for member in found]
 
+    def holder(
+        self, group: str, queue: MessageQueue, ids: Sequence[str], brokers: Sequence[str]
+    ) -> tuple[Member, HeldQueue] | None:
+        """Which of the members says that it has the queue."""
+        for client_id in ids:
+            info = self.info(group, client_id, brokers)
+            for held in info.held if info is not None else ():
+                if info is not None and held.queue == queue:
+                    return info.member, held
+        return None
+
     def refuse_strangers(self, group: str, mine: Subscription, topics: Sequence[str], brokers: Sequence[str]) -> None:
         """Raises GroupError DISAGREES. A heartbeat replaces what the *group* reads: consumers beside us would get nothing any more."""
         strangers = [client_id for client_id in self.ids(group, brokers) if not is_ours(client_id)]
@@ -218,7 +231,7 @@ class Directory:
                 read.update(
                     self._client.call_address(address, group_requests.consumer_connections(group), soon(_TIMEOUT)).subscriptions
                 )
-        theirs = {topic for topic in read if not topic.startswith("%RETRY%")}
+        theirs = {topic for topic in read if not topic.startswith(RETRY_PREFIX)}
         if theirs and theirs != set(topics):
             raise GroupError(
                 "DISAGREES",

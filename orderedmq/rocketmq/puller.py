@@ -11,9 +11,10 @@ Rules: rows come without a gap, or there is a DataLossError. 120 s without progr
 from __future__ import annotations
 
 import random
+import threading
 import time
+from collections import deque
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Final
 
 import numpy as np
@@ -39,8 +40,12 @@ IN_FLIGHT: Final = 32
 MOST_MESSAGES: Final = 1024
 #: Seconds after which that is learned anew: messages that were on disk are in memory by then.
 _LEARNED: Final = 5.0
+#: Seconds for which the size of bodies is taken to be what it was.
+_MEASURED: Final = 10.0
 #: Seconds for which one pull may take; it is sent again after that.
 _PULL_TIMEOUT: Final = 15.0
+#: Answers to wait for while there are more on their way: to wake up for each would cost more than to deal with it.
+_WAKE: Final = 8
 #: Seconds between looks at whether time is up.
 _TICK: Final = 1.0
 #: Bytes that a stored message has besides its body: at least, and about.
@@ -58,7 +63,9 @@ class _Known:
     end: int = 0
     #: The broker's replica that it said to read from (PullResult.suggestWhichBrokerId).
     replica: int = MASTER_ID
+    #: Bytes of a body, about, and when that was measured.
     body_bytes: float | None = None
+    measured: float = float("-inf")
 
 
 class Puller:
@@ -76,9 +83,9 @@ class Puller:
         return queue in self._known
 
     def average(self, queue: MessageQueue) -> float | None:
-        """Bytes of a body, about, of those pulled last; None before the first."""
+        """Bytes of a body, about, of those pulled last; None if nothing was in the last 10 s."""
         known = self._known.get(queue)
-        return known.body_bytes if known is not None else None
+        return known.body_bytes if known is not None and time.monotonic() - known.measured < _MEASURED else None
 
     def pull(
         self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
@@ -95,7 +102,7 @@ class Puller:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
         wanted = columns if "queue_offset" in columns else (*columns, "queue_offset")
         batch = _unbroken(decode(parts, wanted, queue.broker_name, begin=offset, end=end), queue, offset, end)
-        known.body_bytes = _average(batch, sum(map(len, parts)), known.body_bytes)
+        known.body_bytes, known.measured = _average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
         return _bounded(batch.select(list(columns)), max_bytes)
 
 
@@ -131,7 +138,10 @@ class _Fetch:
         self._again: list[tuple[float, int, int]] = []
         self._in_flight = 0
         self._connections: dict[int, Connection] = {}
-        self._answers: SimpleQueue[tuple[int, int, int, Pending[PullResult]]] = SimpleQueue()
+        #: What has come, from the connections' threads, and how many of it are worth waking up for.
+        self._answers: deque[tuple[int, int, int, Pending[PullResult]]] = deque()
+        self._enough = 1
+        self._bell = threading.Event()
         self._held = ProcessQueue(time.monotonic())
         self._responses: dict[int, tuple[int, memoryview]] = {}
         self._loss: DataLossError | None = None
@@ -197,7 +207,7 @@ class _Fetch:
             self._failed(error, begin, count)
             return
         self._in_flight += 1
-        connection.send(request, deadline, lambda pending: self._answers.put((begin, count, replica, pending)))
+        connection.send(request, deadline, lambda pending: self._answered(begin, count, replica, pending))
 
     def _connection(self, replica: int, deadline: float) -> Connection:
         found = self._connections.get(replica)
@@ -213,7 +223,7 @@ class _Fetch:
     # --- what comes
 
     def _receive(self) -> None:
-        """Wait for an answer, or until something is to be asked again. Raises RocketMQUnavailableError TIMEOUT."""
+        """Wait for some answers, or until something is to be asked again. Raises RocketMQUnavailableError TIMEOUT."""
         now = time.monotonic()
         if now - self._held.last_pull > self._patience:
             why = f": {self._last.message}" if self._last is not None else ""
@@ -223,14 +233,18 @@ class _Fetch:
                 "its disk?",
             )
         first = min((one[0] for one in self._again), default=now + _TICK)
-        try:
-            answer = self._answers.get(timeout=max(0.0, min(first - now, _TICK)))
-            while True:
-                self._take(*answer)
-                # All that came meanwhile: what follows is the same work for many as for one.
-                answer = self._answers.get_nowait()
-        except Empty:
-            return
+        self._bell.clear()
+        self._enough = min(_WAKE, self._in_flight)
+        if len(self._answers) < self._enough or not self._enough:
+            self._bell.wait(max(0.0, min(first - now, _TICK)))
+        while self._answers:
+            self._take(*self._answers.popleft())
+
+    def _answered(self, begin: int, count: int, replica: int, pending: Pending[PullResult]) -> None:
+        """In a connection's thread."""
+        self._answers.append((begin, count, replica, pending))
+        if len(self._answers) >= self._enough:
+            self._bell.set()
 
     def _failed(self, error: RocketMQUnavailableError, begin: int, count: int) -> None:
         """No answer: ask again after a while, the master and by a new route unless the broker was only busy."""

@@ -83,6 +83,8 @@ class RocketMQQueue:
         self._granted: tuple[Connection, float] | None = None
         # Whether it was granted at all, and not given back.
         self._held = False
+        # A request was given up without an answer.
+        self._unsettled = False
         self._failing_since = 0.0
         self._sending_on: Connection | None = None
 
@@ -99,6 +101,7 @@ class RocketMQQueue:
                 connection = self._connect(asked + self._timing.send_timeout)
                 if self._lock(connection, asked + self._timing.send_timeout):
                     self._granted, self._held = (connection, asked), True
+                    self._settle(None)
                     return
                 failures = 0
             except RocketMQUnavailableError as error:
@@ -137,6 +140,8 @@ class RocketMQQueue:
     def release(self, end: int) -> None:
         deadline = time.monotonic() + self._timing.visible
         try:
+            # Nobody may be let in before.
+            self._settle(deadline)
             while end and self._end(deadline) < end and time.monotonic() < deadline:
                 time.sleep(0.002)
             if self._held:
@@ -209,6 +214,7 @@ class RocketMQQueue:
 
     def send(self, body: SendBody) -> int:
         """One attempt. Raises what the broker's answer stands for."""
+        self._settle(time.monotonic() + self._timing.patience)
         deadline = time.monotonic() + self._timing.send_timeout
         connection = self._granted[0] if self._granted is not None else self._connect(deadline)
         self._sending_on = connection
@@ -234,14 +240,22 @@ class RocketMQQueue:
             # Whoever else waits for an answer on it is told; it would wait in vain, too.
             if self._sending_on is not None:
                 self._sending_on.close()
-            self._granted = None
-            # Also on the way out: nobody may be let in before.
-            time.sleep(self._timing.settle)
-            self._wait(0.0)
-        else:
-            self._wait(_SEND_RETRY.delay(failures, random.random()))
+            self._granted, self._unsettled = None, True
+        self._wait(_SEND_RETRY.delay(failures, random.random()))
         if now - self._failing_since > self._timing.patience:
             raise error
+
+    def _settle(self, deadline: float | None) -> None:
+        """Wait until what was given up has been done, or will not be, and what was done can be read.
+
+        From an answer on: a broker that stood still goes on with what it had received before. ``deadline``: of a question, None when an
+        answer has just come.
+        """
+        if self._unsettled:
+            if deadline is not None:
+                self._end(deadline)
+            time.sleep(self._timing.settle)
+            self._unsettled = False
 
     def _connect(self, deadline: float) -> Connection:
         address = self._client.address(self.queue.topic, self.queue.broker_name, deadline)

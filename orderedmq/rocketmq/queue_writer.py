@@ -63,7 +63,7 @@ class Place(Protocol):
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
         """Wait before the next attempt, after so many failures in a row. Raises ``error`` if it has gone on for too long.
 
-        After an error whose outcome is unknown, nothing is on its way to the broker any more, and what it stored can be read.
+        An error whose outcome is unknown ends the grant: when the lock is acquired again, what the broker still did can be read.
         """
         ...
 
@@ -150,14 +150,6 @@ class QueueWriter:
             steps += 1
             if steps == 1 and walk.next() is not None:
                 walk.begins(self._place.least())
-        if start.bookmark and self._ledger.span is not None and not self._ledger.committed:
-            # Our own first message ended the walk. Whether the batch was committed tells its very first one, another partition's.
-            first = [
-                message
-                for batch in self._place.read(start.bookmark - 1, start.bookmark)
-                for message in found(batch, self._writer)
-            ]
-            self._ledger.below_bookmark(first)
         self._ledger.read((), start.end)
 
     def _look(self, end: int) -> None:

@@ -130,9 +130,9 @@ def _empty(client: Client) -> None:
     topics = {*user_topics(names, cluster), *(name for name in names if name.startswith("%RETRY%"))}
     for broker in cluster.brokers.values():
         master = str(broker.master)
-        queues = [MessageQueue(topic, broker.name, number) for topic in topics for number in range(8)]
-        for group in client.call_address(master, admin_requests.groups(), deadline):
-            # A lock outlives its group and its topic, where it was left.
+        # A lock outlives its group and its topic, where it was left.
+        queues = [MessageQueue(topic, broker.name, number) for topic in {*topics, "orders"} for number in range(8)]
+        for group in {*client.call_address(master, admin_requests.groups(), deadline), "g", "h"}:
             while len(client.call_address(master, group_requests.lock(group, "cleaner", queues), deadline)) < len(queues):
                 time.sleep(0.05)
             client.call_address(master, group_requests.unlock(group, "cleaner", queues), deadline)

@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from orderedmq.errors import RocketMQError, ServersError
+from orderedmq.lock import LockToken
+from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import admin_requests as admin
 from orderedmq.rocketmq import group_requests as groups
 from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.acl import Credentials
+from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.servers import Cluster
@@ -105,4 +109,38 @@ def test_others_are_refused_by_name_and_once(guarded: Cluster, credentials: Cred
         assert request.resource in caught.value.message
         assert "secret-of" not in str(caught.value)
         assert "not-the" not in str(caught.value)
+    assert time.monotonic() - begin < 15
+
+
+@pytest.mark.timeout(300)
+def test_a_group_under_access_control(guarded: Cluster) -> None:
+    """All that a query does in its group; and who may not is told so at once."""
+    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+        queue = broker.log.queues(QUEUE.topic)[0]
+        me = broker.groups.join("me")
+        [member] = broker.groups.heartbeat("billing", me, Subscription("shared", QUEUE.topic, "AVG"))
+        assert member.client_id == me.client_id
+        token = broker.groups.lock("billing", me, [queue])[queue]
+        assert isinstance(token, LockToken)
+        broker.groups.commit({token: 0})
+        assert broker.groups.offsets("billing", [queue]) == {queue: 0}
+        letter = pa.record_batch({"body": pa.array([b"x"])})
+        with RocketMQBroker(guarded.address, credentials=ADMIN) as task:
+            assert task.groups.dead_letter(token, letter, [0]) == 1
+            assert task.groups.dead_letter(token, letter, [0]) == 0
+            assert [lock.client_id for lock in task.admin.locks("billing")] == [me.client_id]
+    begin = time.monotonic()
+    with RocketMQBroker(guarded.address, credentials=Credentials("administrator", "not-the-secret")) as broker:
+        me = broker.groups.join("me")
+        for call in (
+            lambda: broker.groups.heartbeat("billing", me, Subscription("shared", QUEUE.topic)),
+            lambda: broker.groups.lock("billing", me, [queue]),
+            lambda: broker.groups.offsets("billing", [queue]),
+            lambda: broker.groups.members("billing"),
+        ):
+            with pytest.raises(RocketMQError) as caught:
+                call()
+            assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.NO_PERMISSION"
+            assert "billing" in caught.value.message
+            assert "not-the" not in str(caught.value)
     assert time.monotonic() - begin < 15

@@ -12,6 +12,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from orderedmq.lock import Client as Identity
 from orderedmq.lock import LockToken, Refusal
 from orderedmq.membership import Subscription, refuse
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import admin_requests, group_requests, locks
+from orderedmq.rocketmq import admin_requests, group_requests
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.dead_letter_topic import key_of
 from orderedmq.rocketmq.group_offsets import soon
@@ -192,6 +193,20 @@ def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> Non
     assert task.dead_letter(token, body_of([3]), [3]) == 1
 
 
+def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(quick: World) -> None:
+    """RocketMQ's unlockDelay: it is not given back, and its life ends it."""
+    groups, rival = quick.broker.groups, quick.connect().groups
+    me, them = groups.join("me"), rival.join("them")
+    first, second = quick.lock(quick.broker, me, quick.queues[:2])
+    groups.unlock([first, second], 20.0)
+    groups.leave(me)
+    assert groups.stale([first, second]) == [first, second]
+    assert len(refused(rival.lock(quick.group, them, quick.queues[:2]))) == 2
+    [again] = quick.lock(quick.broker, groups.join("me"), quick.queues[:1])
+    assert again.epoch > first.epoch
+    until(lambda: rival.lock(quick.group, them, [second.queue]), lambda out: not refused(out), 10)
+
+
 # -- runs of one query ------------------------------------------------------------------------------------------------------------
 
 RUN = """
@@ -280,8 +295,14 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
     assert usual.connect().groups.offsets(usual.group, usual.queues) == {usual.queues[0]: 7, usual.queues[1]: 0}
     rival = usual.connect().groups
     assert len(refused(rival.lock(usual.group, rival.join("them"), usual.queues))) == 4
-    # It is a member again with its next heartbeat, under the same connection's successor.
-    usual.broker.groups.heartbeat(usual.group, me, usual.shared())
+    # It is a member again with its next heartbeat; a task that looks meanwhile waits for that.
+    assert usual.ids(usual.connect()) == []
+    task = usual.connect().groups
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(task.check, tokens[0])
+        time.sleep(1)
+        usual.broker.groups.heartbeat(usual.group, me, usual.shared())
+        assert looking.result()
     assert usual.ids(usual.connect()) == [me.client_id]
 
 
@@ -540,6 +561,22 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
     assert usual.connect().groups.offsets(usual.group, usual.queues[:1]) == {usual.queues[0]: 10}
 
 
-def test_ids_of_ours_are_known_from_others() -> None:
-    assert locks.is_ours(locks.new_client("q").client_id)
-    assert not locks.is_ours("10.0.0.1@123#456")
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, peers: Peers, ahead: bool) -> None:
+    """The broker keeps the reset, and takes no commits until somebody has noticed it (useServerSideResetOffset)."""
+    groups = usual.broker.groups
+    queue = usual.queues[0]
+    usual.send(queue, 10)
+    me = groups.join("me")
+    groups.heartbeat(usual.group, me, usual.shared())
+    [token] = usual.lock(usual.broker, me, [queue])
+    groups.commit({token: 4})
+    client = peers.admin(usual.cluster.address).client
+    client.resetOffsetByTimestamp(usual.topic, usual.group, int(time.time() * 1000) + 10_000 if ahead else 0, True)
+    reset = usual.connect().groups.offsets(usual.group, [queue])[queue]
+    assert reset == (10 if ahead else 0)
+    assert condition(lambda: groups.commit({token: 6})) == "LOCK.LOST"
+    assert usual.connect().groups.offsets(usual.group, [queue]) == {queue: reset}
+    [token] = usual.lock(usual.broker, me, [queue])
+    groups.commit({token: 10})
+    assert usual.connect().groups.offsets(usual.group, [queue]) == {queue: 10}

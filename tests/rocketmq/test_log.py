@@ -147,6 +147,17 @@ def test_a_time_is_found_exactly(everywhere: World) -> None:
             assert log.offset_at(queue, moment) == expected, (stamp, moment)
 
 
+def test_a_limit_of_bytes_is_met_about(everywhere: World) -> None:
+    """Exactly where the first few messages decide."""
+    log, queue = everywhere.log, everywhere.queue
+    log.append(queue, rows([bytes(1000)] * 3000))
+    log.append(queue, rows([bytes(10)] * 3000))
+    assert [log.advance(queue, 0, 6000, size) for size in (0, 999, 1000, 12_345)] == [0, 0, 1, 12]
+    assert 900 <= log.advance(queue, 0, 6000, 1_000_000) <= 1100
+    assert log.advance(queue, 2000, 2100, 1 << 40) == 2100
+    assert log.advance(queue, 6000, 6000, 5) == 6000
+
+
 def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere: World) -> None:
     log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
     assert log.anchor({queue: 0, queue._replace(queue_id=1): 5}) == ""
@@ -260,7 +271,7 @@ def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: W
 def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster) -> None:
     with Network(cluster.address, [cluster.broker.address]) as network:
         world = World(cluster, network.address)
-        world.log.append(world.queue, numbers(30_000))
+        world.log.append(world.queue, numbers(10_000))
         stop = threading.Event()
 
         def cut() -> None:
@@ -271,7 +282,7 @@ def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster
         cutter = threading.Thread(target=cut)
         cutter.start()
         try:
-            assert read(world.broker, world.queue, 0, 30_000) == [b"%d" % number for number in range(30_000)]
+            assert read(world.broker, world.queue, 0, 10_000) == [b"%d" % number for number in range(10_000)]
         finally:
             stop.set()
             cutter.join()

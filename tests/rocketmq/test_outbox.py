@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pathlib
 import random
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -33,6 +36,7 @@ from orderedmq.rocketmq.receipts import parse_token
 from orderedmq.rocketmq.servers import Cluster
 from tests.rocketmq.proxy import Connection, Network, Path, Way
 
+ROOT = pathlib.Path(__file__).parents[2]
 #: For locks that live 3 s.
 QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=20.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
 
@@ -373,6 +377,40 @@ def test_a_broker_that_is_killed_and_comes_back(quick: World, monkeypatch: pytes
     restarts[0].join()
 
 
+@pytest.mark.usefixtures("small_requests")
+@pytest.mark.parametrize("identity", [True, False])
+def test_a_broker_that_stops_for_longer_than_a_send_may_take(
+    quick: World, monkeypatch: pytest.MonkeyPatch, identity: bool
+) -> None:
+    """When it goes on it does what it had received before: not knowing that, the client waits before it looks."""
+    expected: list[str] = []
+    for number, seconds in enumerate((1.2, 2.5, 4.0)):
+        timers: list[threading.Timer] = []
+
+        def stop(seconds: float = seconds, timers: list[threading.Timer] = timers) -> None:
+            quick.cluster.broker.pause()
+            timers.append(threading.Timer(seconds, quick.cluster.broker.resume))
+            timers[-1].start()
+
+        names = numbered(60, 1000 * number)
+        with monkeypatch.context() as patch:
+            spoil(patch, {3: stop})
+            if identity:
+                quick.write(names, number)
+            else:
+                staging = quick.outbox().open(SinkBatch(None), 0)
+                staging.add(quick.queue, rows(names))
+                staging.receipt()
+        for timer in timers:
+            timer.join()
+        assert len(timers) == 1
+        expected += names
+        found = quick.bodies()
+        assert list(dict.fromkeys(found)) == expected
+        if identity:
+            assert found == expected
+
+
 def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this attempt nothing is heard after so many sends, no more than of a process that was killed."""
     line = staging._lines[next(iter(staging._lines))]
@@ -413,6 +451,41 @@ def test_a_retry_waits_for_a_dead_attempts_lock_and_sends_what_is_missing(
     [report] = parse_token(quick.batch(), receipt).reports
     assert (report.found, report.sent, report.extra) == (sent, 100 - sent, 0)
     quick.outbox().publish(quick.batch(), [receipt])
+
+
+CHILD = """
+import sys
+from tests.rocketmq.test_outbox import *
+from orderedmq.rocketmq import encode
+address, sink, topic, broker, number = sys.argv[1:]
+encode.TARGET_BYTES = 2000
+client = Client(address)
+staging = RocketMQOutbox(client, RocketMQLog(client)).open(SinkBatch(sink, int(number)), 0)
+for part in range(200):
+    staging.add(MessageQueue(topic, broker, 0), rows(numbered(20, 20 * part)))
+    print(part, flush=True)
+staging.receipt()
+"""
+
+
+def test_processes_that_are_killed_while_they_write(quick: World) -> None:
+    draw = random.Random(1)
+    partly = 0
+    for number in range(2):
+        arguments = [quick.cluster.address, quick.sink, quick.topic, quick.queue.broker_name, str(number)]
+        with subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, cwd=ROOT) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            before = 4000 * number
+            while len(quick.bodies()) <= before:
+                time.sleep(0.01)
+            time.sleep(draw.random() * 0.2)
+            child.kill()
+        partly += before < len(quick.bodies()) < before + 4000
+        quick.outbox().publish(quick.batch(number), [quick.write(numbered(4000), number)])
+        assert quick.bodies() == numbered(4000) * (number + 1)
+    assert partly
+    assert_stamps_are_unique(quick)
 
 
 @pytest.mark.usefixtures("small_requests")

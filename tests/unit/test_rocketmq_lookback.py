@@ -426,8 +426,9 @@ def test_a_replay_of_the_second_partition_with_other_rows_differs_too() -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_that_the_batchs_first_message_is_not_looked_at_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "below_bookmark", lambda self, messages: None)
+def test_that_a_look_ends_at_the_first_message_of_its_own_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Lookback.next
+    monkeypatch.setattr(Lookback, "next", lambda self: None if self._first == 0 else real(self))
     with pytest.raises(AssertionError):
         test_a_replay_of_the_second_partition_with_other_rows_differs_too()
 
@@ -496,6 +497,28 @@ def test_the_usual_look_is_one_small_step() -> None:
     assert looked.messages == 32
     walk.saw([Found(looked.end - 1, 8, 3, 0, b"")])
     assert walk.next() is None
+
+
+def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
+    writer = Writer(SINK, 9, 0)
+    cases: list[tuple[list[Found], bool]] = [
+        ([Found(99, 8, 0, 5, b"")], False),
+        ([Found(99, 9, 0, 5, b"x")], True),
+        # Two attempts of ours began at 0; a late attempt of the batch before ours.
+        ([Found(99, 9, 0, 0, b"x")], True),
+        ([Found(98, 8, 0, 5, b""), Found(99, 9, 0, 5, b"x")], True),
+        ([Found(98, 8, 0, 5, b""), Found(99, 9, 0, 0, b"x")], False),
+        # An old batch: its first message, an older one, a hundred newer ones.
+        ([Found(99, 10, 0, 0, b"")], True),
+        ([Found(98, 9, 0, 0, b"x"), Found(99, 10, 0, 0, b"")], False),
+        ([Found(98, 8, 0, 0, b"x"), Found(99, 10, 0, 0, b"")], False),
+        ([Found(99, 9 + KEPT - 1, 0, 0, b"")], True),
+        ([Found(99, 9 + KEPT, 0, 0, b"")], False),
+    ]
+    for messages, goes_on in cases:
+        walk = Lookback(writer, None, 100)
+        walk.saw(messages)
+        assert (walk.next() is not None) is goes_on, messages
 
 
 def test_a_look_ends_at_the_bookmark_and_never_reads_a_message_twice() -> None:

@@ -1,0 +1,195 @@
+"""Rules of queue locks over RocketMQ's lock table, and what members tell about themselves, without a server."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderedmq.errors import GroupError, ProtocolError
+from orderedmq.lock import LockToken
+from orderedmq.membership import Member, Subscription
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import locks, members
+from orderedmq.rocketmq.dead_letter_topic import key_of
+from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+#: What a Java 5.3.3 client answered, less what is not looked at.
+JAVA = b"""{"mqPopTable":{},"mqTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:{"cachedMsgCount":0,"commitOffset":-1,
+"droped":false,"lastLockTimestamp":1795284830736,"locked":true,"tryUnlockTimes":0},{"brokerName":"broker-a","queueId":1,"topic":"orders"}:
+{"droped":false,"lastLockTimestamp":0,"locked":false},{"brokerName":"broker-a","queueId":2,"topic":"orders"}:{"droped":true,
+"lastLockTimestamp":1795284830736,"locked":true}},"properties":{"consumeMessageBatchMaxSize":"1","PROP_CONSUMER_START_TIMESTAMP":
+"1795284828828","PROP_CONSUME_TYPE":"CONSUME_PASSIVELY","messageModel":"CLUSTERING","allocateMessageQueueStrategy":
+"org.apache.rocketmq.client.consumer.rebalance.%s@5caa1d65"},"statusTable":{},"subscriptionSet":[{"classFilterMode":false,"codeSet":[],
+"expressionType":"TAG","subString":"*","subVersion":1795284825706,"tagsSet":[],"topic":"orders"},{"classFilterMode":false,"codeSet":[],
+"expressionType":"TAG","subString":"*","subVersion":1795284825706,"tagsSet":[],"topic":"%%RETRY%%g"}]}"""
+
+
+def token(client_id: str = "c", epoch: int = 2, queue: MessageQueue = QUEUE) -> LockToken:
+    return LockToken("g", queue, "q", client_id, epoch, epoch)
+
+
+# -- names and epochs -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_runs_of_a_query_have_one_name_for_locks_and_ids_of_their_own(owner: str) -> None:
+    one, two = locks.new_client(owner), locks.new_client(owner)
+    assert one.owner == owner
+    assert one.client_id != two.client_id
+    assert locks.is_ours(one.client_id)
+    assert locks.query_of(one.client_id) == locks.query_of(two.client_id) == locks.query_name(owner)
+    assert one.client_id.isascii()
+    assert one.client_id.isprintable()
+    assert len(one.client_id) < 255
+    assert locks.query_of("10.0.0.1@12#34") == "10.0.0.1@12#34"
+
+
+@given(st.text(), st.text())
+def test_two_queries_have_two_names(one: str, other: str) -> None:
+    assert (locks.query_name(one) == locks.query_name(other)) == (one == other)
+
+
+def test_a_query_takes_its_own_name_as_long_as_no_other_run_is_there() -> None:
+    mine, again, other = (locks.new_client(owner).client_id for owner in ("a", "a", "b"))
+    assert locks.alone(mine, [])
+    assert locks.alone(mine, [mine, other, "10.0.0.1@12#34"])
+    assert not locks.alone(mine, [mine, again])
+
+
+def test_an_epoch_tells_under_which_name_a_lock_is() -> None:
+    client_id = locks.new_client("a").client_id
+    assert locks.lock_name(client_id, 4) == locks.query_name("a")
+    assert locks.lock_name(client_id, 5) == client_id
+    assert set(locks.lock_names(client_id)) == {client_id, locks.query_name("a")}
+    assert locks.lock_names("10.0.0.1@12#34") == ("10.0.0.1@12#34",)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**60), st.booleans()), max_size=50))
+def test_epochs_grow_lie_above_the_fence_and_keep_their_kind(asked: list[tuple[int, bool]]) -> None:
+    epochs, last = locks.Epochs(), time.time_ns() // 1000 - 1
+    for fence, alone in asked:
+        epoch = epochs.next(fence, alone=alone)
+        assert epoch > max(fence, last)
+        assert (epoch % 2 == 0) == alone
+        last = epoch
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 121, "x" * 200])
+def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
+    with pytest.raises(GroupError, match="BAD_NAME"):
+        locks.check_name(name)
+    locks.check_name("x" * 120)
+
+
+# -- holdings ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_trusted_for_thirty_seconds() -> None:
+    held = Holding(token(), 100.0)
+    assert held.trusted(130.0)
+    assert not held.trusted(130.001)
+    assert held.trusted(131.0, 60.0)
+
+
+def test_holdings_know_the_last_token_of_each_client() -> None:
+    holdings = Holdings()
+    old, new, others = token(epoch=2), token(epoch=4), token("d", epoch=6)
+    for one in (old, new, others):
+        holdings.put(Holding(one, 0.0))
+    assert holdings.own(old) is None
+    assert holdings.own(new) is not None
+    holdings.forget(old)
+    assert holdings.own(new) is not None, "an older token forgets nothing"
+    assert holdings.clients("g") == {"c", "d"}
+    assert len(holdings.of_queue("g", QUEUE)) == 2
+    holdings.forget(new)
+    assert holdings.of_client("c") == []
+    assert holdings.clients("h") == set()
+
+
+def test_tokens_by_group_and_broker() -> None:
+    elsewhere = token(queue=QUEUE._replace(broker_name="broker-b"))
+    assert by_broker([token(), elsewhere, token("d")]) == [[token(), token("d")], [elsewhere]]
+    assert by_group([token(), elsewhere]) == {"g": [token(), elsewhere]}
+
+
+# -- what members say -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.text(), st.text(), st.none() | st.text(), st.none() | st.text(), st.integers(0, 2**53))
+def test_a_member_of_ours_comes_back_as_it_is(
+    owner: str, topics: str, strategy: str | None, room: str | None, joined: int
+) -> None:
+    client = locks.new_client(owner)
+    member = Member(
+        owner, client.client_id, Subscription("shared", topics, strategy), joined, members.now(), room, members.MEMBER_LIFE
+    )
+    held = token(client.client_id)
+    info = members.decode(client.client_id, members.encode(member, [], [(held, 12.5)], 1))
+    assert info.member == member
+    assert info.held == (members.HeldQueue(QUEUE, 12.5, 2, 2),)
+
+
+@pytest.mark.parametrize(
+    ("java", "ours"),
+    [
+        (b"AllocateMessageQueueAveragely", "AVG"),
+        (b"AllocateMessageQueueAveragelyByCircle", "AVG_BY_CIRCLE"),
+        (b"AllocateMessageQueueConsistentHash", "CONSISTENT_HASH"),
+        (b"MyOwn", "MyOwn"),
+    ],
+)
+def test_a_java_consumer_says_what_it_reads_how_and_what_it_holds(java: bytes, ours: str) -> None:
+    info = members.decode("10.0.0.1@12#34", JAVA % java)
+    assert info.member.subscription == Subscription("shared", "orders", ours)
+    assert info.member.joined == 1795284828828000
+    assert info.held == (members.HeldQueue(QUEUE._replace(queue_id=0), 1795284830.736),)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"properties":[]}', b'{"properties":{"orderedmq":"{}"}}', b'{"properties":{"orderedmq":"1"}}']
+)
+def test_what_cannot_be_read_is_said(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        members.decode(locks.new_client("a").client_id, body)
+
+
+def test_who_does_not_answer_is_taken_to_agree() -> None:
+    mine = Subscription("shared", "orders", "AVG")
+    client_id = locks.new_client("a").client_id
+    assert members.unknown(client_id, mine).subscription == mine
+    assert members.unknown("10.0.0.1@12#34", None).subscription.topics == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("orders", ["orders"]),
+        ("orders,bills", ["bills", "orders"]),
+        ("orders,nothing", ["orders"]),
+        ("or.*", ["orders"]),
+        (".*", ["bills", "orders"]),
+        ("orders|bills", ["bills", "orders"]),
+        ("%DLQ%g", ["%DLQ%g"]),
+        ("[", []),
+        ("nothing", []),
+    ],
+)
+def test_topics_of_a_subscription(text: str, found: list[str]) -> None:
+    assert members.topics_of(text, ["orders", "bills", "%DLQ%g", "%RETRY%g"]) == found
+
+
+def test_the_key_of_a_dead_letter_is_its_identity() -> None:
+    keys = {
+        key_of(group, queue, offset)
+        for group in ("g", "h")
+        for queue in (QUEUE, QUEUE._replace(queue_id=4))
+        for offset in (0, 1)
+    }
+    assert len(keys) == 8
+    assert all(len(key) == 32 and int(key, 16) >= 0 for key in keys)
+    assert key_of("g", QUEUE, 0) == key_of("g", QUEUE, 0)
