@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import group_requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.connection import Pending
 from orderedmq.rocketmq.request import Request
@@ -37,6 +40,30 @@ def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadlin
         lambda place: client.call_address(*asked[place], deadline),
         deadline,
     )
+
+
+def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> set[MessageQueue]:
+    """Ask each queue's broker for its lock under a name for each; which are granted. Raises what `Client.call` raises."""
+    together = _by_broker_and_name(names)
+    asked = [(queues[0], group_requests.lock(group, name, queues)) for name, queues in together]
+    granted: set[MessageQueue] = set()
+    for (_, queues), answer in zip(together, ask_queues(client, asked, time.monotonic() + seconds)):
+        granted.update(answer.intersection(queues))
+    return granted
+
+
+def unlock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> None:
+    """Give locks back. What a broker that is away is not told ends by itself, when a lock's life is over."""
+    for name, queues in _by_broker_and_name(names):
+        with contextlib.suppress(RocketMQUnavailableError):
+            ask_queues(client, [(queues[0], group_requests.unlock(group, name, queues))], time.monotonic() + seconds)
+
+
+def _by_broker_and_name(names: Mapping[MessageQueue, str]) -> list[tuple[str, list[MessageQueue]]]:
+    together: dict[tuple[str, str], list[MessageQueue]] = {}
+    for queue, name in names.items():
+        together.setdefault((queue.broker_name, name), []).append(queue)
+    return [(name, queues) for (_, name), queues in together.items()]
 
 
 def _ask(

@@ -52,9 +52,9 @@ class GroupOffsets:
 
     # -- offsets
 
-    def read(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+    def read(self, group: str, queues: Sequence[MessageQueue], seconds: float = TIMEOUT) -> dict[MessageQueue, int]:
         """The offsets of queues of which one was committed. Queues that do not exist are left out."""
-        deadline = soon()
+        deadline = soon(seconds)
         there = self._existing(queues, deadline)
         answers = ask_queues(self._client, [(queue, _offset(group, queue)) for queue in there], deadline)
         found: dict[MessageQueue, int] = {}
@@ -73,7 +73,7 @@ class GroupOffsets:
         every = group_requests.all_consumer_offsets()
         return self._client.call(every, deadline, topic=at.topic, broker_name=at.broker_name).get(group, {})
 
-    def write(self, group: str, offsets: Mapping[MessageQueue, int]) -> None:
+    def write(self, group: str, offsets: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
         """Set offsets, in any direction; makes the group where a broker wants that first (5.3).
 
         Raises GroupError MISSING where groups are not made by themselves, LockError LOST when an administrator has set the group's
@@ -81,7 +81,7 @@ class GroupOffsets:
         """
         if not offsets:
             return
-        deadline = soon()
+        deadline = soon(seconds)
         for queue, offset in offsets.items():
             if not 0 <= offset < 2**63:
                 raise OffsetError("INVALID", f"{offset} is no offset of queue {queue} for group {group!r}; offsets begin at 0")
@@ -126,20 +126,20 @@ class GroupOffsets:
 
     # -- fences
 
-    def fences(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+    def fences(self, group: str, queues: Sequence[MessageQueue], seconds: float = TIMEOUT) -> dict[MessageQueue, int]:
         """0 where there is none."""
         asked = [(queue, _offset(group, fence_of(queue))) for queue in queues]
-        answers = ask_queues(self._client, asked, soon())
+        answers = ask_queues(self._client, asked, soon(seconds))
         return {queue: offset or 0 for queue, (offset, _) in zip(queues, answers)}
 
-    def fence(self, group: str, epochs: Mapping[MessageQueue, int]) -> None:
+    def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
         """Make tokens up to these epochs stale, for everyone who looks."""
-        self.write(group, {fence_of(queue): epoch for queue, epoch in epochs.items()})
+        self.write(group, {fence_of(queue): epoch for queue, epoch in epochs.items()}, seconds)
 
-    def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int]) -> None:
+    def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
         """As `fence`, where it is lower."""
-        known = self.fences(group, list(epochs))
-        self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > known[queue]})
+        known = self.fences(group, list(epochs), seconds)
+        self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > known[queue]}, seconds)
 
     # -- the reset number
 

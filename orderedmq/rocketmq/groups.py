@@ -31,11 +31,11 @@ from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, R
 from orderedmq.lock import Client as Identity
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import group_requests, locks
-from orderedmq.rocketmq.asking import ask_queues
+from orderedmq.rocketmq import locks
+from orderedmq.rocketmq.asking import lock_queues, unlock_queues
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.dead_letter_topic import DeadLetterTopic
-from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
+from orderedmq.rocketmq.group_offsets import TIMEOUT, GroupOffsets, soon
 from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
 from orderedmq.rocketmq.locks import lock_name
 from orderedmq.rocketmq.log import RocketMQLog
@@ -43,6 +43,9 @@ from orderedmq.rocketmq.presence import Directory, Presence
 
 #: Seconds for asking a broker for locks: a lock that is asked for too long is lost meanwhile.
 _LOCK_TIMEOUT: Final = 5.0
+#: Seconds for renewing at all brokers: with the heartbeat after it, and RENEW_INTERVAL, less than HOLDER_TRUST. A single one gets at least:
+_RENEW_TIMEOUT: Final = 3.0
+_LEAST_TIMEOUT: Final = 0.5
 #: Seconds for giving back. What a broker is not told in that time ends by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
 #: Seconds between looks whether a client is a member again.
@@ -145,7 +148,7 @@ class RocketMQGroups:
             queue: holding.name if holding is not None else lock_name(client.client_id, 0 if alone else 1)
             for queue, holding in known.items()
         }
-        granted = self._ask(group, names)
+        granted = lock_queues(self._client, group, names, _LOCK_TIMEOUT)
         out: dict[MessageQueue, LockToken | Refusal] = {}
         fresh: list[MessageQueue] = []
         for queue in known:
@@ -161,7 +164,7 @@ class RocketMQGroups:
         try:
             out.update(self._grant(group, client, {queue: names[queue] != client.client_id for queue in fresh}, asked))
         except OrderedMQError:
-            self._give_back(group, {queue: names[queue] for queue in fresh})
+            unlock_queues(self._client, group, {queue: names[queue] for queue in fresh}, _UNLOCK_TIMEOUT)
             raise
         missing = [queue for queue in queues if queue not in out]
         out.update((queue, self._refusal(group, queue, client.client_id, ids, brokers)) for queue in missing)
@@ -180,17 +183,6 @@ class RocketMQGroups:
         for token in tokens.values():
             self._holdings.put(Holding(token, asked))
         return tokens
-
-    def _ask(self, group: str, names: Mapping[MessageQueue, str]) -> set[MessageQueue]:
-        """Ask each queue's broker under a name for each; which are granted."""
-        together: dict[tuple[str, str], list[MessageQueue]] = {}
-        for queue, name in names.items():
-            together.setdefault((queue.broker_name, name), []).append(queue)
-        asked = [(queues[0], group_requests.lock(group, name, queues)) for (_, name), queues in together.items()]
-        granted: set[MessageQueue] = set()
-        for queues, answer in zip(together.values(), ask_queues(self._client, asked, soon(_LOCK_TIMEOUT))):
-            granted.update(answer.intersection(queues))
-        return granted
 
     def _refusal(self, group: str, queue: MessageQueue, mine: str, ids: Sequence[str], brokers: Sequence[str]) -> Refusal:
         """Who has the queue, as far as anybody says so: the broker does not."""
@@ -221,16 +213,19 @@ class RocketMQGroups:
         failed: OrderedMQError | None = None
         for of_broker in by_broker(token for token in holdings if token not in gone):
             group = of_broker[0].group
+            # All brokers that are away together: the others' locks must be renewed again before they are not trusted any more.
+            left = max(_LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
             try:
                 # First the fences: asking for what was taken from us would take it back.
-                gone.update(self._fenced(of_broker))
+                gone.update(self._fenced(of_broker, left))
                 kept = [token for token in of_broker if token not in gone]
-                granted = self._ask(group, {token.queue: holdings[token].name for token in kept})
+                at = time.monotonic()
+                granted = lock_queues(self._client, group, {token.queue: holdings[token].name for token in kept}, left)
                 gone.update(token for token in kept if token.queue not in granted)
                 kept = [token for token in kept if token not in gone]
                 for token in kept:
-                    holdings[token].confirmed = asked
-                gone.update(self._commit_again([holdings[token] for token in kept]))
+                    holdings[token].confirmed = at
+                gone.update(self._commit_again([holdings[token] for token in kept], left))
             except RocketMQUnavailableError as error:
                 failed = error
         for token in gone:
@@ -239,16 +234,16 @@ class RocketMQGroups:
             raise failed
         return [token for token in tokens if token in gone]
 
-    def _commit_again(self, holdings: Sequence[Holding]) -> list[LockToken]:
+    def _commit_again(self, holdings: Sequence[Holding], seconds: float) -> list[LockToken]:
         """A broker that was killed forgets the offsets of its last 5 s. Returns what turns out to be lost."""
         done = {holding.token.queue: holding for holding in holdings if holding.committed is not None}
         if not done:
             return []
         group = holdings[0].token.group
-        known = self._offsets.read(group, list(done))
+        known = self._offsets.read(group, list(done), seconds)
         behind = {queue: at for queue, holding in done.items() if (at := holding.committed or 0) > known.get(queue, -1)}
         try:
-            self._offsets.write(group, behind)
+            self._offsets.write(group, behind, seconds)
         except LockError:
             lost = [done[queue].token for queue in behind]
             self.unlock(lost)
@@ -273,9 +268,13 @@ class RocketMQGroups:
         gone.update(self._fenced([token for token in tokens if token not in gone]))
         # To ask for the lock of who is no member would bring back to life what was given up.
         asked = [token for token in foreign if token not in gone and self._is_member(token, now + self.patience)]
-        held = {token for token in asked if self._ask(token.group, {token.queue: lock_name(token.client_id, token.epoch)})}
+        held = {token for token in asked if self._still_granted(token)}
         gone.update(token for token in foreign if token not in held)
         return [token for token in tokens if token in gone]
+
+    def _still_granted(self, token: LockToken) -> bool:
+        names = {token.queue: lock_name(token.client_id, token.epoch)}
+        return token.queue in lock_queues(self._client, token.group, names, _LOCK_TIMEOUT)
 
     def _is_member(self, token: LockToken, deadline: float) -> bool:
         """Waits for a client whose connection was lost, with its broker for example: its next heartbeat brings it back."""
@@ -286,12 +285,12 @@ class RocketMQGroups:
             time.sleep(_MEMBER_POLL)
         return True
 
-    def _fenced(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+    def _fenced(self, tokens: Sequence[LockToken], seconds: float = TIMEOUT) -> list[LockToken]:
         """Those whose queue was granted, given back or set from outside since."""
         out = []
         for group in {token.group for token in tokens}:
             of_group = [token for token in tokens if token.group == group]
-            fences = self._offsets.fences(group, [token.queue for token in of_group])
+            fences = self._offsets.fences(group, [token.queue for token in of_group], seconds)
             out += [token for token in of_group if fences[token.queue] >= token.epoch]
         return out
 
@@ -307,18 +306,13 @@ class RocketMQGroups:
             # What cannot be looked at, or said, ends by itself, at the latest when a lock's life is over.
             with contextlib.suppress(RocketMQUnavailableError):
                 # A lock of the query's name can be that of a later run, which has raised the fence.
-                fenced = self._fenced([holding.token for holding in holdings if holding.name != holding.token.client_id])
+                named = [holding.token for holding in holdings if holding.name != holding.token.client_id]
+                fenced = self._fenced(named, _UNLOCK_TIMEOUT)
                 own = [holding for holding in holdings if holding.token not in fenced]
                 # First the fence: a task that still looks at its lock must not get it again. A topic or group that is gone needs none.
                 with contextlib.suppress(TopicError, GroupError):
-                    self._offsets.raise_fences(group, {holding.token.queue: holding.token.epoch for holding in own})
-                self._give_back(group, {holding.token.queue: holding.name for holding in own})
-
-    def _give_back(self, group: str, names: Mapping[MessageQueue, str]) -> None:
-        for broker_name, name in {(queue.broker_name, name) for queue, name in names.items()}:
-            queues = [queue for queue, own in names.items() if (queue.broker_name, own) == (broker_name, name)]
-            with contextlib.suppress(RocketMQUnavailableError):
-                ask_queues(self._client, [(queues[0], group_requests.unlock(group, name, queues))], soon(_UNLOCK_TIMEOUT))
+                    self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, _UNLOCK_TIMEOUT)
+                unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, _UNLOCK_TIMEOUT)
 
     # -- offsets
 

@@ -30,6 +30,9 @@ from orderedmq.rocketmq.members import HeldQueue, Info
 
 #: Seconds for a question to one broker about members.
 _TIMEOUT: Final = 5.0
+#: Seconds for a heartbeat to all brokers, and what one has at least.
+_BEAT_TIMEOUT: Final = 3.0
+_LEAST_TIMEOUT: Final = 0.5
 #: Seconds for which a member's answer about itself holds, and for which none is asked for again.
 _INFO_AGE: Final = 5.0
 _SILENCE_AGE: Final = 30.0
@@ -86,10 +89,11 @@ class Presence:
         )
         # Before it is said: others ask at once.
         self._groups[group] = _Membership(member, topics, brokers)
-        sent, failed = 0, None
+        sent, failed, began = 0, None, time.monotonic()
         for address in brokers:
             try:
-                self._client.call_address(address, said, soon(_TIMEOUT))
+                # Brokers that are away share the time: locks are renewed by the same thread.
+                self._client.call_address(address, said, max(began + _BEAT_TIMEOUT, soon(_LEAST_TIMEOUT)))
                 sent += 1
             except RocketMQUnavailableError as error:
                 failed = error
