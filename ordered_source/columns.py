@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 from orderedmq.errors import SchemaError
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA
 
-#: The source's own column: under which lock a row was read (`QueuePartition.proof`). Null without a group.
+#: The source's own column: under which lock a row was read (`lock_token.encode`). Null without a group.
 LOCK_TOKEN: Final = "lock_token"
 
 _TYPES: Final[dict[str, DataType]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -148,12 +148,11 @@ class _Consumer:
         listener: Listener,
         settings: OrderlySettings,
         hooks: Sequence[ConsumeMessageHook],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.queue, self.text = queue, text
         self._broker, self._token = broker, token
-        self._listener, self._hooks, self._clock = listener, hooks, clock
-        self._engine = OrderlyQueue(queue, settings, clock())
+        self._listener, self._hooks = listener, hooks
+        self._engine = OrderlyQueue(queue, settings, time.monotonic())
         self._window = Window()
         self._warned = 0
 
@@ -168,7 +167,7 @@ class _Consumer:
 
     def _drive(self) -> list[Outcome]:
         """Do what the engine says until it needs more messages, or is done."""
-        engine, clock = self._engine, self._clock
+        engine, clock = self._engine, time.monotonic
         out: list[Outcome] = []
         while True:
             action = engine.next(clock())

@@ -187,6 +187,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return self._owner
 
+    @property
+    def _shared(self) -> bool:
+        return self._group is not None and self._group.shared
+
     def _boundary(self, owner: Owner, start: Checkpoint) -> None:
         """Run what the Owner decides where nothing is in flight."""
         group = self._group
@@ -272,8 +276,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if group is not None:
             known = broker.groups.offsets(group, queues)
             reset = broker.groups.reset_number(group)
-            shared = self._group is not None and self._group.shared
-            if start.fresh and starting.explicit and starting.kind != "committed" and not shared:
+            if start.fresh and starting.explicit and starting.kind != "committed" and not self._shared:
                 log.warning("group %s is reset to %s, as the options say", group, offsets_to_json(begins))
                 reset = broker.groups.reset({_token(owner, queue): begins[queue] for queue in queues})
                 known = begins
@@ -324,7 +327,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _replay(self, owner: Owner, start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:
         """A batch that was logged before a restart."""
-        shared = self._group is not None and self._group.shared
+        shared = self._shared
         logged = [queue for queue, span in ranges(start, end).items() if span.messages] if shared else list(end.next)
         missing = tuple(sorted(queue for queue in logged if queue not in owner.owned))
         if missing:

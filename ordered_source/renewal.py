@@ -50,11 +50,12 @@ class Renewal:
                 return
             try:
                 lost = self._groups.renew(self._tokens)
+                if lost:
+                    # Before the heartbeat: it may fail, and what is lost stays lost.
+                    current = set(self._tokens)
+                    self.lost = tuple(token for token in lost if token in current)
                 self._beat()
             except OrderedMQError as error:
                 self.failed = error
                 continue
             self.failed = None
-            if lost:
-                current = set(self._tokens)
-                self.lost = tuple(token for token in lost if token in current)

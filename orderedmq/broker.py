@@ -333,6 +333,10 @@ class Admin(Protocol):
         """Set group offsets from outside, clear the queues' lineage, raise the reset number. GroupError IN_USE unless forced."""
         ...
 
+    def require_unused(self, group: str) -> None:
+        """Raises GroupError IN_USE when a process that lives owns a queue of the group, or is a member of it."""
+        ...
+
     def delete_group(self, group: str, *, force: bool = False) -> None:
         """Forget a group's offsets, locks and members; its dead letters stay. GroupError MISSING, or IN_USE unless forced."""
         ...

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from orderedmq import listener as noted
 from orderedmq.broker import Broker, Log
 from orderedmq.errors import LockError, OffsetError, TopicError
 from orderedmq.lock import LockToken, Refusal
@@ -27,10 +28,18 @@ REPLAY_GROUP: Final = "dlq-replay"
 #: Letters that are sent between two commits, and so sent twice if the replay is killed there; bytes of their bodies.
 PIECE: Final = 500
 PIECE_BYTES: Final = 8 * 1024 * 1024
-#: What is noted of a letter (listener.dead_letter_properties).
-_TOPIC, _QUEUE, _BROKER, _OFFSET = "REAL_TOPIC", "REAL_QID", "ORDEREDMQ_BROKER", "ORDEREDMQ_OFFSET"
-_ERROR, _RETRIES, _MESSAGE_ID = "ORDEREDMQ_ERROR", "RECONSUME_TIME", "ORIGIN_MESSAGE_ID"
-NOTED: Final = frozenset((_TOPIC, _QUEUE, _BROKER, _OFFSET, _ERROR, _RETRIES, _MESSAGE_ID))
+#: What is noted of a letter, and not the message's own.
+NOTED: Final = frozenset(
+    (
+        noted.REAL_TOPIC,
+        noted.REAL_QUEUE,
+        noted.ORIGIN_BROKER,
+        noted.ORIGIN_OFFSET,
+        noted.ERROR,
+        noted.RECONSUME_TIME,
+        noted.ORIGIN_MESSAGE_ID,
+    )
+)
 
 _COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties", "store_timestamp")
 
@@ -96,22 +105,22 @@ def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[D
 
 
 def _letter(row: dict[str, Any]) -> DeadLetter:
-    noted = dict(row["properties"] or ())
-    topic, number = noted.get(_TOPIC), _number(noted.get(_QUEUE))
+    found = dict(row["properties"] or ())
+    topic, number = found.get(noted.REAL_TOPIC), _number(found.get(noted.REAL_QUEUE))
     known = topic is not None and number is not None
     return DeadLetter(
         offset=row["queue_offset"],
-        origin=MessageQueue(topic or "", noted.get(_BROKER, ""), number or 0) if known else None,
-        origin_offset=_number(noted.get(_OFFSET)),
+        origin=MessageQueue(topic or "", found.get(noted.ORIGIN_BROKER, ""), number or 0) if known else None,
+        origin_offset=_number(found.get(noted.ORIGIN_OFFSET)),
         body=row["body"],
         tags=row["tags"],
         keys=row["keys"],
         sharding_key=row["sharding_key"],
-        error=noted.get(_ERROR) or None,
-        retries=_number(noted.get(_RETRIES)),
-        message_id=noted.get(_MESSAGE_ID),
+        error=found.get(noted.ERROR) or None,
+        retries=_number(found.get(noted.RECONSUME_TIME)),
+        message_id=found.get(noted.ORIGIN_MESSAGE_ID),
         stored=row["store_timestamp"],
-        properties={name: value for name, value in noted.items() if name not in NOTED},
+        properties={name: value for name, value in found.items() if name not in NOTED},
     )
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from orderedmq.broker import Broker, LockInfo
-from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
 
 K = TypeVar("K", bound=Hashable)
@@ -42,16 +41,6 @@ def group_queues(broker: Broker, group: str) -> list[GroupQueue]:
         held = lock if lock is not None and lock.held else None
         found.append(GroupQueue(group, queue, offset, at.max_offset, max(0, at.max_offset - following), held))
     return found
-
-
-def require_unused(broker: Broker, group: str) -> None:
-    """Raises GroupError IN_USE, as Admin.seek would, when a live process owns a queue of the group or is a member of it."""
-    at_work = [
-        f"{lock.client_id} owns queue {lock.queue}" for lock in broker.admin.locks(group) if lock.alive and lock.remaining > 0
-    ]
-    at_work += [f"{member.client_id} is a member" for member in broker.groups.members(group)]
-    for why in at_work:
-        raise GroupError("IN_USE", f"group {group!r} is in use: {why}; stop that query first, or force it")
 
 
 class Rates:

@@ -10,6 +10,14 @@ from typing import Any, Final, Protocol
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
 
+#: What is noted of a dead letter, in properties: RocketMQ's names (MessageConst), and ours where it has none.
+REAL_TOPIC: Final = "REAL_TOPIC"
+REAL_QUEUE: Final = "REAL_QID"
+ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME: Final = "RECONSUME_TIME"
+ORIGIN_BROKER: Final = "ORDEREDMQ_BROKER"
+ORIGIN_OFFSET: Final = "ORDEREDMQ_OFFSET"
+ERROR: Final = "ORDEREDMQ_ERROR"
 #: Bytes of an error's text that are kept.
 MAX_ERROR_BYTES: Final = 4096
 #: What brokers may add to the properties of a message that they store.
@@ -132,13 +140,13 @@ def dead_letter_properties(
     properties that do not fit are left out. What was a dead letter before keeps its first message id, as in Java.
     """
     origin = {
-        "REAL_TOPIC": queue.topic,
-        "REAL_QID": str(queue.queue_id),
-        "ORIGIN_MESSAGE_ID": properties.get("ORIGIN_MESSAGE_ID") or message_id,
-        "RECONSUME_TIME": str(reconsume_times),
-        "ORDEREDMQ_BROKER": queue.broker_name,
-        "ORDEREDMQ_OFFSET": str(offset),
-        "ORDEREDMQ_ERROR": "",
+        REAL_TOPIC: queue.topic,
+        REAL_QUEUE: str(queue.queue_id),
+        ORIGIN_MESSAGE_ID: properties.get(ORIGIN_MESSAGE_ID) or message_id,
+        RECONSUME_TIME: str(reconsume_times),
+        ORIGIN_BROKER: queue.broker_name,
+        ORIGIN_OFFSET: str(offset),
+        ERROR: "",
     }
     # As RocketMQ writes a property: name, value and two separators.
     room -= sum(len(f"{name}{value}".encode()) + 2 for name, value in origin.items())
@@ -148,4 +156,4 @@ def dead_letter_properties(
         if name not in origin and size <= room:
             result[name] = value
             room -= size
-    return {**result, **origin, "ORDEREDMQ_ERROR": clip(error, min(MAX_ERROR_BYTES, room))}
+    return {**result, **origin, ERROR: clip(error, min(MAX_ERROR_BYTES, room))}

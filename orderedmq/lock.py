@@ -35,6 +35,10 @@ class Instant:
     boot_id: str
     seconds: float
 
+    def since(self, earlier: Instant) -> float:
+        """Seconds from ``earlier`` to this moment; infinite across a boot."""
+        return self.seconds - earlier.seconds if self.boot_id == earlier.boot_id else float("inf")
+
 
 @dataclass(frozen=True)
 class Client:
@@ -83,9 +87,7 @@ class QueueLock:
 
     def age(self, now: Instant) -> float:
         """Seconds since the last grant or renewal; infinite across a boot."""
-        if now.boot_id != self.renewed.boot_id:
-            return float("inf")
-        return now.seconds - self.renewed.seconds
+        return now.since(self.renewed)
 
     def expired(self, now: Instant) -> bool:
         return self.age(now) > self.life

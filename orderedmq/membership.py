@@ -50,9 +50,7 @@ class Member:
 
     def age(self, now: Instant) -> float:
         """Seconds since the last heartbeat; infinite across a boot."""
-        if now.boot_id != self.renewed.boot_id:
-            return float("inf")
-        return now.seconds - self.renewed.seconds
+        return now.since(self.renewed)
 
     def expired(self, now: Instant) -> bool:
         return self.age(now) > self.life

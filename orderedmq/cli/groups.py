@@ -8,7 +8,7 @@ import typer
 
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
-from orderedmq.group_state import GroupQueue, group_queues, require_unused
+from orderedmq.group_state import GroupQueue, group_queues
 from orderedmq.model import MessageQueue, check_group, check_topic
 from orderedmq.offsets import offsets_to_json
 from orderedmq.seek import parse_target, queues_to_seek, resolve
@@ -167,7 +167,7 @@ def seek(
         else:
             reset = broker.groups.reset_number(group)
             if not force:
-                require_unused(broker, group)
+                broker.admin.require_unused(group)
     rows = [
         {**queue_fields(group, queue), "old": before.get(queue), "new": offset, "reset": reset, "dry_run": dry_run}
         for queue, offset in offsets.items()

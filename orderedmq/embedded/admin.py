@@ -163,6 +163,11 @@ class EmbeddedAdmin:
                     groups.put_lock(txn, group, queue, rules.sought(txn.take_number("epoch"), now))
             return groups.raise_reset_number(txn, group)
 
+    def require_unused(self, group: str) -> None:
+        check_group(group)
+        with self._read() as txn:
+            self._require_unused(txn, group)
+
     def _require_unused(self, txn: Transaction, group: str) -> None:
         """Raises GroupError IN_USE when a process that lives owns a queue of the group, or is a member of it."""
         now, alive = self._clock.instant(), self._members().alive

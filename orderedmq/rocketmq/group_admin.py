@@ -121,6 +121,13 @@ class GroupAdmin:
             self._numbers.write(group, offsets)
             return self._numbers.raise_reset_number(group, list(offsets))
 
+    def require_unused(self, group: str) -> None:
+        """As the protocol has it, and for locks of clients that are no members, too: those are found out by asking for them."""
+        locks.check_name(group)
+        queues = list(self.group_offsets(group)) if group in self.groups() else []
+        with self._alone(group, queues, force=False):
+            pass
+
     def delete_group(self, group: str, *, force: bool = False) -> None:
         """As the protocol has it. From 5.0 on the offsets go, before they stay. A query that lives makes the group anew."""
         self._require(group)

@@ -708,7 +708,11 @@ def test_what_is_not_held_is_not_released(place: Place, broker: Broker, token: L
 
 def outside(broker: Broker, queue: MessageQueue) -> list[Callable[[], object]]:
     """What is refused while a group is in use."""
-    return [lambda: broker.admin.delete_group("g"), lambda: broker.admin.seek("g", {queue: 0})]
+    return [
+        lambda: broker.admin.require_unused("g"),
+        lambda: broker.admin.delete_group("g"),
+        lambda: broker.admin.seek("g", {queue: 0}),
+    ]
 
 
 @needs("membership age")
@@ -725,6 +729,7 @@ def test_a_group_is_in_use_while_a_member_lives_without_any_lock(broker: Broker,
             call()
     assert broker.groups.offsets("g", [queue]) == {}
     clock.pass_(0.001)
+    broker.admin.require_unused("g")
     assert broker.admin.seek("g", {queue: 0}) == 1
     beat(broker, me)
     assert broker.admin.seek("g", {queue: 0}, force=True) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +47,19 @@ def gone(pid: int) -> bool:
         return True
 
 
-def children(kind: str, of: int | None = None) -> list[psutil.Process]:
-    """The processes of a kind below ``of`` (default: this process)."""
+def _of_kind(kind: str, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     found = []
-    for process in psutil.Process(of).children(recursive=True):
-        try:
+    for process in processes:
+        # One may end while it is looked at.
+        with contextlib.suppress(psutil.NoSuchProcess):
             if any(kind in word for word in process.cmdline()):
                 found.append(process)
-        except psutil.NoSuchProcess:
-            continue
     return found
+
+
+def children(kind: str, of: int | None = None) -> list[psutil.Process]:
+    """The processes of a kind below ``of`` (default: this process)."""
+    return _of_kind(kind, psutil.Process(of).children(recursive=True))
 
 
 class Driver:
@@ -110,7 +115,7 @@ class Driver:
         return list(self._known.values())
 
     def of_kind(self, kind: str) -> list[psutil.Process]:
-        return [process for process in self.processes() if any(kind in word for word in process.cmdline())]
+        return _of_kind(kind, self.processes())
 
     def kill_jvm(self) -> None:
         """kill -9 of Python driver and JVM; source runners and workers are left to notice it."""
@@ -124,8 +129,10 @@ class Driver:
         """kill -9 of everything, source runners first: none can give anything back."""
         everything = self.processes()
         for process in [*self.of_kind(RUNNER), *everything]:
-            if process.is_running() and not gone(process.pid):
-                send(process, _kind(process), signal.SIGKILL)
+            # Some end by themselves when their parent does.
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
+                if process.is_running() and not gone(process.pid):
+                    send(process, _kind(process), signal.SIGKILL)
         self._process.wait()
 
     def pause(self, *kinds: str) -> None:

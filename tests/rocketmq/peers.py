@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pyspark
-from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, launch_gateway
-from py4j.protocol import Py4JJavaError
+from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, JavaMember, launch_gateway
+from py4j.protocol import STATIC_PREFIX, Py4JJavaError
 
 from orderedmq.java import ensure_java
 from orderedmq.rocketmq.jars import DEFAULT_VERSION, jars
@@ -79,6 +79,7 @@ class Peers:
         self._gateway.java_gateway_server.resetCallbackClient(
             self._gateway.java_gateway_server.getCallbackClient().getAddress(), callback.get_listening_port()
         )
+        self.client: Any = self._gateway._gateway_client
         self.java: Any = self._gateway.jvm
         self.rocketmq: Any = self.java.org.apache.rocketmq
 
@@ -180,7 +181,9 @@ class Consumer:
         self._consume = consume
         status = peers.rocketmq.client.consumer.listener.ConsumeOrderlyStatus
         self._success, self._again = status.SUCCESS, status.SUSPEND_CURRENT_QUEUE_A_MOMENT
-        self._json = peers.rocketmq.remoting.protocol.RemotingSerializable.toJson
+        # toJson of an object has static and other overloads: py4j's own look for a static member stops at whichever the JVM lists first.
+        serializable = peers.rocketmq.remoting.protocol.RemotingSerializable
+        self._json = JavaMember("toJson", None, STATIC_PREFIX + serializable._fqn, peers.client)
         client.registerMessageListener(_Listener(self))
         client.start()
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from tests.sim.runs import Report, command, many, run, trace
+from tests.sim.runs import Many, Report, command, run, trace
 from tests.sim.simulation import STEPS
 
 
@@ -30,12 +30,14 @@ def main() -> int:
         return int(bool(report.failures))
     began = time.monotonic()
     total = Report()
-    for part in many(range(asked.first, asked.first + asked.seeds), asked.steps, asked.jobs):
+    running = Many(range(asked.first, asked.first + asked.seeds), asked.steps, asked.jobs)
+    for part in running.reports():
         total.add(part)
         for seed, what in part.failures.items():
             print(f"seed {seed}: {what}\n    {command(seed)}", flush=True)
         if sys.stderr.isatty():
             print(f"\r{total.seeds:,} of {asked.seeds:,}", end="", file=sys.stderr, flush=True)
+    running.close()
     took = time.monotonic() - began
     print(f"{total}; {took:.0f} s, {total.seeds / took:.0f} seeds/s")
     return int(bool(total.failures))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -76,10 +77,19 @@ def _chunk(seeds: Sequence[int], steps: int) -> Report:
     return total
 
 
-def many(seeds: range, steps: int = STEPS, jobs: int = 2) -> Iterator[Report]:
-    """A report of each part of the seeds, as it is done."""
-    # Not fork: PyArrow has threads.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+class Many:
+    """Seeds that run in ``jobs`` processes from now on; with ``nice`` only while nobody else wants the CPU."""
+
+    def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2, nice: int = 0) -> None:
+        # Not fork: PyArrow has threads.
+        self._pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), os.nice, (nice,))
         parts = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
-        for done in as_completed([pool.submit(_chunk, part, steps) for part in parts]):
+        self._futures = [self._pool.submit(_chunk, part, steps) for part in parts]
+
+    def reports(self) -> Iterator[Report]:
+        """Of each part of the seeds, as it is done."""
+        for done in as_completed(self._futures):
             yield done.result()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)

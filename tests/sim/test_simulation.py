@@ -10,17 +10,15 @@ from itertools import product
 
 import pytest
 
-from tests.sim.runs import Report, command, many, run, trace
+from tests.sim.conftest import SEEDS
+from tests.sim.runs import Many, Report, command, run, trace
 from tests.sim.simulation import STEPS, Scenario
-
-#: What two processes do in two and a half minutes.
-SEEDS = 10_000
 
 
 @pytest.mark.timeout(900)
-def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(capsys):
+def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(seeds: Many, capsys):
     total = Report()
-    for part in many(range(SEEDS)):
+    for part in seeds.reports():
         total.add(part)
         if len(total.failures) > 20:
             break

@@ -1,0 +1,100 @@
+"""The renewal thread: what it keeps, what it finds lost, and when it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from ordered_source.renewal import Renewal
+from orderedmq.errors import StoreError
+from orderedmq.lock import LockToken
+from orderedmq.model import MessageQueue
+from tests.faults.points import until
+
+FIRST, SECOND = (LockToken("g", MessageQueue("orders", "embedded", number), "me", "me@1", 1, 1) for number in range(2))
+
+
+class Groups:
+    """Answers renewals; ``gone`` is lost."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[LockToken, ...]] = []
+        self.gone: set[LockToken] = set()
+        self.fails = False
+        self.beats = 0
+        self.beat_fails = False
+        self.round = threading.Event()
+
+    def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        self.asked.append(tuple(tokens))
+        if self.fails:
+            raise StoreError("IO", "the disk is away")
+        return [token for token in tokens if token in self.gone]
+
+    def beat(self) -> None:
+        self.beats += 1
+        if self.beat_fails:
+            raise StoreError("IO", "the disk is away")
+
+
+@pytest.fixture
+def groups() -> Groups:
+    return Groups()
+
+
+@pytest.fixture
+def renewal(groups: Any) -> Iterator[Renewal]:
+    made = Renewal(groups, groups.beat, 0.005)
+    made.keep([FIRST, SECOND])
+    made.start()
+    yield made
+    made.stop()
+
+
+def rounds(groups: Groups, more: int = 2) -> None:
+    at = len(groups.asked)
+    until(lambda: len(groups.asked) >= at + more, "rounds of renewal", 10.0)
+
+
+def test_it_renews_exactly_what_is_to_be_kept_and_beats(renewal: Renewal, groups: Groups) -> None:
+    rounds(groups)
+    assert groups.asked[-1] == (FIRST, SECOND)
+    renewal.keep([SECOND])
+    rounds(groups)
+    assert list(groups.asked[-1]) == [SECOND]
+    assert groups.beats > 0
+    assert renewal.lost == ()
+
+
+@pytest.mark.parametrize("beat_fails", [False, True])
+def test_what_is_lost_is_known_also_when_the_heartbeat_behind_it_fails(
+    renewal: Renewal, groups: Groups, beat_fails: bool
+) -> None:
+    groups.beat_fails = beat_fails
+    groups.gone = {FIRST}
+    until(lambda: renewal.lost == (FIRST,), "the loss is known", 10.0)
+    renewal.keep([SECOND])
+    assert renewal.lost == ()
+
+
+def test_a_renewal_that_failed_is_tried_again(renewal: Renewal, groups: Groups) -> None:
+    groups.fails = True
+    until(lambda: renewal.failed is not None, "the failure is known", 10.0)
+    assert renewal.lost == ()
+    groups.fails = False
+    until(lambda: renewal.failed is None, "it goes on", 10.0)
+
+
+def test_it_ends_when_it_is_stopped_and_when_the_parent_process_is_gone(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Renewal(groups, groups.beat, 0.005)
+    monkeypatch.setattr("ordered_source.renewal.os.getppid", lambda: 1)
+    made._parent = 2
+    made.start()
+    assert made._thread is not None
+    made._thread.join(10.0)
+    assert not made._thread.is_alive()
+    assert groups.asked == []
+    made.stop()
