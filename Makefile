@@ -40,8 +40,8 @@ demo: $(STAMP) ## play a year of flights through ordered queues, kill the job ha
 rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" goes to it
 	@$(BIN)/orderedmq rocketmq up $(ARGS)
 
-test: $(STAMP) ## run the tests; prints the share of time of each folder
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## run the tests; prints the share of time of each folder; ARGS="-k name" runs those only
+	@$(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tests)
 
 lint: $(STAMP) ## ruff and strict mypy
 	@$(BIN)/ruff check .

@@ -86,13 +86,13 @@ def create_group(group: str) -> Request[None]:
 
 
 def delete_group(group: str) -> Request[None]:
-    """Delete a consumer group, from 5.x on with its offsets; at every master (207)."""
+    """Delete a consumer group with its offsets; at every master (207). 4.9 calls the flag another name."""
     return Request(
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
         f"deletion of group {group}",
         f"group {group!r}",
         nothing,
-        {"groupName": group, "cleanOffset": "true"},
+        {"groupName": group, "cleanOffset": "true", "removeOffset": "true"},
     )
 
 

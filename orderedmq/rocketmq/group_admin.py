@@ -129,7 +129,7 @@ class GroupAdmin:
             pass
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
-        """As the protocol has it. From 5.0 on the offsets go, before they stay. A query that lives makes the group anew."""
+        """As the protocol has it. A query that lives makes the group anew."""
         self._require(group)
         with self._alone(group, list(self.group_offsets(group)), force):
             for address in self._numbers.masters():

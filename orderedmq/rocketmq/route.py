@@ -27,16 +27,14 @@ SYSTEM_TOPICS: Final = frozenset(
         "TBW102",
         "SCHEDULE_TOPIC_XXXX",
         "BenchmarkTest",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRACE_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
         "TRANS_CHECK_MAX_TIME_TOPIC",
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
         "CHECKPOINT_TOPIC",
     )
 )
-_SYSTEM_PREFIX: Final = "rmq_sys_"
+#: Newer releases have more of the second kind: RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
+_SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
 
@@ -164,7 +162,7 @@ def user_topics(names: Iterable[str], cluster: ClusterInfo) -> tuple[str, ...]:
     A nameserver also lists every cluster's and broker's name, under which the servers keep topics.
     """
     own = SYSTEM_TOPICS | cluster.clusters.keys() | cluster.brokers.keys() | {name + _REPLY_SUFFIX for name in cluster.clusters}
-    return tuple(sorted(name for name in set(names) - own if not name.startswith((_SYSTEM_PREFIX, RETRY_PREFIX))))
+    return tuple(sorted(name for name in set(names) - own if not name.startswith((*_SYSTEM_PREFIXES, RETRY_PREFIX))))
 
 
 def strings(values: object) -> tuple[str, ...]:

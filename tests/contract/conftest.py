@@ -1,30 +1,29 @@
 """The brokers that the contract suite holds to the protocols of orderedmq/broker.py.
 
-A new kind of broker is one more entry of KINDS: something that makes connections to one place, with a clock that tests move, and a list
-of what it cannot do by nature.
+A new kind of broker is one more entry of KINDS and a Place: something that makes connections to one place, with a clock that tests move,
+and a list of what it cannot do by nature.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
 from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
-from tests.contract.rocketmq import SERVERS, RocketMQPlace
+from orderedmq.rocketmq.jars import VERSIONS
+from tests.contract.rocketmq import SERVERS, RocketMQPlace, lacks
 from tests.contract.support import FakeClock, Place
 
 
 class EmbeddedPlace:
     """A directory. What a test leaves there must be consistent."""
 
-    lacks: ClassVar[Mapping[str, str]] = {}
-
     def __init__(self, folder: Path) -> None:
+        self.lacks: Mapping[str, str] = {}
         self.path = folder / "store"
         self.clock = FakeClock()
         self._connections: list[Broker] = []
@@ -49,9 +48,10 @@ class EmbeddedPlace:
             assert check(self.path) == []
 
 
-KINDS: dict[str, type[EmbeddedPlace] | type[RocketMQPlace]] = {"embedded": EmbeddedPlace, "rocketmq": RocketMQPlace}
 #: A first fetch of jars, and the servers' boot, are part of the first test's time.
 _SERVERS_TIMEOUT = 900
+_ROCKETMQ = "rocketmq-"
+KINDS = ("embedded", *(_ROCKETMQ + version for version in VERSIONS))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -60,41 +60,53 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-def _uses_servers(item: pytest.Item) -> bool:
-    return hasattr(item, "callspec") and item.callspec.params.get("broker_factory") == "rocketmq"
+def _version(item: pytest.Item) -> str | None:
+    """Of the servers that a test needs."""
+    kind = item.callspec.params.get("kind", "") if hasattr(item, "callspec") else ""
+    return kind.removeprefix(_ROCKETMQ) if isinstance(kind, str) and kind.startswith(_ROCKETMQ) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in filter(_uses_servers, items):
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(_SERVERS_TIMEOUT))
+    for item in items:
+        if _version(item) is not None:
+            item.add_marker(pytest.mark.servers)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_SERVERS_TIMEOUT))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if any(map(_uses_servers, session.items)) and not session.config.option.collectonly:
+    versions = dict.fromkeys(version for item in session.items if (version := _version(item)) is not None)
+    if versions and not session.config.option.collectonly:
         factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
-        SERVERS.prepare(factory.mktemp("contract-rocketmq"))
+        SERVERS.prepare(factory.mktemp("contract-rocketmq"), versions)
 
 
 def pytest_sessionfinish() -> None:
     SERVERS.close()
 
 
-@pytest.fixture(params=sorted(KINDS))
-def broker_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    """One after the other: pytest sorts the tests so that each version's servers boot once."""
+    yield request.param
+    SERVERS.stop(request.param.removeprefix(_ROCKETMQ))
+
+
+@pytest.fixture
+def broker_factory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
     """Each call is a new, empty place of its own; a cluster is one place only."""
     made: list[Place] = []
-    kind = KINDS[request.param]
+    cannot = {} if kind == "embedded" else lacks(kind.removeprefix(_ROCKETMQ))
     for marker in request.node.iter_markers("needs"):
         for feature in marker.args:
-            if feature in kind.lacks:
-                pytest.skip(f"{request.param} has no {feature}: {kind.lacks[feature]}")
+            if feature in cannot:
+                pytest.skip(f"{kind} has no {feature}: {cannot[feature]}")
 
     def make() -> Place:
         folder = tmp_path / str(len(made))
         folder.mkdir()
-        made.append(kind(folder))
+        made.append(EmbeddedPlace(folder) if kind == "embedded" else RocketMQPlace(kind.removeprefix(_ROCKETMQ)))
         return made[-1]
 
     yield make

@@ -1,13 +1,13 @@
-"""RocketMQ for the contract suite: one cluster for all tests, emptied before each, whose queue locks live 3 s instead of 60."""
+"""RocketMQ for the contract suite: a cluster of each version, emptied before each test, whose queue locks live 3 s instead of 60."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import pytest
 
@@ -46,6 +46,16 @@ LACKS: Final = {
     "sizes": "brokers do not tell how many bytes some messages have: what lies behind the first few is an estimate",
 }
 
+#: What some versions cannot.
+LACKS_OF: Final[Mapping[str, Mapping[str, str]]] = {
+    "4.9.7": {"offsets of topics": "before 5.0 a broker keeps the offsets of a topic that is gone, and takes new ones"}
+}
+
+
+def lacks(version: str) -> Mapping[str, str]:
+    """What a version cannot do, and why."""
+    return {**LACKS, **LACKS_OF.get(version, {})}
+
 
 class PassingClock(FakeClock):
     """Time that really passes, 20 times as fast as it says. What is written at servers has their time, so numbers are about right only."""
@@ -57,34 +67,53 @@ class PassingClock(FakeClock):
 
 
 class Servers:
-    """The cluster of the session; it boots in the background while other tests run."""
+    """The clusters of the session, one version after the other: the next one boots while the tests of another run."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "contract-cluster")
-        self._starting: Future[Cluster] | None = None
+        self._folder: Path | None = None
+        self._waiting: list[str] = []
+        self._starting: dict[str, Future[Cluster]] = {}
 
-    def prepare(self, folder: Path) -> None:
-        if self._starting is None:
-            self._starting = self._pool.submit(_start, folder)
+    def prepare(self, folder: Path, versions: Iterable[str]) -> None:
+        """Those that will be asked for, in that order."""
+        self._folder, self._waiting = folder, list(versions)
+        self._next()
 
-    def cluster(self) -> Cluster:
+    def _next(self) -> None:
+        if self._waiting:
+            version = self._waiting.pop(0)
+            assert self._folder is not None
+            self._starting[version] = self._pool.submit(_start, self._folder / version, version)
+
+    def cluster(self, version: str) -> Cluster:
         """Skips the test where the jars cannot be had, but not in CI."""
-        assert self._starting is not None
+        while version not in self._starting:
+            self._next()
         try:
-            return self._starting.result()
+            found = self._starting[version].result()
         except ServersError as error:
             if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
                 pytest.skip(str(error))
             raise
+        if len(self._starting) == 1:
+            self._next()
+        return found
+
+    def stop(self, version: str) -> None:
+        starting = self._starting.pop(version, None)
+        if starting is not None and not starting.cancel() and starting.exception() is None:
+            starting.result().stop()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
-        if self._starting is not None and not self._starting.cancelled() and self._starting.exception() is None:
-            self._starting.result().stop()
+        for version in list(self._starting):
+            self.stop(version)
 
 
-def _start(folder: Path) -> Cluster:
-    made = Cluster(folder, lock_life=SERVERS_LOCK_LIFE)
+def _start(folder: Path, version: str) -> Cluster:
+    folder.mkdir()
+    made = Cluster(folder, version, lock_life=SERVERS_LOCK_LIFE)
     made.start()
     return made
 
@@ -93,12 +122,11 @@ SERVERS: Final = Servers()
 
 
 class RocketMQPlace:
-    """The cluster, without any user's topic or group."""
+    """A cluster of some version, without any user's topic or group."""
 
-    lacks: ClassVar[Mapping[str, str]] = LACKS
-
-    def __init__(self, folder: Path) -> None:
-        self._cluster = SERVERS.cluster()
+    def __init__(self, version: str) -> None:
+        self.lacks: Mapping[str, str] = lacks(version)
+        self._cluster = SERVERS.cluster(version)
         self._connections: list[Broker] = []
         self.clock: FakeClock = PassingClock(micros=time.time_ns() // 1000)
         with Client(self._cluster.address) as client:
@@ -138,7 +166,9 @@ def _empty(client: Client) -> None:
             client.call_address(master, group_requests.unlock(group, "cleaner", queues), deadline)
         for topic in topics:
             delete_at_broker(client, master, topic)
-        for group in client.call_address(master, admin_requests.groups(), deadline):
+        # Before 5.3 there are groups that have offsets and no settings.
+        offsets = client.call_address(master, group_requests.all_consumer_offsets(), deadline)
+        for group in {*client.call_address(master, admin_requests.groups(), deadline), *offsets}:
             if not group.startswith(_SERVERS_GROUPS):
                 client.call_address(master, admin_requests.delete_group(group), deadline)
     for nameserver in client.nameservers:

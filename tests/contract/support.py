@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pytest
@@ -47,7 +47,7 @@ class Place(Protocol):
 
     clock: FakeClock
     #: What this kind of broker cannot do, and why; see `needs`.
-    lacks: ClassVar[Mapping[str, str]]
+    lacks: Mapping[str, str]
 
     def connect(self) -> Broker: ...
     def connecting(self) -> str:

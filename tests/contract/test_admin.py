@@ -107,6 +107,7 @@ def test_a_topic_grows_and_its_queues_stay(broker: Broker):
         broker.admin.add_queues("nothing", 4)
 
 
+@needs("offsets of topics")
 def test_a_deleted_topic_takes_its_groups_offsets_with_it(broker: Broker):
     broker.admin.create_topic("other", 1)
     queues, [other] = queues_of(broker), queues_of(broker, "other")
@@ -140,6 +141,7 @@ def test_a_deleted_topic_takes_its_locks_with_it(broker: Broker):
     assert broker.groups.renew(tokens) == tokens[:3]
 
 
+@needs("offsets of topics")
 def test_rows_staged_for_a_deleted_topic_are_refused_when_published(broker: Broker):
     broker.admin.create_topic("other", 1)
     queue, [other] = queues_of(broker)[0], queues_of(broker, "other")

@@ -89,8 +89,10 @@ _clusters = Clusters()
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if _wants_servers(item) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(_TIMEOUT))
+        if _wants_servers(item):
+            item.add_marker(pytest.mark.servers)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_TIMEOUT))
 
 
 @pytest.hookimpl(trylast=True)

@@ -98,7 +98,7 @@ class Peers:
         client.subscribe(topic, "*")
         # Else it ends while the result of the last call of the listener is still on its way, and the offset behind that is never stored.
         client.setAwaitTerminationMillisWhenShutdown(5000)
-        return Consumer(self, client, consume)
+        return Consumer(self, client, topic, consume)
 
     def admin(self, namesrv: str) -> Admin:
         client = self._client(self.rocketmq.tools.admin.DefaultMQAdminExt(), namesrv, {})
@@ -175,8 +175,9 @@ class Producer:
 class Consumer:
     """An orderly consumer; ``received`` has what its listener was given, refused messages each time."""
 
-    def __init__(self, peers: Peers, client: Any, consume: Callable[[list[Received]], bool] | None) -> None:
+    def __init__(self, peers: Peers, client: Any, topic: str, consume: Callable[[list[Received]], bool] | None) -> None:
         self.client = client
+        self._topic = topic
         self.received: list[Received] = []
         self._consume = consume
         status = peers.rocketmq.client.consumer.listener.ConsumeOrderlyStatus
@@ -202,10 +203,10 @@ class Consumer:
 
     @property
     def queues(self) -> list[Queue]:
-        """The queues that it has and holds the locks of."""
+        """The queues of its topic that it has and holds the locks of; it has one of its retries, too."""
         table = self.client.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
-        owned = [(entry.getKey(), entry.getValue()) for entry in table.entrySet()]
-        return sorted((str(q.getBrokerName()), int(q.getQueueId())) for q, process in owned if process.isLocked())
+        owned = [entry.getKey() for entry in table.entrySet() if entry.getValue().isLocked()]
+        return sorted((str(q.getBrokerName()), int(q.getQueueId())) for q in owned if q.getTopic() == self._topic)
 
     def stop(self) -> None:
         """In order: it takes the result of a listener at work, stores its offsets and gives its locks back."""
