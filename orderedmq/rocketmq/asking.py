@@ -10,7 +10,7 @@ from typing import TypeVar
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import group_requests
-from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.client import Client, attempt
 from orderedmq.rocketmq.connection import Pending
 from orderedmq.rocketmq.request import Request
 
@@ -76,7 +76,7 @@ def _ask(
     sent: list[Pending[T] | None] = []
     for place, request in enumerate(requests):
         try:
-            sent.append(client.connection(where(place), deadline).send(request, deadline))
+            sent.append(client.connection(where(place), deadline).send(request, attempt(request, deadline)))
         except RocketMQUnavailableError:
             sent.append(None)
     answers: list[T] = []

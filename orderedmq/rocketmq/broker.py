@@ -54,9 +54,12 @@ class RocketMQBroker:
     def capabilities(self) -> Capabilities:
         return CAPABILITIES
 
-    @property
+    @cached_property
     def identity(self) -> str:
-        """Up to four brokers, as 8 hex digits each: every row may carry it. Raises RocketMQUnavailableError, RocketMQError OTHER_CLUSTER."""
+        """Up to four brokers, as 8 hex digits each: every row may carry it. As it was found first: brokers may come and go.
+
+        Raises RocketMQUnavailableError, RocketMQError OTHER_CLUSTER.
+        """
         found = sorted(_brokers(self._client.cluster(time.monotonic() + _TIMEOUT)))
         if not found:
             raise RocketMQError(

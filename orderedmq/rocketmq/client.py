@@ -35,8 +35,15 @@ T = TypeVar("T")
 ROUTE_AGE: Final = 30.0
 #: Seconds that one nameserver has to answer before the next is asked.
 NAMESERVER_TIMEOUT: Final = 3.0
+#: Seconds for an answer to what may be asked again, on another connection then: the network may have dropped this one without a word.
+ATTEMPT: Final = 4.0
 #: Seconds after which an unused connection is replaced: a server ends it at 120, and a request must not cross that.
 IDLE: Final = 100.0
+
+
+def attempt(request: Request[Any], deadline: float) -> float:
+    """Until when to wait for one answer."""
+    return min(deadline, time.monotonic() + ATTEMPT) if request.repeatable else deadline
 
 
 def parse_nameservers(text: str) -> tuple[str, ...]:
@@ -140,13 +147,30 @@ class Client:
             known.checked, known.stale = now, False
             deadline = min(deadline, now + NAMESERVER_TIMEOUT)
         try:
-            route = self.call_nameserver(topic_route(topic), deadline)
+            route = self._look_up(topic, deadline)
         except (RocketMQUnavailableError, TopicError):
             if known is None:
                 raise
             return known.route
         self._routes[topic] = _Known(route, time.monotonic())
         return route
+
+    def _look_up(self, topic: str, deadline: float) -> Route:
+        """A nameserver that knows no broker says nothing about topics: it was started just now, and brokers report within 30 s."""
+        failures = 0
+        while True:
+            try:
+                return self.call_nameserver(topic_route(topic), deadline)
+            except TopicError:
+                if self.cluster(deadline).brokers:
+                    raise
+            nobody = RocketMQUnavailableError(
+                "NO_BROKER",
+                f"the nameserver {';'.join(self.nameservers)} knows no broker, and so no topic {topic!r}: it was started just now, or no "
+                "broker reports to it; start one, or name another nameserver",
+            )
+            failures += 1
+            self._pause(RETRY.delay(failures, random.random()), deadline, nobody)
 
     def doubt(self, topic: str) -> None:
         """A broker's answer does not fit the route: ask for it again before it is used."""
@@ -230,15 +254,16 @@ class Client:
         failures = 0
         unknown: RocketMQUnavailableError | None = None
         while True:
+            limit = attempt(request, deadline)
             try:
-                return self.connection(where(), deadline).call(request, deadline)
+                return self.connection(where(), deadline).call(request, limit)
             except TopicError:
                 doubt()
                 raise
             except RocketMQUnavailableError as error:
                 if error.sub != "BUSY":
                     doubt()
-                if error.sub == "TIMEOUT" or (error.outcome_unknown and not request.repeatable):
+                if error.outcome_unknown and not request.repeatable:
                     raise
                 if error.outcome_unknown:
                     unknown = error

@@ -28,7 +28,7 @@ from orderedmq.rocketmq.frame import RemotingCommand
 from orderedmq.rocketmq.request import Request, number
 
 #: Seconds for an operation with all its retries.
-TIMEOUT: Final = 15.0
+TIMEOUT: Final = 25.0
 #: Above any queue's id (MAX_QUEUES).
 FENCES: Final = 1 << 20
 RESETS: Final = 1 << 21

@@ -42,7 +42,7 @@ from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.presence import Directory, Presence
 
 #: Seconds for asking a broker for locks: a lock that is asked for too long is lost meanwhile.
-_LOCK_TIMEOUT: Final = 5.0
+_LOCK_TIMEOUT: Final = 15.0
 #: Seconds for renewing at all brokers: with the heartbeat after it, and RENEW_INTERVAL, less than HOLDER_TRUST. A single one gets at least:
 _RENEW_TIMEOUT: Final = 3.0
 _LEAST_TIMEOUT: Final = 0.5
@@ -267,7 +267,9 @@ class RocketMQGroups:
                 (gone.add if token.client_id in self._own else foreign.append)(token)
         gone.update(self._fenced([token for token in tokens if token not in gone]))
         # To ask for the lock of who is no member would bring back to life what was given up.
-        asked = [token for token in foreign if token not in gone and self._is_member(token, now + self.patience)]
+        # Time counts from here: the fences may have been waited for, as long as their broker was away.
+        deadline = time.monotonic() + self.patience
+        asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
         held = {token for token in asked if self._still_granted(token)}
         gone.update(token for token in foreign if token not in held)
         return [token for token in tokens if token in gone]

@@ -21,7 +21,7 @@ from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
-from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
+from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client, attempt
 from orderedmq.rocketmq.connection import Pending
 from orderedmq.rocketmq.puller import READER_GROUP, Puller
 from orderedmq.rocketmq.request import Request
@@ -176,7 +176,7 @@ class RocketMQLog:
         for queue, request in asked:
             try:
                 address = self._client.address(queue.topic, queue.broker_name, deadline)
-                sent.append(self._client.connection(address, deadline).send(request, deadline))
+                sent.append(self._client.connection(address, deadline).send(request, attempt(request, deadline)))
             except RocketMQUnavailableError:
                 sent.append(None)
         answers = []

@@ -115,6 +115,40 @@ def ask(client: Client, seconds: float = 10.0, **more: Any) -> int:
     return client.call(max_offset(QUEUE), soon(seconds), topic="T", broker_name="a", **more)
 
 
+# --- a connection that the network dropped without a word
+
+
+def test_what_may_be_asked_twice_is_asked_again_over_another_connection(
+    cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "ATTEMPT", 0.3)
+    monkeypatch.setattr(Connection.__init__, "__kwdefaults__", {**(Connection.__init__.__kwdefaults__ or {}), "silence": 0.1})
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            if link.peer.accepted > 1:
+                link.reply(request, offset="7", queueId="0", queueOffset="7")
+
+    peer = cluster.scripted("a", script)
+    client = to(cluster.nameserver())
+    assert ask(client) == 7
+    assert peer.accepted == 2
+
+
+def test_what_may_not_be_done_twice_waits_for_its_answer_until_the_deadline(
+    cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "ATTEMPT", 0.1)
+    peer = cluster.scripted("a", lambda link: link.wait_for_end())
+    client = to(cluster.nameserver())
+    begin = time.monotonic()
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        client.call(send(QUEUE, b"body", "", group="g", born=0), soon(0.6), topic="T", broker_name="a")
+    assert caught.value.sub == "TIMEOUT"
+    assert time.monotonic() - begin >= 0.5
+    assert peer.accepted == 1
+
+
 # --- nameservers
 
 
@@ -142,6 +176,31 @@ def test_what_nameservers_know(cluster: Cluster, to: Callable[..., Client]) -> N
     with pytest.raises(TopicError) as caught:
         client.route("absent", soon())
     assert caught.value.sub == "MISSING"
+
+
+def test_a_nameserver_that_knows_no_broker_says_nothing_about_topics(to: Callable[..., Client]) -> None:
+    answers = [0]
+    route = {"brokerDatas": [{"brokerName": "a", "cluster": "C", "brokerAddrs": {"0": "h:1"}}], "queueDatas": []}
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+                answers[0] += 1
+                if answers[0] < 4:
+                    link.reply(request, 17, remark="No topic route info")
+                else:
+                    link.reply(request, body=json.dumps(route).encode())
+            else:
+                link.reply(request, body=b'{"brokerAddrTable":{},"clusterAddrTable":{}}')
+
+    peer = Peer(script)
+    client = to(peer)
+    assert list(client.route("T", soon()).brokers) == ["a"]
+    answers[0] = -(10**6)
+    with pytest.raises(RocketMQUnavailableError, match="knows no broker") as caught:
+        client.route("other", soon(0.3))
+    assert caught.value.sub == "NO_BROKER"
+    peer.close()
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])
