@@ -139,20 +139,16 @@ def cluster() -> Cluster:
     return _started(_clusters.usual)
 
 
-@pytest.fixture(scope="module")
-def two_brokers() -> Iterator[Cluster]:
-    """A nameserver and two brokers, for the module's tests."""
-    made = _started(lambda: _clusters.start("two", brokers=2))
-    yield made
-    _clusters.stop(made)
+@pytest.fixture(scope="session")
+def two_brokers() -> Cluster:
+    """A nameserver and two brokers."""
+    return _started(lambda: _clusters.start("two", brokers=2))
 
 
-@pytest.fixture(scope="module")
-def quick_locks() -> Iterator[Cluster]:
-    """A cluster whose queue locks live 3 s, for the module's tests."""
-    made = _started(lambda: _clusters.start("quick", lock_life=3.0))
-    yield made
-    _clusters.stop(made)
+@pytest.fixture(scope="session")
+def quick_locks() -> Cluster:
+    """A cluster whose queue locks live 3 s."""
+    return _started(lambda: _clusters.start("quick", lock_life=3.0))
 
 
 @pytest.fixture(scope="session", params=VERSIONS)
