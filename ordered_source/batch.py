@@ -27,7 +27,7 @@ class BatchReader(DataSourceReader):
         self.columns = chosen_columns(schema)
         self.schema = schema
         with reach(self.options.endpoint) as broker:
-            plan.topics(broker, self.options)
+            plan.check(broker, self.options)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
@@ -62,6 +62,7 @@ class BatchReader(DataSourceReader):
                             options.fail_on_data_loss,
                             options.pull_batch_size,
                             streaming=False,
+                            matching=options.matching,
                         )
                     )
             # Spark reads one partition of its own making when there is none.

@@ -11,6 +11,7 @@ from ordered_source.renewal import Renewal
 from orderedmq import membership
 from orderedmq.broker import Broker
 from orderedmq.errors import GroupError, LockError
+from orderedmq.filters import ALL
 from orderedmq.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
@@ -37,6 +38,7 @@ class GroupSession:
             options.assignment,
             options.topic_pattern or ",".join(sorted(options.topics)),
             options.allocation.name() if self.shared else None,
+            *((ALL, "TAG") if options.matching is None else (options.matching.expression, options.matching.kind)),
         )
         self._client = self._groups.join(owner_id)
         self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL)

@@ -136,6 +136,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self.options.fail_on_data_loss,
                 self.options.pull_batch_size,
                 streaming=True,
+                matching=self.options.matching,
             )
             for queue, span in spans.items()
         ]
@@ -161,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _connect(self) -> Broker:
         if self._broker is None:
             broker = reach(self.options.endpoint)
-            plan.topics(broker, self.options)
+            plan.check(broker, self.options)
             self._broker = broker
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, self._terminate)

@@ -14,6 +14,7 @@ from typing import Protocol, Self
 
 import pyarrow as pa
 
+from orderedmq.filters import Filter
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
@@ -173,6 +174,26 @@ class Log(Protocol):
         lies before the first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is
         given and is not the topic's; StoreError CORRUPT when a checksum fails.
         """
+        ...
+
+    def pull_matching(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        matching: Filter,
+        incarnation: str | None = None,
+    ) -> tuple[pa.RecordBatch, int]:
+        """The rows that match of [``offset``, next), perhaps none, and next: where to go on.
+
+        next lies at most ``max_messages`` behind ``offset``, and above it unless the queue ends there. Else as `pull`.
+        """
+        ...
+
+    def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
+        """Whether the brokers of these topics can filter so. Raises OptionError INVALID for SQL that is none, and UNSUPPORTED."""
         ...
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:

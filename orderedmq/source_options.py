@@ -15,6 +15,8 @@ from orderedmq.allocate import Allocation
 from orderedmq.allocation_options import Assignment, parse_allocation, parse_assignment
 from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
+from orderedmq.filter_options import parse_filter
+from orderedmq.filters import Filter
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
 from orderedmq.option_values import (
     MAX_LONG,
@@ -88,12 +90,13 @@ class SourceOptions:
 
     Exactly one of ``topics`` (as given, no duplicates; else empty) and ``topic_pattern`` is set. ``consumer_group`` is None in
     broadcasting and in a batch without one. ``allocation`` is how the members of a shared group divide its queues.
-    ``consume_from`` is where a group that never committed begins.
+    ``matching`` None: all messages. ``consume_from`` is where a group that never committed begins.
     """
 
     endpoint: Endpoint
     topics: tuple[str, ...]
     topic_pattern: str | None
+    matching: Filter | None
     consumer_group: str | None
     message_model: MessageModel
     assignment: Assignment
@@ -143,6 +146,7 @@ class SourceOptions:
             endpoint=endpoint,
             topics=topics,
             topic_pattern=pattern,
+            matching=parse_filter(given, embedded=endpoint.embedded),
             consumer_group=group,
             message_model=model,
             assignment=assignment,

@@ -17,7 +17,8 @@ from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store, Transaction
-from orderedmq.errors import DataLossError, aged_out, recreated
+from orderedmq.errors import DataLossError, OptionError, aged_out, recreated
+from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.rows import normalise
 
@@ -153,6 +154,29 @@ class EmbeddedLog:
             self._read_bytes = 0
             self._store.unmap()
         return self._join(parts, queue, offset, max_messages, max_bytes, columns, topic.incarnation)
+
+    def pull_matching(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        matching: Filter,
+        incarnation: str | None = None,
+    ) -> tuple[pa.RecordBatch, int]:
+        select_schema(columns)
+        wanted = columns if "tags" in columns else (*columns, "tags")
+        batch = self.pull(queue, offset, max_messages, max_bytes, wanted, incarnation)
+        rows = batch.filter(matching.matching(batch.column("tags")))
+        return rows.select(list(columns)), offset + batch.num_rows
+
+    def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
+        del topics
+        if matching.sql:
+            raise OptionError(
+                "UNSUPPORTED", "the embedded broker does not filter by SQL; filter the DataFrame (DataFrame.filter)"
+            )
 
     def _gather(
         self, txn: Transaction, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]

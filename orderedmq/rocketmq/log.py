@@ -8,7 +8,7 @@ later. The brokers themselves decide then.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, TypeVar
 
@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError, recreated
+from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, recreated
+from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
-from orderedmq.rocketmq import requests
+from orderedmq.rocketmq import group_requests, requests
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.connection import Pending
@@ -244,12 +245,31 @@ class RocketMQLog:
     ) -> pa.RecordBatch:
         """As the protocol has it. An ``incarnation`` is compared once by this object, with what `anchor` gave."""
         select_schema(columns)
+        return self._pulled(queue, incarnation, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
+
+    def pull_matching(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        matching: Filter,
+        incarnation: str | None = None,
+    ) -> tuple[pa.RecordBatch, int]:
+        """As the protocol has it; have SQL checked before (`require_filter`): brokers let everything through that is none."""
+        select_schema(columns)
+        return self._pulled(
+            queue, incarnation, lambda: self._puller.pull_matching(queue, offset, max_messages, max_bytes, columns, matching)
+        )
+
+    def _pulled(self, queue: MessageQueue, incarnation: str | None, pull: Callable[[], T]) -> T:
         if not self._puller.knows(queue):
             self.require(queue)
         if incarnation and self.is_another(queue.topic, incarnation):
             raise recreated(queue.topic)
         try:
-            return self._puller.pull(queue, offset, max_messages, max_bytes, columns)
+            return pull()
         except TopicError:
             self.forget(queue.topic)
             raise missing(queue.topic) from None
@@ -259,6 +279,22 @@ class RocketMQLog:
                 self.forget(queue.topic)
                 self.require(queue)
             raise
+
+    def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
+        """As the protocol has it: every broker of the topics is asked about SQL. Tags need no asking."""
+        if not matching.sql:
+            return
+        deadline = _soon()
+        asked: set[str] = set()
+        for topic in topics:
+            wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
+            request = group_requests.check_client_config("orderedmq", self._group, wanted)
+            for name in sorted({queue.broker_name for queue in self.route(topic).subscribe_set()} - asked):
+                asked.add(name)
+                try:
+                    self._client.call(request, deadline, topic=topic, broker_name=name)
+                except RocketMQError as error:
+                    raise _no_filter(error, matching, name) from error
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """As the protocol has it, and readers see the rows when it returns. Without other producers they stand without a gap."""
@@ -272,6 +308,19 @@ def missing(topic: str) -> TopicError:
         "MISSING",
         f"no topic {topic!r}; create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
     )
+
+
+def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
+    """What a broker's refusal of a filter means (ClientManageProcessor.checkClientConfig)."""
+    if error.sub == "FILTER":
+        return OptionError("INVALID", f"option filterSql: {matching.sql!r} is not SQL of RocketMQ: {error.message}")
+    if error.sub == "SERVER_ERROR" and "not support" in error.message:
+        return OptionError(
+            "UNSUPPORTED",
+            f"option filterSql is not supported by broker {broker_name!r}, whose setting enablePropertyFilter is false: set it to true and "
+            "restart the broker, use tags, or filter the DataFrame (DataFrame.filter)",
+        )
+    return error
 
 
 def _soon() -> float:

@@ -84,7 +84,7 @@ class Presence:
         said = group_requests.heartbeat(
             self.identity.client_id,
             group,
-            topics := members.subscriptions(group, names, subscription.filter),
+            topics := members.subscriptions(group, names, subscription),
             version=self._version,
         )
         # Before it is said: others ask at once.
@@ -229,14 +229,23 @@ class Directory:
                 f"group {group!r} has other consumers, {names}, and this query wants all queues for itself (assignment=exclusive): stop them, "
                 "share the queues with them (assignment=shared), or give this query a consumerGroup of its own",
             )
-        read: set[str] = set()
+        read: dict[str, TopicSubscription] = {}
         for address in brokers:
             with contextlib.suppress(RocketMQError):
                 read.update(
                     self._client.call_address(address, group_requests.consumer_connections(group), soon(_TIMEOUT)).subscriptions
                 )
-        theirs = {topic for topic in read if not topic.startswith(RETRY_PREFIX)}
-        if theirs and theirs != set(topics):
+        theirs = {topic: one for topic, one in read.items() if not topic.startswith(RETRY_PREFIX)}
+        for one in theirs.values():
+            wanted = TopicSubscription(one.topic, mine.filter, mine.filter_type)
+            if not one.same_as(wanted):
+                raise GroupError(
+                    "DISAGREES",
+                    f"group {group!r} has other consumers, {names}, which read {one.topic} by {one.expression_type} {one.expression!r}, and "
+                    f"this query by {wanted.expression_type} {wanted.expression!r}: all consumers of a group must filter alike; change this "
+                    "query's tags or filterSql, or give it a consumerGroup of its own",
+                )
+        if theirs and theirs.keys() != set(topics):
             raise GroupError(
                 "DISAGREES",
                 f"group {group!r} has other consumers, {names}, which read {', '.join(sorted(theirs))}, and this query reads "

@@ -5,7 +5,11 @@ what it must read from disk; so requests for what is predicted to follow are sen
 it goes: where it ends short, the rest is asked for again; where it says that messages are not there, the bounds decide what that
 means. A ProcessQueue keeps the order and bounds the memory.
 
-Rules: rows come without a gap, or there is a DataLossError. 120 s without progress are an error.
+With a filter, brokers look at some 800 messages for a pull and answer with those that match, so that ranges of so many are asked for side
+by side; where an answer says to go on is believed.
+
+Rules: rows come without a gap, or there is a DataLossError. What a filter left out and what is being deleted at this moment look alike;
+from when on the broker says that messages are gone, it is a DataLossError, too. 120 s without progress are an error.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQUnavailableError, aged_out
+from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
 from orderedmq.rocketmq import requests
@@ -38,6 +43,8 @@ READER_GROUP: Final = "TOOLS_CONSUMER"
 IN_FLIGHT: Final = 32
 #: What the first pull asks for, to learn how many a broker gives.
 MOST_MESSAGES: Final = 1024
+#: Messages that a broker looks at for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
+SCANNED: Final = 800
 #: Seconds after which that is learned anew: messages that were on disk are in memory by then.
 _LEARNED: Final = 5.0
 #: Seconds for which the size of bodies is taken to be what it was.
@@ -91,26 +98,45 @@ class Puller:
         self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
     ) -> pa.RecordBatch:
         """See `Log.pull`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        parts, end, known = self._fetch(queue, offset, max_messages, max_bytes, None)
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
+        batch = _unbroken(decode(parts, _placed(columns), queue.broker_name, begin=offset, end=end), queue, offset, end)
+        known.body_bytes, known.measured = _average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
+        return _bounded(batch.select(list(columns)), max_bytes)
+
+    def pull_matching(
+        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...], matching: Filter
+    ) -> tuple[pa.RecordBatch, int]:
+        """See `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        parts, end, _ = self._fetch(queue, offset, max_messages, max_bytes, matching)
+        # Brokers compare hashes of tags.
+        tags = frozenset(matching.tags)
+        batch = _once(decode(parts, _placed(columns), queue.broker_name, begin=offset, end=end, tags=tags))
+        rows = _bounded(batch.select(list(columns)), max_bytes)
+        if rows.num_rows < batch.num_rows:
+            end = batch.column("queue_offset")[rows.num_rows].as_py()
+        return rows, end
+
+    def _fetch(
+        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, matching: Filter | None
+    ) -> tuple[list[memoryview], int, _Known]:
         known = self._known.get(queue) or _Known()
+        fetch = _Fetch(self._client, queue, self._group, known, self._patience, offset, max_messages, max_bytes, matching)
         try:
-            parts, end = _Fetch(self._client, queue, self._group, known, self._patience, offset, max_messages, max_bytes).run()
+            parts, end = fetch.run()
         except OrderedMQError:
             self._known.pop(queue, None)
             raise
         self._known[queue] = known
-        if not parts:
-            return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
-        wanted = columns if "queue_offset" in columns else (*columns, "queue_offset")
-        batch = _unbroken(decode(parts, wanted, queue.broker_name, begin=offset, end=end), queue, offset, end)
-        known.body_bytes, known.measured = _average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
-        return _bounded(batch.select(list(columns)), max_bytes)
+        return parts, end, known
 
 
 class _Fetch:
     """One pull: responses for offsets [offset, offset + max_messages), until there are enough.
 
     Requests are for ranges that do not overlap, and an answer is never longer than its request, so responses that were put in order
-    are the messages in order.
+    are the messages in order; with a filter an answer may reach into the next range, and what it says of that is not counted on.
     """
 
     def __init__(
@@ -123,6 +149,7 @@ class _Fetch:
         offset: int,
         max_messages: int,
         max_bytes: int,
+        matching: Filter | None,
     ) -> None:
         self._client = client
         self._queue = queue
@@ -131,6 +158,7 @@ class _Fetch:
         self._patience = patience
         self._offset = offset
         self._max_bytes = max_bytes
+        self._matching = matching
         #: No offset from here on is asked for; it sinks when the queue turns out to end, or to have lost messages.
         self._stop = offset + max_messages
         #: The next offset to ask for, and ranges below it that are to be asked for again, at a time.
@@ -181,9 +209,11 @@ class _Fetch:
         for _, begin, count in due:
             if begin < self._stop:
                 self._ask(begin, count)
-        learned = now - self._known.learned < _LEARNED
+        step, learned = self._known.step, now - self._known.learned < _LEARNED
+        if self._matching is not None:
+            step, learned = SCANNED, True
         while self._in_flight < IN_FLIGHT and not self._again and self._wants_more():
-            count = min(self._known.step if learned else MOST_MESSAGES, self._stop - self._next)
+            count = min(step if learned else MOST_MESSAGES, self._stop - self._next)
             self._next += count
             self._ask(self._next - count, count)
             if not learned:
@@ -199,7 +229,7 @@ class _Fetch:
 
     def _ask(self, begin: int, count: int) -> None:
         replica = self._known.replica
-        request = requests.pull(self._queue, self._group, begin, count)
+        request = requests.pull(self._queue, self._group, begin, count, matching=self._matching)
         deadline = time.monotonic() + min(_PULL_TIMEOUT, self._patience)
         try:
             connection = self._connection(replica, deadline)
@@ -263,7 +293,9 @@ class _Fetch:
             self._failed(error, begin, count)
             return
         self._known.end = result.max_offset
-        if result.status is PullStatus.FOUND:
+        if result.status is PullStatus.FOUND or (
+            self._matching is not None and result.filtered and result.next_begin_offset > begin
+        ):
             self._found(result, begin, count)
         elif replica != MASTER_ID:
             # A slave does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
@@ -275,6 +307,9 @@ class _Fetch:
         self._known.replica = result.suggested_broker_id
 
     def _found(self, result: PullResult, begin: int, count: int) -> None:
+        if self._matching is not None and begin < result.min_offset:
+            self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
+            return
         # Behind what was asked for when messages in between were deleted; what is missing shows when they are decoded.
         end = min(result.next_begin_offset, begin + count)
         if end <= begin:
@@ -289,7 +324,7 @@ class _Fetch:
         given, step = end - begin, self._known.step
         # Only an answer to more than is known to come says what the broker's limit is; at the queue's end not even that.
         more = count > step or count == MOST_MESSAGES
-        if given > step or (more and (end < result.max_offset or not short)):
+        if self._matching is None and (given > step or (more and (end < result.max_offset or not short))):
             self._known.step, self._known.learned = given, now
         if not short:
             return
@@ -326,6 +361,18 @@ def beyond_end(queue: MessageQueue, offset: int, end: int) -> DataLossError:
         f"offset {offset} of queue {queue} lies behind its end {end}: the topic was deleted and created again, its broker lost messages, or "
         "the checkpoint belongs to another cluster",
     )
+
+
+def _placed(columns: tuple[str, ...]) -> tuple[str, ...]:
+    return columns if "queue_offset" in columns else (*columns, "queue_offset")
+
+
+def _once(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows by offset: answers that reach into the next range have messages of it, too."""
+    offsets = batch.column("queue_offset").to_numpy()
+    if (offsets[1:] > offsets[:-1]).all():
+        return batch
+    return batch.take(pa.array(np.unique(offsets, return_index=True)[1]))
 
 
 def _unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) -> pa.RecordBatch:

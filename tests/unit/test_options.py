@@ -20,6 +20,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from orderedmq.allocate import Allocation
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
+from orderedmq.filters import Filter
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.option_values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
 from orderedmq.options import OPTIONS, Role, option_table
@@ -84,8 +85,14 @@ BAD_SOURCE = [
     Bad("Kafka's servers", {**STREAM, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
     Bad("any of Kafka's", {**STREAM, "Kafka.sasl.jaas.config": SECRET}, "UNSUPPORTED", ("Kafka.sasl.jaas.config", "topic")),
     Bad("several paths", {**STREAM, "paths": "[]"}, "UNSUPPORTED", ("paths", "one path")),
-    Bad("a filter by tag", {**STREAM, "tags": "a || b"}, "UNSUPPORTED", ("tags", "filter the DataFrame")),
-    Bad("a filter in SQL", {**STREAM, "filtersql": "a > 1"}, "UNSUPPORTED", ("filterSql", "filter the DataFrame")),
+    Bad("SQL for a store", {**STREAM, "filtersql": "a > 1"}, "UNSUPPORTED", ("filterSql", "DataFrame.filter", "use tags")),
+    Bad("a filter twice", {**CLUSTER, "filterSql": "a > 1", "tags": "a"}, "CONFLICT", ("tags", "filterSql", "drop one")),
+    Bad("SQL without a word", {**CLUSTER, "filterSql": " "}, "INVALID", ("filterSql", "empty", "TAGS = 'a'")),
+    Bad("Java's name of a filter", {**STREAM, "subExpression": "a"}, "UNSUPPORTED", ("subExpression", "use tags")),
+    *(
+        Bad(f"tags like {text!r}", {**STREAM, "tags": text}, "INVALID", ("option tags", "A || B", "* for all"))
+        for text in ("", "a | b", "a ||", "|| a", "a || || b", "a || *", "a ||| b")
+    ),
     Bad("an access key", {**STREAM, "accesskey": SECRET}, "CONFLICT", ("accessKey", "RocketMQ", "namesrvAddr")),
     Bad("half an account", {**CLUSTER, "accesskey": "me"}, "MISSING", ("accessKey", "secretKey", "set both")),
     Bad("a token without an account", {**CLUSTER, "securityToken": SECRET}, "MISSING", ("securityToken", "accessKey")),
@@ -401,7 +408,8 @@ BAD_SINK = [
         "conflicts held back", {**SINK_CLUSTER, "onKeyConflict": "error"}, "UNSUPPORTED", ("onKeyConflict", "too late", "warn")
     ),
     Bad("compression of a cluster", {**SINK_CLUSTER, "compression": "lz4"}, "CONFLICT", ("compression", "embedded")),
-    Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "write a column tags")),
+    Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "chooses what is read", "column tags")),
+    Bad("a filter for the writer", {**SINK, "filterSql": "a"}, "UNSUPPORTED", ("filterSql", "chooses what is read")),
     Bad("Kafka's servers", {**SINK, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
     Bad("partitions", {**SINK, "numPartitions": "8"}, "UNSUPPORTED", ("numPartitions", "topicQueueNums")),
     Bad("a cluster without a port", {**without(SINK, "path"), "namesrvAddr": "h"}, "INVALID", ("namesrvAddr", "host:port")),
@@ -537,6 +545,7 @@ def test_the_readers_defaults() -> None:
         endpoint=Endpoint("/data/omq"),
         topics=("orders",),
         topic_pattern=None,
+        matching=None,
         consumer_group="billing",
         message_model="clustering",
         assignment="exclusive",
@@ -561,6 +570,7 @@ def test_every_option_of_the_reader_arrives() -> None:
     options = {
         "path": "data/../omq",
         "topicPattern": "orders-.*",
+        "tags": " b c||a || a",
         "consumerGroup": "billing",
         "messageModel": "CLUSTERING",
         "assignment": "Exclusive",
@@ -579,6 +589,7 @@ def test_every_option_of_the_reader_arrives() -> None:
         endpoint=Endpoint(os.path.abspath("omq")),
         topics=(),
         topic_pattern="orders-.*",
+        matching=Filter(tags=("a", "b c")),
         consumer_group="billing",
         message_model="clustering",
         assignment="exclusive",

@@ -14,6 +14,7 @@ from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import locks, members
 from orderedmq.rocketmq.dead_letter_topic import key_of
+from orderedmq.rocketmq.group_requests import TopicSubscription
 from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -148,6 +149,30 @@ def test_a_java_consumer_says_what_it_reads_how_and_what_it_holds(java: bytes, o
     assert info.member.subscription == Subscription("shared", "orders", ours)
     assert info.member.joined == 1795284828828000
     assert info.held == (members.HeldQueue(QUEUE._replace(queue_id=0), 1795284830.736),)
+
+
+@pytest.mark.parametrize(
+    ("read", "filter_", "kind"),
+    [
+        ([], "*", "TAG"),
+        ([("orders", "", "TAG")], "*", "TAG"),
+        ([("orders", "b||a", "TAG"), ("bills", " a || b ", "TAG")], "a || b", "TAG"),
+        ([("orders", "b", "TAG"), ("bills", "a", "TAG")], "a; b", "TAG"),
+        ([("orders", " a > 5 ", "SQL92"), ("%RETRY%g", "*", "TAG")], "a > 5", "SQL92"),
+    ],
+)
+def test_a_strangers_filter_is_compared_by_what_it_means(read: list[tuple[str, str, str]], filter_: str, kind: str) -> None:
+    found = members.subscription_of([TopicSubscription(*one) for one in read], "AVG")
+    assert (found.filter, found.filter_type) == (filter_, kind)
+
+
+def test_a_heartbeat_says_the_filter_but_not_of_retries() -> None:
+    wanted = Subscription("shared", "bills,orders", "AVG", "a > 5", "SQL92")
+    assert members.subscriptions("g", ["bills", "orders"], wanted) == [
+        TopicSubscription("bills", "a > 5", "SQL92"),
+        TopicSubscription("orders", "a > 5", "SQL92"),
+        TopicSubscription("%RETRY%g"),
+    ]
 
 
 @pytest.mark.parametrize(
