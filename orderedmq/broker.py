@@ -143,6 +143,20 @@ class Log(Protocol):
         """The queues of a topic in order. Raises TopicError MISSING."""
         ...
 
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        """What to keep with the next offsets of a topic's queues, to know the topic again; "" while nothing tells it from another.
+
+        Raises TopicError MISSING.
+        """
+        ...
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen; "" is never another's.
+
+        May be asked often: a broker that has to look may believe for some seconds that nothing changed. Raises TopicError MISSING.
+        """
+        ...
+
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         """Current bounds; a queue that does not exist is left out."""
         ...
@@ -172,7 +186,7 @@ class Log(Protocol):
 
         Fewer than ``max_messages`` is no sign of the end. Raises TopicError MISSING; DataLossError AGED_OUT when ``offset``
         lies before the first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is
-        given and is not the topic's; StoreError CORRUPT when a checksum fails.
+        given (what `anchor` gave) and the topic is another; StoreError CORRUPT when a checksum fails.
         """
         ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -65,6 +65,14 @@ class EmbeddedLog:
 
     def queues(self, topic: str) -> list[MessageQueue]:
         return index.queues_of(self.topic(topic))
+
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        """The topic's incarnation, wherever it is read."""
+        del offsets
+        return self.topic(topic).incarnation
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        return anchor not in ("", self.topic(topic).incarnation)
 
     def change(self) -> int:
         """A number that differs when anything in the store has changed."""

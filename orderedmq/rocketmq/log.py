@@ -36,6 +36,9 @@ T = TypeVar("T")
 TIMEOUT: Final = 30.0
 #: Seconds for which a route that the nameserver gave just now is not asked for again.
 FRESH: Final = 1.0
+#: Seconds for which a topic is believed to be the one that it was.
+BELIEVED: Final = 10.0
+_MOST_COMPARED: Final = 10_000
 #: The incarnation of every topic: brokers keep nothing that tells one from an earlier one of its name. What can be seen, `anchor` tells.
 ONLY_INCARNATION: Final = ""
 #: A limit of less than so many average messages is looked at, not guessed.
@@ -54,8 +57,8 @@ class RocketMQLog:
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
-        #: Topics and anchors that were compared and agreed.
-        self._same: set[tuple[str, str]] = set()
+        #: Topics and anchors that were compared: when, and whether the topic is another.
+        self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
 
     # -- topics
 
@@ -95,13 +98,13 @@ class RocketMQLog:
         return TopicInfo(name, len(self.queues(name)), ONLY_INCARNATION)
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        self.forget(topic)
+        self._confirmed.pop(topic, None)
         return list(self.route(topic).subscribe_set())
 
     def forget(self, topic: str) -> None:
-        """The next look at the topic's route asks the nameserver."""
+        """The next looks at the topic's route and at whether it is the same ask anew."""
         self._confirmed.pop(topic, None)
-        self._same = {pair for pair in self._same if pair[0] != topic}
+        self._compared = {pair: found for pair, found in self._compared.items() if pair[0] != topic}
 
     def route(self, topic: str) -> Route:
         """Where the topic's queues are now, up to 1 s ago. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
@@ -142,19 +145,29 @@ class RocketMQLog:
 
     # -- incarnations
 
-    def anchor(self, offsets: Mapping[MessageQueue, int]) -> str:
-        """What to keep with the next offsets of one topic's queues, to know later whether it is the same topic; may be empty."""
-        found = anchor_before(self._client, self._group, offsets)
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        """As the protocol has it: a message that was read. One question, while messages are there before the offsets."""
+        there = self.route(topic).subscribe_set()
+        found = anchor_before(self._client, self._group, {queue: at for queue, at in offsets.items() if queue in there})
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen: a message that aged out tells nothing."""
-        if (topic, anchor) not in self._same:
-            parsed = parse_anchor(anchor)
-            if parsed is not None and holds(self._client, self._group, topic, parsed) is False:
-                return True
-            self._same.add((topic, anchor))
-        return False
+        """As the protocol has it; a message that aged out, or whose queue is gone, tells nothing. Looked at every 10 s."""
+        now = time.monotonic()
+        at, another = self._compared.get((topic, anchor), (float("-inf"), False))
+        if not another and now - at >= BELIEVED:
+            another = self._is_another(topic, anchor)
+            if len(self._compared) >= _MOST_COMPARED:
+                self._compared = {}
+            self._compared[topic, anchor] = (now, another)
+        return another
+
+    def _is_another(self, topic: str, anchor: str) -> bool:
+        there = self.route(topic).subscribe_set()
+        parsed = parse_anchor(anchor)
+        if parsed is None or MessageQueue(topic, parsed.broker_name, parsed.queue_id) not in there:
+            return False
+        return holds(self._client, self._group, topic, parsed) is False
 
     # -- bounds
 
@@ -243,7 +256,7 @@ class RocketMQLog:
         columns: tuple[str, ...],
         incarnation: str | None = None,
     ) -> pa.RecordBatch:
-        """As the protocol has it. An ``incarnation`` is compared once by this object, with what `anchor` gave."""
+        """As the protocol has it. An ``incarnation`` is looked at every 10 s."""
         select_schema(columns)
         return self._pulled(queue, incarnation, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,13 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
+from ordered_source.columns import full_schema
+from ordered_source.reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
+from orderedmq.lock import LockToken
 from orderedmq.rocketmq import group_requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import RequestCode
@@ -194,3 +199,87 @@ def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refus
                 rig.cluster.broker.address, group_requests.consumer_connections(rig.group), time.monotonic() + 10
             )
             assert found.subscriptions[rig.source].expression == theirs, "nobody was told of another filter"
+
+
+# -- topics that are made anew ----------------------------------------------------------------------------------------------------
+
+
+def remake(rig: Rig, first: int, count: int) -> None:
+    """By another connection than the query's, as RocketMQ's own tools do it."""
+    with orderedmq.connect(namesrv_addr=rig.cluster.address) as other:
+        other.admin.delete_topic(rig.source)
+        other.admin.create_topic(rig.source, 1)
+    rig.fill(first, count)
+
+
+@pytest.mark.parametrize("count", [5, 100])
+def test_a_topic_that_was_made_anew_is_noticed_at_the_restart(rig: Rig, count: int) -> None:
+    """Also where it has more messages by now than were read of the former one."""
+    rig.topic()
+    rig.fill(0, 20)
+    rig.run()
+    remake(rig, 1000, count)
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED\] topic"):
+        rig.run()
+    assert rig.out() == list(range(20))
+    rig.run(failOnDataLoss="false")
+    assert rig.out() == [*range(20), *range(1000, 1000 + count)]
+    rig.fill(2000, 3)
+    rig.run()
+    assert rig.out() == [*range(20), *range(1000, 1000 + count), 2000, 2001, 2002]
+
+
+def test_a_groups_offset_of_the_former_topic_is_not_followed(rig: Rig) -> None:
+    """RocketMQ 4 keeps a group's offsets when a topic is deleted."""
+    rig.topic()
+    rig.fill(0, 20)
+    rig.run()
+    remake(rig, 1000, 100)
+    queue = rig.broker.log.queues(rig.source)[0]
+    me = rig.broker.groups.join("somebody")
+    [token] = rig.broker.groups.lock(rig.group, me, [queue]).values()
+    assert isinstance(token, LockToken)
+    rig.broker.groups.commit({token: 20})
+    rig.broker.groups.leave(me)
+    rig.run(failOnDataLoss="false")
+    assert rig.out() == [*range(20), *range(1000, 1100)]
+
+
+def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(rig: Rig) -> None:
+    rig.topic()
+    rig.fill(0, 20)
+    writer = rig.stream().writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
+    query = writer.trigger(processingTime="200 milliseconds").start()
+    until(lambda: sum(progress.numInputRows for progress in query.recentProgress) == 20, "it is through", 60.0)
+    remake(rig, 1000, 100)
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.TOPIC_(RECREATED|DELETED)"):
+        query.awaitTermination(60)
+
+
+def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept(rig: Rig) -> None:
+    rig.topic()
+    rig.fill(0, 20)
+    reader = StreamReader(
+        {
+            "namesrvAddr": rig.cluster.address,
+            "topic": rig.source,
+            "messageModel": "broadcasting",
+            "startingOffsets": "earliest",
+        },
+        full_schema(False),
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert first["topics"][rig.source].startswith("broker-a/0/19@")
+        for _ in range(5):
+            time.sleep(1.2 * POLL_INTERVAL)
+            assert json.dumps(reader.latestOffset(first, ReadAllAvailable())) == json.dumps(first)
+        rig.fill(20, 5)
+        time.sleep(2 * POLL_INTERVAL)
+        second = reader.latestOffset(first, ReadAllAvailable())
+        assert second["next"] != first["next"]
+        assert second["topics"] == first["topics"]
+    finally:
+        reader.stop()
+        signal.signal(signal.SIGTERM, before)

@@ -172,6 +172,12 @@ class Process:
     def topic(self, name: str) -> TopicInfo:
         return self.world.topic_info
 
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        return self.world.topic_info.incarnation
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        return anchor != self.world.topic_info.incarnation
+
     def queues(self, name: str) -> list[MessageQueue]:
         return self.world.queues
 
