@@ -106,17 +106,18 @@ class RocketMQGroups:
         locks.check_name(group)
         own: dict[str, Member] = {}
         brokers: list[str] = []
+        topics: list[str] = []
         for client_id, presence in list(self._present.items()):
             member = presence.in_group(group)
             if member is not None:
                 own[client_id] = member
-                brokers = presence.brokers(group)
+                brokers, topics = presence.brokers(group), presence.topics(group)
         if brokers:
             ids = self._directory.ids(group, brokers)
         else:
             ids, brokers = self._directory.everywhere(group), self._directory.masters()
         like = next(iter(own.values())).subscription if own else None
-        others = self._directory.members(group, [one for one in ids if one not in own], brokers, like)
+        others = self._directory.members(group, [one for one in ids if one not in own], brokers, like, topics)
         found = {member.client_id: member for member in others} | {one: own[one] for one in ids if one in own}
         return [found[client_id] for client_id in sorted(found)]
 

@@ -130,6 +130,20 @@ def unknown(client_id: str, like: Subscription | None) -> Member:
     return Member(query_of(client_id), client_id, like or Subscription("shared", ""), 0, now(), life=MEMBER_LIFE)
 
 
+def agreeing(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
+    """A consumer in another language as one with our subscription ``like``, as far as it reads the same; ``topics`` is what that means now.
+
+    It names topics, where ours may have a pattern, and may not say by which strategy it takes its queues: RocketMQ looks at neither. Of
+    ours, texts are compared: one may have listed a new topic before the other.
+    """
+    theirs = member.subscription
+    if like is None or is_ours(member.client_id) or theirs.assignment != "shared":
+        return member
+    if theirs.topics == ",".join(sorted(topics)):
+        theirs = replace(theirs, topics=like.topics)
+    return replace(member, subscription=replace(theirs, strategy=theirs.strategy or like.strategy))
+
+
 def with_client_id(member: Member, client_id: str) -> Member:
     """What a broker calls the member is what counts."""
     return replace(member, client_id=client_id)

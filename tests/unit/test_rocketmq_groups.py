@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -188,6 +189,37 @@ def test_who_does_not_answer_is_taken_to_agree() -> None:
     client_id = locks.new_client("a").client_id
     assert members.unknown(client_id, mine).subscription == mine
     assert members.unknown("10.0.0.1@12#34", None).subscription.topics == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "topics", "read", "agrees"),
+    [
+        ("orders", ["orders"], "orders", True),
+        ("or.*|bills", ["bills", "orders"], "bills,orders", True),
+        ("or.*|bills", ["bills", "orders"], "orders", False),
+        ("or.*|bills", ["orders"], "bills,orders", False),
+        ("orders", ["orders"], "bills", False),
+    ],
+)
+@pytest.mark.parametrize("strategy", [None, "AVG"])
+def test_a_stranger_names_topics_where_ours_have_a_pattern(
+    text: str, topics: list[str], read: str, agrees: bool, strategy: str | None
+) -> None:
+    mine = Subscription("shared", text, "AVG")
+    stranger = Member("java", "10.0.0.1@12#34", Subscription("shared", read, strategy), 1, members.now())
+    assert (members.agreeing(stranger, mine, topics).subscription == mine) == agrees
+    by_circle = replace(stranger, subscription=Subscription("shared", read, "AVG_BY_CIRCLE"))
+    assert members.agreeing(by_circle, mine, topics).subscription.strategy == "AVG_BY_CIRCLE"
+    assert members.agreeing(stranger, None, topics) == stranger
+
+
+def test_ours_agree_by_the_pattern_while_one_has_not_listed_a_new_topic_yet() -> None:
+    mine = Subscription("shared", "or.*", "AVG")
+    other = Member("q", locks.new_client("q").client_id, mine, 1, members.now())
+    for topics in (["orders"], ["orders", "orders-2"]):
+        assert members.agreeing(other, mine, topics).subscription == mine
+    named = replace(other, subscription=Subscription("shared", "orders", "AVG"))
+    assert members.agreeing(named, mine, ["orders"]).subscription != mine
 
 
 @pytest.mark.parametrize(
