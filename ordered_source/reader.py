@@ -28,7 +28,7 @@ from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
 from ordered_source.group import GroupSession
 from ordered_source.task import QueuePartition
-from orderedmq.broker import Broker, TopicInfo
+from orderedmq.broker import Broker, Log, TopicInfo
 from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, TopicError, aged_out, recreated
 from orderedmq.lock import LockToken
@@ -98,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._boundary(owner, since)
         self._place(owner, known)
         backlog = owner.backlog(self._ends(owner))
-        counts = self._admission.counts(broker.log, backlog, limit, time.monotonic())
+        counts = self._admission.counts(self._log, backlog, limit, time.monotonic())
         if not counts and not since.fresh:
             self._quiet = (change, start) if counts is not None else None
             self._quiet_until = time.monotonic() + POLL_INTERVAL if change is None else float("inf")
@@ -106,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # A fresh checkpoint is logged even without rows, so that it is decided once where each queue begins.
         topics = [topic.name for topic in self._topics]
         following = owner.following(counts or {})
-        anchors = self._anchors.of(broker.log, topics, known.topics, following, time.monotonic())
+        anchors = self._anchors.of(self._log, topics, known.topics, following, time.monotonic())
         return owner.plan(counts or {}, anchors, owner.reset).to_spark()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -143,6 +143,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self.options.pull_batch_size,
                 streaming=True,
                 matching=self.options.matching,
+                reading=self.options.reading,
             )
             for queue, span in spans.items()
         ]
@@ -173,6 +174,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, self._terminate)
         return self._broker
+
+    @property
+    def _log(self) -> Log:
+        """The broker's log, for what is read of its messages."""
+        return self._connect().log.reading(self.options.reading)
 
     def _terminate(self, signum: int, frame: object) -> None:
         del signum, frame
@@ -276,7 +282,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What became of a topic that was read before."""
         try:
             if name in listed:
-                return recreated(name) if self._connect().log.is_another(name, anchor) else None
+                return recreated(name) if self._log.is_another(name, anchor) else None
         except TopicError:
             pass
         return DataLossError("TOPIC_DELETED", f"topic {name!r} was deleted; failOnDataLoss=false goes on without it")
@@ -294,9 +300,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reset = 0
         begins = {queue: bounds[queue].min_offset for queue in queues}
         if start.fresh and starting.kind != "committed":
-            begins = plan.beginnings(broker.log, starting, queues, bounds)
+            begins = plan.beginnings(self._log, starting, queues, bounds)
         elif start.fresh:
-            begins = plan.beginnings(broker.log, plan.never_committed(self.options), queues, bounds)
+            begins = plan.beginnings(self._log, plan.never_committed(self.options), queues, bounds)
         if group is not None:
             known = broker.groups.offsets(group, queues)
             reset = broker.groups.reset_number(group)

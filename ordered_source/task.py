@@ -22,6 +22,7 @@ from orderedmq.filters import Filter
 from orderedmq.lock import LockToken
 from orderedmq.micro_batch import run_of
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.reading import USUAL, Reading
 
 log = logging.getLogger("orderedmq")
 
@@ -50,6 +51,7 @@ class QueuePartition(InputPartition):
     pull_batch_size: int
     streaming: bool
     matching: Filter | None = None
+    reading: Reading = USUAL
 
 
 def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -62,11 +64,12 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
         broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), partition.token)
+    source = broker.log.reading(partition.reading)
     position, checked = partition.begin, time.monotonic()
     while position < partition.end:
         wanted = min(partition.pull_batch_size, partition.end - position)
         try:
-            batch, after = _pull(broker.log, partition, position, wanted, pulled)
+            batch, after = _pull(source, partition, position, wanted, pulled)
         except (DataLossError, TopicError) as error:
             position = _behind(broker, partition, position, error)
             continue

@@ -18,6 +18,7 @@ from orderedmq.filters import Filter
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
+from orderedmq.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,10 @@ class Published:
 
 class Log(Protocol):
     """Messages: where they are, and how to get and add them."""
+
+    def reading(self, how: Reading) -> Log:
+        """The same log for a reader with these settings, as far as the broker has them."""
+        ...
 
     def topics(self) -> list[TopicInfo]:
         """Every topic, sorted by name."""

@@ -127,6 +127,12 @@ SOURCE_OPTIONS: Final = (
     Option("maxTriggerDelay", "15m", "stream only: wait no longer than that for minOffsetsPerTrigger"),
     Option("maxBytesPerTrigger", None, "stream only: at most so many bytes in a micro-batch, such as 64m", "no limit"),
     Option("pullBatchSize", "16384", f"rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
+    Option(
+        "pullThresholdForQueue",
+        "65536",
+        "with namesrvAddr: of a queue, a task holds at most so many messages that it has pulled ahead",
+    ),
+    Option("pullThresholdSizeForQueue", "100m", "with namesrvAddr: and at most about so many bytes"),
     Option("includeProperties", "false", "add the column properties"),
     Option("includeLockToken", "false", "add the column lock_token, which `consume_orderly` needs"),
 )

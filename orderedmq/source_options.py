@@ -34,6 +34,7 @@ from orderedmq.option_values import (
 )
 from orderedmq.options import MAX_PULL_BATCH, Given
 from orderedmq.queue_json import brokers, json_shown, members
+from orderedmq.reading import USUAL, Reading
 
 #: Seconds to try for locks that somebody else holds. A cluster's outlive a killed owner by as long as they live, 60 s.
 LOCK_TIMEOUT: Final = 10.0
@@ -112,6 +113,7 @@ class SourceOptions:
     max_trigger_delay: float
     max_bytes_per_trigger: int | None
     pull_batch_size: int
+    reading: Reading
     include_properties: bool
     include_lock_token: bool
 
@@ -162,6 +164,7 @@ class SourceOptions:
             max_trigger_delay=given.value("maxTriggerDelay", parse_duration),
             max_bytes_per_trigger=given.optional("maxBytesPerTrigger", parse_size),
             pull_batch_size=given.value("pullBatchSize", integer(1, MAX_PULL_BATCH, 16384)),
+            reading=_reading(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
             include_lock_token=given.value("includeLockToken", parse_bool),
         )
@@ -169,6 +172,22 @@ class SourceOptions:
     def reads(self, topic: str) -> bool:
         """Whether a topic is one of those asked for."""
         return _asked(topic, self.topics, self.topic_pattern)
+
+
+def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
+    if endpoint.embedded:
+        for name in ("pullThresholdForQueue", "pullThresholdSizeForQueue"):
+            if given.has(name):
+                raise conflict(
+                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (from a store nothing is pulled ahead; "
+                    "pullBatchSize says how many rows a task has at once)"
+                )
+        return USUAL
+    return Reading(
+        group,
+        given.value("pullThresholdForQueue", integer(1, example=65536)),
+        given.value("pullThresholdSizeForQueue", parse_size),
+    )
 
 
 def _asked(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:

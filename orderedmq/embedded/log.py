@@ -20,6 +20,7 @@ from orderedmq.embedded.store import Store, Transaction
 from orderedmq.errors import DataLossError, OptionError, aged_out, recreated
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
+from orderedmq.reading import Reading
 from orderedmq.rows import normalise
 
 _BODY = ("body",)
@@ -54,6 +55,11 @@ class EmbeddedLog:
         self._last: tuple[int, tuple[str, ...], pa.RecordBatch] | None = None
         #: Bytes of payloads read since the map's memory was given back.
         self._read_bytes = 0
+
+    def reading(self, how: Reading) -> EmbeddedLog:
+        """This one: rows are where they are, nothing is pulled ahead."""
+        del how
+        return self
 
     def topics(self) -> list[TopicInfo]:
         with self._store.read() as txn:

@@ -20,6 +20,7 @@ from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, recreated
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
+from orderedmq.reading import USUAL, Reading
 from orderedmq.rocketmq import group_requests, requests
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
@@ -49,16 +50,21 @@ _US_PER_MS: Final = 1000
 class RocketMQLog:
     """The Log protocol. Thread-safe."""
 
-    def __init__(self, client: Client, group: str = READER_GROUP) -> None:
-        """``group``: in whose name messages are read, where an account may not read in that of every broker's own."""
+    def __init__(self, client: Client, how: Reading = USUAL) -> None:
         self._client = client
-        self._group = group
-        self._puller = Puller(client, group=group)
+        self._puller = Puller(client, how)
+        self._readers: dict[Reading, RocketMQLog] = {}
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
         #: Topics and anchors that were compared: when, and whether the topic is another.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
+
+    def reading(self, how: Reading) -> RocketMQLog:
+        """As the protocol has it. Tasks come one after another: what is known of the queues is kept."""
+        if how not in self._readers:
+            self._readers[how] = RocketMQLog(self._client, how)
+        return self._readers[how]
 
     # -- topics
 
@@ -148,7 +154,8 @@ class RocketMQLog:
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         """As the protocol has it: a message that was read. One question, while messages are there before the offsets."""
         there = self.route(topic).subscribe_set()
-        found = anchor_before(self._client, self._group, {queue: at for queue, at in offsets.items() if queue in there})
+        of_queues = {queue: at for queue, at in offsets.items() if queue in there}
+        found = self._puller.named(lambda group: anchor_before(self._client, group, of_queues))
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
@@ -167,7 +174,7 @@ class RocketMQLog:
         parsed = parse_anchor(anchor)
         if parsed is None or MessageQueue(topic, parsed.broker_name, parsed.queue_id) not in there:
             return False
-        return holds(self._client, self._group, topic, parsed) is False
+        return self._puller.named(lambda group: holds(self._client, group, topic, parsed)) is False
 
     # -- bounds
 
@@ -301,7 +308,7 @@ class RocketMQLog:
         asked: set[str] = set()
         for topic in topics:
             wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
-            request = group_requests.check_client_config("orderedmq", self._group, wanted)
+            request = group_requests.check_client_config("orderedmq", READER_GROUP, wanted)
             for name in sorted({queue.broker_name for queue in self.route(topic).subscribe_set()} - asked):
                 asked.add(name)
                 try:

@@ -136,7 +136,7 @@ def test_a_batch_by_tags_and_by_sql(rig: Rig) -> None:
     rig.topic(2)
     rig.fill(0, 1000, tags=("a", "b", None), amount="{}", color="red")
     assert rig.batch(tags="a || b") == [number for number in range(1000) if number % 3 < 2]
-    assert rig.batch(tags="*") == list(range(1000))
+    assert rig.batch(tags="*", pullThresholdForQueue="70", pullThresholdSizeForQueue="3k") == list(range(1000))
     assert rig.batch(filterSql="TAGS = 'a' AND amount > 500") == [n for n in range(1000) if n % 3 == 0 and n > 500]
     assert rig.batch(filterSql="color = 'blue' or TAGS is null") == [n for n in range(1000) if n % 3 == 2]
     ends = json.dumps({rig.source: {rig.broker.log.queues(rig.source)[0].broker_name: {"0": 7, "1": 0}}})

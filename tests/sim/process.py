@@ -18,6 +18,7 @@ from orderedmq.errors import StoreError
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
+from orderedmq.reading import Reading
 from tests.sim.world import TICK, World
 
 #: What may happen to a call, as often as it stands here. One that is late takes effect when its caller has given it up.
@@ -165,6 +166,9 @@ class Process:
         return self.network.call(self, effect.__name__, effect, *args)
 
     # -- Log -----------------------------------------------------------------------------------------------------------------
+
+    def reading(self, how: Reading) -> Process:
+        return self
 
     def change(self) -> int:
         return self.world.changes

@@ -24,6 +24,7 @@ from orderedmq.filters import Filter
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.option_values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
 from orderedmq.options import OPTIONS, Role, option_table
+from orderedmq.reading import Reading
 from orderedmq.sink_options import SinkOptions, SortColumn
 from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets, parse_offsets_json
 
@@ -87,6 +88,12 @@ BAD_SOURCE = [
     Bad("several paths", {**STREAM, "paths": "[]"}, "UNSUPPORTED", ("paths", "one path")),
     Bad("SQL for a store", {**STREAM, "filtersql": "a > 1"}, "UNSUPPORTED", ("filterSql", "DataFrame.filter", "use tags")),
     Bad("a filter twice", {**CLUSTER, "filterSql": "a > 1", "tags": "a"}, "CONFLICT", ("tags", "filterSql", "drop one")),
+    Bad(
+        "a cluster's threshold", {**STREAM, "pullThresholdForQueue": "9"}, "CONFLICT", ("pullThresholdForQueue", "namesrvAddr")
+    ),
+    Bad("another of a cluster's", {**STREAM, "pullThresholdSizeForQueue": "9"}, "CONFLICT", ("SizeForQueue", "pullBatchSize")),
+    Bad("no messages at all", {**CLUSTER, "pullThresholdForQueue": "0"}, "INVALID", ("pullThresholdForQueue", "65536")),
+    Bad("no bytes at all", {**CLUSTER, "pullThresholdSizeForQueue": "0"}, "INVALID", ("pullThresholdSizeForQueue", "64m")),
     Bad("SQL without a word", {**CLUSTER, "filterSql": " "}, "INVALID", ("filterSql", "empty", "TAGS = 'a'")),
     Bad("Java's name of a filter", {**STREAM, "subExpression": "a"}, "UNSUPPORTED", ("subExpression", "use tags")),
     *(
@@ -561,6 +568,7 @@ def test_the_readers_defaults() -> None:
         max_trigger_delay=900.0,
         max_bytes_per_trigger=None,
         pull_batch_size=16384,
+        reading=Reading(),
         include_properties=False,
         include_lock_token=False,
     )
@@ -605,6 +613,7 @@ def test_every_option_of_the_reader_arrives() -> None:
         max_trigger_delay=120.0,
         max_bytes_per_trigger=64 * 1024 * 1024,
         pull_batch_size=1048576,
+        reading=Reading(),
         include_properties=True,
         include_lock_token=False,
     )
@@ -893,6 +902,12 @@ def test_a_cluster_is_named_by_its_nameservers_with_defaults_of_its_own() -> Non
     writer = SinkOptions.parse(SINK_CLUSTER, streaming=True)
     assert (writer.endpoint.namesrv_addr, writer.on_key_conflict, writer.compression) == ("h:9876", "warn", None)
     assert SinkOptions.parse({**SINK_CLUSTER, "onKeyConflict": "ignore"}, streaming=True).on_key_conflict == "ignore"
+
+
+def test_how_a_cluster_is_pulled_from() -> None:
+    assert SourceOptions.parse(CLUSTER, streaming=True).reading == Reading("billing", 65_536, 100 * 1024 * 1024)
+    given = {**CLUSTER, "pullThresholdForQueue": "1000", "pullThresholdSizeForQueue": "5m"}
+    assert SourceOptions.parse(given, streaming=True).reading == Reading("billing", 1000, 5 * 1024 * 1024)
 
 
 def test_a_clusters_brokers_have_any_name_and_rooms() -> None:

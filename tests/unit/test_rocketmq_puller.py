@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orderedmq.errors import DataLossError, OrderedMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
+from orderedmq.reading import Reading
 from orderedmq.rocketmq.puller import IN_FLIGHT, Puller
 from orderedmq.rocketmq.requests import PullResult, PullStatus
 from orderedmq.rocketmq.search import first_at
@@ -187,6 +188,44 @@ def test_memory_is_bounded() -> None:
         assert 65_536 <= got.num_rows <= 65_536 + (IN_FLIGHT + 1) * 1024
     finally:
         broker.close()
+
+
+def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
+    puller = Puller(broker, Reading(max_messages=100))  # type: ignore[arg-type]
+    assert puller.pull(QUEUE, 10, 4000, 1 << 40, COLUMNS).num_rows == 100
+    assert max(begin + count for begin, count, _ in broker.asked) == 110, "nothing behind that is asked for"
+
+
+@pytest.mark.parametrize("hold", [1, 20_000, 100_000])
+def test_bytes_that_are_held_and_on_their_way_have_a_limit(hold: int) -> None:
+    broker = FakeBroker(0, 5000, size=30)
+    try:
+        puller = Puller(broker, Reading(max_bytes=hold))  # type: ignore[arg-type]
+        one = len(broker.found(1000, 1032).body)
+        for begin in (1000, 2000):
+            broker.asked.clear()
+            got = puller.pull(QUEUE, begin, 4000, 1 << 40, COLUMNS)
+            assert got.num_rows >= 32
+            assert len(broker.asked) * one < hold + 2 * one
+    finally:
+        broker.close()
+
+
+def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: FakeBroker) -> None:
+    asked: list[str] = []
+
+    def ask(group: str) -> str:
+        asked.append(group)
+        if group != "billing":
+            raise RocketMQError("NO_PERMISSION", group)
+        return group
+
+    puller = Puller(broker, Reading("billing"))  # type: ignore[arg-type]
+    assert [puller.named(ask) for _ in range(2)] == ["billing", "billing"]
+    assert asked == ["TOOLS_CONSUMER", "billing", "billing"]
+    for how in (Reading(), Reading("other")):
+        with pytest.raises(RocketMQError, match="NO_PERMISSION"):
+            Puller(broker, how).named(ask)  # type: ignore[arg-type]
 
 
 def test_an_empty_answer_is_no_end_while_there_are_messages(broker: FakeBroker) -> None:
