@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ordered_source.group import held
 from orderedmq.errors import GroupError, ProtocolError
-from orderedmq.lock import LockToken
+from orderedmq.lock import LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import locks, members
@@ -91,10 +92,10 @@ def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
 
 
 def test_a_lock_is_trusted_for_thirty_seconds() -> None:
-    held = Holding(token(), 100.0)
-    assert held.trusted(130.0)
-    assert not held.trusted(130.001)
-    assert held.trusted(131.0, 60.0)
+    mine = Holding(token(), 100.0)
+    assert mine.trusted(130.0)
+    assert not mine.trusted(130.001)
+    assert mine.trusted(131.0, 60.0)
 
 
 def test_holdings_know_the_last_token_of_each_client() -> None:
@@ -111,6 +112,46 @@ def test_holdings_know_the_last_token_of_each_client() -> None:
     holdings.forget(new)
     assert holdings.of_client("c") == []
     assert holdings.clients("h") == set()
+
+
+def test_a_fence_is_asked_for_again_after_a_second() -> None:
+    holdings, mine, others = Holdings(), token(), token("d")
+    holdings.put(Holding(mine, 0.0))
+    assert holdings.doubtful(mine, 10.0, 1.0), "nobody looked yet"
+    holdings.looked([mine, others], [], 10.0)
+    assert not holdings.doubtful(mine, 10.9, 1.0)
+    assert holdings.doubtful(mine, 11.0, 1.0)
+    assert holdings.doubtful(mine, 10.0, 0.0), "a commit and a task always ask"
+    assert holdings.doubtful(others, 10.0, 1.0), "of another process nothing is known"
+    holdings.looked([mine], [mine], 10.5)
+    assert holdings.doubtful(mine, 10.5, 1.0), "what is fenced off stays doubtful until it is forgotten"
+    holdings.looked([mine], [], 10.5)
+    again = token(epoch=4)
+    holdings.put(Holding(again, 10.6))
+    assert holdings.doubtful(mine, 10.6, 1.0)
+    assert holdings.doubtful(again, 10.6, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (
+            Refusal(QUEUE, "q1", "q1@h", True, False, 40.0),
+            ("belong to query q1 (q1@h), which is alive", "ends in 40 s", "foreachBatch"),
+        ),
+        (Refusal(QUEUE, "q1", "q1@h", None, False, 40.0), ("not known to be alive",)),
+        (Refusal(QUEUE, "q1", "q1@h", None, True, 40.0), ("query q1 (q1@h), which has stopped in the middle of a batch",)),
+        (Refusal(QUEUE, "", "", None, False, 60.0), ("held by a client that is no member of the group", "ends within 60 s")),
+        (Refusal(QUEUE, "", "a, b", None, False, 60.0), ("a member of the group (a, b) or one that ended", "within 60 s")),
+    ],
+)
+def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusal: Refusal, words: tuple[str, ...]) -> None:
+    error = held("billing", [refusal], 4)
+    assert error.condition == "ORDEREDMQ_LOCK.HELD_BY_OTHER"
+    for word in ("1 of 4 queues of group 'billing'", str(QUEUE), "consumerGroup of its own", *words):
+        assert word in error.message
+    assert "unknown" not in error.message
+    assert "\n" not in error.message
 
 
 def test_tokens_by_group_and_broker() -> None:
@@ -130,8 +171,8 @@ def test_a_member_of_ours_comes_back_as_it_is(
     member = Member(
         owner, client.client_id, Subscription("shared", topics, strategy), joined, members.now(), room, members.MEMBER_LIFE
     )
-    held = token(client.client_id)
-    info = members.decode(client.client_id, members.encode(member, [], [(held, 12.5)], 1))
+    has = token(client.client_id)
+    info = members.decode(client.client_id, members.encode(member, [], [(has, 12.5)], 1))
     assert info.member == member
     assert info.held == (members.HeldQueue(QUEUE, 12.5, 2, 2),)
 
