@@ -27,7 +27,7 @@ class BatchReader(DataSourceReader):
         self.columns = chosen_columns(schema)
         self.schema = schema
         with reach(self.options.endpoint) as broker:
-            plan.topics(broker, self.options)
+            plan.check(broker, self.options)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
@@ -37,7 +37,7 @@ class BatchReader(DataSourceReader):
             queues = plan.queues_of(broker, topics)
             bounds = broker.log.bounds(queues)
             begins = self._begins(broker, queues)
-            ends = plan.endings(broker.log, options.ending, queues, bounds)
+            ends = plan.endings(broker.log.reading(options.reading), options.ending, queues, bounds)
             out: list[InputPartition] = []
             for queue in queues:
                 begin, end = begins[queue], ends[queue]
@@ -62,20 +62,23 @@ class BatchReader(DataSourceReader):
                             options.fail_on_data_loss,
                             options.pull_batch_size,
                             streaming=False,
+                            matching=options.matching,
+                            reading=options.reading,
                         )
                     )
             # Spark reads one partition of its own making when there is none.
             return out or [InputPartition(None)]
 
     def _begins(self, broker: Broker, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        bounds = broker.log.bounds(queues)
+        source = broker.log.reading(self.options.reading)
+        bounds = source.bounds(queues)
         starting = self.options.starting
         if starting.kind != "committed":
-            return plan.beginnings(broker.log, starting, queues, bounds)
+            return plan.beginnings(source, starting, queues, bounds)
         assert self.options.consumer_group is not None
         known = broker.groups.offsets(self.options.consumer_group, queues)
         where = plan.never_committed(self.options)
-        return {**plan.beginnings(broker.log, where, queues, bounds), **known}
+        return {**plan.beginnings(source, where, queues, bounds), **known}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueuePartition):

@@ -21,8 +21,15 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
     """The schema of ``load()`` without one; options, store and topics are checked here, while the DataFrame is built."""
     parsed = SourceOptions.parse(options, streaming=None)
     with reach(parsed.endpoint) as broker:
-        topics(broker, parsed)
+        check(broker, parsed)
     return full_schema(parsed.include_properties, parsed.include_lock_token)
+
+
+def check(broker: Broker, options: SourceOptions) -> None:
+    """Before any side effect: raises TopicError MISSING, and OptionError for a filter that a broker cannot apply."""
+    found = topics(broker, options)
+    if options.matching is not None:
+        broker.log.require_filter(options.matching, [topic.name for topic in found])
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:

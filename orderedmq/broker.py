@@ -14,9 +14,11 @@ from typing import Protocol, Self
 
 import pyarrow as pa
 
+from orderedmq.filters import Filter
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
+from orderedmq.reading import Reading
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,10 @@ class Published:
 class Log(Protocol):
     """Messages: where they are, and how to get and add them."""
 
+    def reading(self, how: Reading) -> Log:
+        """The same log for a reader with these settings, as far as the broker has them."""
+        ...
+
     def topics(self) -> list[TopicInfo]:
         """Every topic, sorted by name."""
         ...
@@ -140,6 +146,20 @@ class Log(Protocol):
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic in order. Raises TopicError MISSING."""
+        ...
+
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        """What to keep with the next offsets of a topic's queues, to know the topic again; "" while nothing tells it from another.
+
+        Raises TopicError MISSING.
+        """
+        ...
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen; "" is never another's.
+
+        May be asked often: a broker that has to look may believe for some seconds that nothing changed. Raises TopicError MISSING.
+        """
         ...
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
@@ -171,8 +191,28 @@ class Log(Protocol):
 
         Fewer than ``max_messages`` is no sign of the end. Raises TopicError MISSING; DataLossError AGED_OUT when ``offset``
         lies before the first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is
-        given and is not the topic's; StoreError CORRUPT when a checksum fails.
+        given (what `anchor` gave) and the topic is another; StoreError CORRUPT when a checksum fails.
         """
+        ...
+
+    def pull_matching(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        matching: Filter,
+        incarnation: str | None = None,
+    ) -> tuple[pa.RecordBatch, int]:
+        """The rows that match of [``offset``, next), perhaps none, and next: where to go on.
+
+        next lies at most ``max_messages`` behind ``offset``, and above it unless the queue ends there. Else as `pull`.
+        """
+        ...
+
+    def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
+        """Whether the brokers of these topics can filter so. Raises OptionError INVALID for SQL that is none, and UNSUPPORTED."""
         ...
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:

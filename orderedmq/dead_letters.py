@@ -156,7 +156,7 @@ def replay(
         if isinstance(proof, Refusal):
             raise LockError(
                 "HELD_BY_OTHER",
-                f"the dead letters of {queue.topic} are being replayed by {proof.client_id}: wait for it; its lock ends in "
+                f"the dead letters of {queue.topic} are being replayed by {proof.client_id or proof.holder}: wait for it; its lock ends in "
                 f"{proof.remaining:.0f} s at the latest if it is stuck",
             )
         try:

@@ -62,6 +62,19 @@ SOURCE_OPTIONS: Final = (
     *BROKER_OPTIONS,
     Option("topic", None, "topic to read, or several: a,b", "this or topicPattern is required"),
     Option("topicPattern", None, "regular expression that the whole name of a topic must match", "this or topic is required"),
+    Option(
+        "tags",
+        None,
+        "only messages with one of these tags: A || B; * is all. Offsets, limits and lag count the others too",
+        "all messages",
+    ),
+    Option(
+        "filterSql",
+        None,
+        "with namesrvAddr, in place of tags: only messages whose properties fit, in RocketMQ's SQL: TAGS = 'A' AND amount > 5; the "
+        "brokers need enablePropertyFilter=true",
+        "all messages",
+    ),
     Option("consumerGroup", None, "group whose locks and offsets the query uses", "required by a stream in clustering"),
     Option(
         "messageModel", "clustering", "clustering: locks and offsets of the group; broadcasting: every query sees everything"
@@ -109,11 +122,17 @@ SOURCE_OPTIONS: Final = (
     Option(
         "failOnDataLoss", "true", "fail when messages are gone that were not read; false: go on with a warning that counts them"
     ),
-    Option("maxOffsetsPerTrigger", None, "stream only: at most so many messages in a micro-batch", "no limit"),
+    Option("maxOffsetsPerTrigger", None, "stream only: at most so many messages in a micro-batch, filtered or not", "no limit"),
     Option("minOffsetsPerTrigger", None, "stream only: wait until so many messages are there", "no waiting"),
     Option("maxTriggerDelay", "15m", "stream only: wait no longer than that for minOffsetsPerTrigger"),
     Option("maxBytesPerTrigger", None, "stream only: at most so many bytes in a micro-batch, such as 64m", "no limit"),
     Option("pullBatchSize", "16384", f"rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
+    Option(
+        "pullThresholdForQueue",
+        "65536",
+        "with namesrvAddr: of a queue, a task holds at most so many messages that it has pulled ahead",
+    ),
+    Option("pullThresholdSizeForQueue", "100m", "with namesrvAddr: and at most about so many bytes"),
     Option("includeProperties", "false", "add the column properties"),
     Option("includeLockToken", "false", "add the column lock_token, which `consume_orderly` needs"),
 )
@@ -162,11 +181,8 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("endingOffsetsByTimestamp",), "use endingTimestamp", _KAFKA),
     (("includeHeaders",), "use includeProperties", "write a column properties"),
     (("paths",), "a query reads one embedded broker; give one path", "a query writes to one embedded broker; give one path"),
-    (
-        ("tags", "filterSql", "subExpression"),
-        "filter the DataFrame on its columns instead",
-        "a tag belongs to a message; write a column tags",
-    ),
+    (("subExpression",), "use tags, or filterSql", "a tag belongs to a message; write a column tags"),
+    (("tags", "filterSql"), "", "it chooses what is read; a message's tag is in the column tags"),
     (
         ("onsChannel", "namespace", "instanceName", "unitName"),
         "write a namespace into the names, namespace%topic; drop it",

@@ -295,9 +295,17 @@ class Owner:
         """Messages before ``offset`` are lost, and the user accepts it: enter the queue there."""
         self.owned[queue].place(offset, entered=True)
 
+    def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """The next offset of each queue behind ``counts`` messages of it."""
+        return {
+            queue: owned.position + counts.get(queue, 0)
+            for queue, owned in sorted(self.owned.items())
+            if owned.position is not None
+        }
+
     def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str], reset: int) -> Checkpoint:
         """Take ``counts`` messages of each queue into the next batch and return the offset to log."""
-        following: dict[MessageQueue, int] = {}
+        following = self.following(counts)
         entered: dict[MessageQueue, int] = {}
         gen: dict[MessageQueue, int] = {}
         for queue in sorted(self.owned):
@@ -310,7 +318,6 @@ class Owner:
             if count:
                 owned.pending.take(count, 0.0)
                 owned.position += count
-            following[queue] = owned.position
             if owned.token is not None:
                 gen[queue] = owned.token.tenure
         self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), reset)

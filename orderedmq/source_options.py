@@ -15,6 +15,8 @@ from orderedmq.allocate import Allocation
 from orderedmq.allocation_options import Assignment, parse_allocation, parse_assignment
 from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
+from orderedmq.filter_options import parse_filter
+from orderedmq.filters import Filter
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
 from orderedmq.option_values import (
     MAX_LONG,
@@ -32,6 +34,7 @@ from orderedmq.option_values import (
 )
 from orderedmq.options import MAX_PULL_BATCH, Given
 from orderedmq.queue_json import brokers, json_shown, members
+from orderedmq.reading import USUAL, Reading
 
 #: Seconds to try for locks that somebody else holds. A cluster's outlive a killed owner by as long as they live, 60 s.
 LOCK_TIMEOUT: Final = 10.0
@@ -88,12 +91,13 @@ class SourceOptions:
 
     Exactly one of ``topics`` (as given, no duplicates; else empty) and ``topic_pattern`` is set. ``consumer_group`` is None in
     broadcasting and in a batch without one. ``allocation`` is how the members of a shared group divide its queues.
-    ``consume_from`` is where a group that never committed begins.
+    ``matching`` None: all messages. ``consume_from`` is where a group that never committed begins.
     """
 
     endpoint: Endpoint
     topics: tuple[str, ...]
     topic_pattern: str | None
+    matching: Filter | None
     consumer_group: str | None
     message_model: MessageModel
     assignment: Assignment
@@ -109,6 +113,7 @@ class SourceOptions:
     max_trigger_delay: float
     max_bytes_per_trigger: int | None
     pull_batch_size: int
+    reading: Reading
     include_properties: bool
     include_lock_token: bool
 
@@ -143,6 +148,7 @@ class SourceOptions:
             endpoint=endpoint,
             topics=topics,
             topic_pattern=pattern,
+            matching=parse_filter(given, embedded=endpoint.embedded),
             consumer_group=group,
             message_model=model,
             assignment=assignment,
@@ -158,6 +164,7 @@ class SourceOptions:
             max_trigger_delay=given.value("maxTriggerDelay", parse_duration),
             max_bytes_per_trigger=given.optional("maxBytesPerTrigger", parse_size),
             pull_batch_size=given.value("pullBatchSize", integer(1, MAX_PULL_BATCH, 16384)),
+            reading=_reading(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
             include_lock_token=given.value("includeLockToken", parse_bool),
         )
@@ -165,6 +172,22 @@ class SourceOptions:
     def reads(self, topic: str) -> bool:
         """Whether a topic is one of those asked for."""
         return _asked(topic, self.topics, self.topic_pattern)
+
+
+def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
+    if endpoint.embedded:
+        for name in ("pullThresholdForQueue", "pullThresholdSizeForQueue"):
+            if given.has(name):
+                raise conflict(
+                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (from a store nothing is pulled ahead; "
+                    "pullBatchSize says how many rows a task has at once)"
+                )
+        return USUAL
+    return Reading(
+        group,
+        given.value("pullThresholdForQueue", integer(1, example=65536)),
+        given.value("pullThresholdSizeForQueue", parse_size),
+    )
 
 
 def _asked(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:

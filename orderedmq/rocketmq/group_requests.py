@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from orderedmq.errors import ProtocolError
+from orderedmq.filters import ALL, canonical, tags_of
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.frame import Bytes, RemotingCommand
@@ -98,9 +99,12 @@ class TopicSubscription:
 
     def tags(self) -> list[str]:
         """The tags of the expression; none when it lets everything through."""
-        if self.expression_type != "TAG" or self.expression.strip() in ("", "*"):
-            return []
-        return sorted({tag.strip() for tag in self.expression.split("||")} - {""})
+        return [] if self.expression_type != "TAG" else list(tags_of(self.expression))
+
+    def same_as(self, other: TopicSubscription) -> bool:
+        """Whether both let the same through, however it is written."""
+        mine, theirs = (canonical(one.expression, one.expression_type) for one in (self, other))
+        return (self.expression_type, mine) == (other.expression_type, theirs)
 
     def data(self, version: int) -> dict[str, Any]:
         """As a heartbeat has it (SubscriptionData). The broker compares tags by their hashes."""
@@ -114,6 +118,13 @@ class TopicSubscription:
             "expressionType": self.expression_type,
             "classFilterMode": False,
         }
+
+
+def topic_subscription(topic: str, data: dict[str, Any]) -> TopicSubscription:
+    """A SubscriptionData, as Java writes it: without a type it is about tags."""
+    return TopicSubscription(
+        topic, field(data, "subString", str, ALL) or ALL, field(data, "expressionType", str, "TAG") or "TAG"
+    )
 
 
 def heartbeat(
@@ -189,10 +200,10 @@ class ConsumerConnection:
 
 @dataclass(frozen=True)
 class ConsumerConnections:
-    """A group's members at a broker, and what the group is subscribed to: topic → expression."""
+    """A group's members at a broker, and what the group is subscribed to, by topic."""
 
     members: tuple[ConsumerConnection, ...]
-    subscriptions: dict[str, str]
+    subscriptions: dict[str, TopicSubscription]
     consume_type: str
     message_model: str
 
@@ -208,7 +219,7 @@ def consumer_connections(group: str) -> Request[ConsumerConnections]:
         table = field(fields, "subscriptionTable", dict, {})
         return ConsumerConnections(
             tuple(sorted(members, key=lambda member: member.client_id)),
-            {topic: field(data, "subString", str, "*") for topic, data in table.items() if isinstance(data, dict)},
+            {topic: topic_subscription(topic, data) for topic, data in table.items() if isinstance(data, dict)},
             field(fields, "consumeType", str, ""),
             field(fields, "messageModel", str, ""),
         )

@@ -48,6 +48,8 @@ _RENEW_TIMEOUT: Final = 3.0
 _LEAST_TIMEOUT: Final = 0.5
 #: Seconds for giving back. What a broker is not told in that time ends by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
+#: A query asks between any two batches whether it lost a queue, tasks and commits ask again.
+BELIEVED: Final = 1.0
 #: Seconds between looks whether a client is a member again.
 _MEMBER_POLL: Final = 0.5
 
@@ -66,6 +68,8 @@ class RocketMQGroups:
         self._holdings = Holdings()
         #: Seconds for which a lock is trusted without a renewal.
         self.trust = HOLDER_TRUST
+        #: Seconds for which `stale` believes that nobody took a queue of a client of this process.
+        self.believed = BELIEVED
         #: Seconds for which a task waits for its driver to be a member again.
         self.patience = RENEW_INTERVAL + 5
         _all.add(self)
@@ -106,17 +110,18 @@ class RocketMQGroups:
         locks.check_name(group)
         own: dict[str, Member] = {}
         brokers: list[str] = []
+        topics: list[str] = []
         for client_id, presence in list(self._present.items()):
             member = presence.in_group(group)
             if member is not None:
                 own[client_id] = member
-                brokers = presence.brokers(group)
+                brokers, topics = presence.brokers(group), presence.topics(group)
         if brokers:
             ids = self._directory.ids(group, brokers)
         else:
             ids, brokers = self._directory.everywhere(group), self._directory.masters()
         like = next(iter(own.values())).subscription if own else None
-        others = self._directory.members(group, [one for one in ids if one not in own], brokers, like)
+        others = self._directory.members(group, [one for one in ids if one not in own], brokers, like, topics)
         found = {member.client_id: member for member in others} | {one: own[one] for one in ids if one in own}
         return [found[client_id] for client_id in sorted(found)]
 
@@ -197,10 +202,7 @@ class RocketMQGroups:
             member, held = found
             remaining = min(LOCK_LIFE, max(0.0, LOCK_LIFE - (time.time() - held.renewed)))
             return Refusal(queue, member.owner, member.client_id, True, False, remaining)
-        named = (
-            "one of " + ", ".join(others[:5]) if others else "no member of the group: it ended and did not give the queue back"
-        )
-        return Refusal(queue, "unknown", named, None, False, LOCK_LIFE)
+        return Refusal(queue, "", ", ".join(others[:5]), None, False, LOCK_LIFE)
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         """As the protocol has it; and what was committed is committed again where a broker has forgotten it.
@@ -252,9 +254,13 @@ class RocketMQGroups:
 
     def check(self, token: LockToken) -> bool:
         """As the protocol has it. From another process than the client's own, this does prolong the lock: brokers cannot be asked otherwise."""
-        return not self.stale([token])
+        return not self._stale([token])
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        """As the protocol has it, but what others did within the last second may not be known yet."""
+        return self._stale(tokens, self.believed)
+
+    def _stale(self, tokens: Sequence[LockToken], believed: float = 0.0) -> list[LockToken]:
         now = time.monotonic()
         gone: set[LockToken] = set()
         foreign: list[LockToken] = []
@@ -265,7 +271,10 @@ class RocketMQGroups:
             elif holding is None:
                 # Of a client of this process, all that it has is known.
                 (gone.add if token.client_id in self._own else foreign.append)(token)
-        gone.update(self._fenced([token for token in tokens if token not in gone]))
+        doubtful = [token for token in tokens if token not in gone and self._holdings.doubtful(token, now, believed)]
+        fenced = self._fenced(doubtful)
+        self._holdings.looked(doubtful, fenced, now)
+        gone.update(fenced)
         # To ask for the lock of who is no member would bring back to life what was given up.
         # Time counts from here: the fences may have been waited for, as long as their broker was away.
         deadline = time.monotonic() + self.patience
@@ -357,7 +366,7 @@ class RocketMQGroups:
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """As the protocol has it; a repeat is recognised among the last letters (dead_letter_topic.LOOK_BACK)."""
-        if self.stale([token]):
+        if self._stale([token]):
             raise locks.lost(token, f"{len(offsets)} of its messages were put aside", self.trust)
         return self._letters.put(token.group, token.queue, letters, offsets)
 
@@ -368,7 +377,7 @@ class RocketMQGroups:
                 raise OffsetError(
                     "INVALID", f"{offset} is no offset of queue {token.queue} for group {token.group!r}; offsets begin at 0"
                 )
-        for token in self.stale(list(offsets)):
+        for token in self._stale(list(offsets)):
             raise locks.lost(token, f"its offset {offsets[token]} was {doing}", self.trust)
 
     def _brokers_of(self, queues: Sequence[MessageQueue]) -> list[str]:

@@ -19,6 +19,8 @@ class Holding:
     confirmed: float
     #: The highest offset that was committed under it; None before the first.
     committed: int | None = None
+    #: When the queue's fence was last seen below the token (monotonic seconds).
+    looked: float = float("-inf")
 
     def trusted(self, now: float, trust: float = HOLDER_TRUST) -> bool:
         """Whether nobody else can have been granted the queue since (ProcessQueue.isLockExpired)."""
@@ -50,6 +52,19 @@ class Holdings:
         """The holding of a token; None if it was given back or lost, or is of another process."""
         holding = self.get(token.group, token.queue, token.client_id)
         return holding if holding is not None and holding.token.epoch == token.epoch else None
+
+    def doubtful(self, token: LockToken, now: float, believed: float) -> bool:
+        """Whether the brokers are to be asked for the token's fence: it was not looked at for ``believed`` seconds."""
+        held = self.own(token)
+        return held is None or now - held.looked >= believed
+
+    def looked(self, tokens: Iterable[LockToken], fenced: Iterable[LockToken], now: float) -> None:
+        """The fences of these tokens were asked for at ``now``. Those that are fenced off are asked for again until they are forgotten."""
+        behind = set(fenced)
+        for token in tokens:
+            held = self.own(token)
+            if held is not None:
+                held.looked = float("-inf") if token in behind else now
 
     def forget(self, token: LockToken) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ later. The brokers themselves decide then.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, TypeVar
 
@@ -17,9 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.errors import RocketMQError, RocketMQUnavailableError, TopicError, recreated
+from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, recreated
+from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
-from orderedmq.rocketmq import requests
+from orderedmq.reading import USUAL, Reading
+from orderedmq.rocketmq import group_requests, requests
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client, attempt
 from orderedmq.rocketmq.connection import Pending
@@ -35,6 +37,9 @@ T = TypeVar("T")
 TIMEOUT: Final = 30.0
 #: Seconds for which a route that the nameserver gave just now is not asked for again.
 FRESH: Final = 1.0
+#: Seconds for which a topic is believed to be the one that it was.
+BELIEVED: Final = 10.0
+_MOST_COMPARED: Final = 10_000
 #: The incarnation of every topic: brokers keep nothing that tells one from an earlier one of its name. What can be seen, `anchor` tells.
 ONLY_INCARNATION: Final = ""
 #: A limit of less than so many average messages is looked at, not guessed.
@@ -45,16 +50,21 @@ _US_PER_MS: Final = 1000
 class RocketMQLog:
     """The Log protocol. Thread-safe."""
 
-    def __init__(self, client: Client, group: str = READER_GROUP) -> None:
-        """``group``: in whose name messages are read, where an account may not read in that of every broker's own."""
+    def __init__(self, client: Client, how: Reading = USUAL) -> None:
         self._client = client
-        self._group = group
-        self._puller = Puller(client, group=group)
+        self._puller = Puller(client, how)
+        self._readers: dict[Reading, RocketMQLog] = {}
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
-        #: Topics and anchors that were compared and agreed.
-        self._same: set[tuple[str, str]] = set()
+        #: Topics and anchors that were compared: when, and whether the topic is another.
+        self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
+
+    def reading(self, how: Reading) -> RocketMQLog:
+        """As the protocol has it. Tasks come one after another: what is known of the queues is kept."""
+        if how not in self._readers:
+            self._readers[how] = RocketMQLog(self._client, how)
+        return self._readers[how]
 
     # -- topics
 
@@ -94,13 +104,13 @@ class RocketMQLog:
         return TopicInfo(name, len(self.queues(name)), ONLY_INCARNATION)
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        self.forget(topic)
+        self._confirmed.pop(topic, None)
         return list(self.route(topic).subscribe_set())
 
     def forget(self, topic: str) -> None:
-        """The next look at the topic's route asks the nameserver."""
+        """The next looks at the topic's route and at whether it is the same ask anew."""
         self._confirmed.pop(topic, None)
-        self._same = {pair for pair in self._same if pair[0] != topic}
+        self._compared = {pair: found for pair, found in self._compared.items() if pair[0] != topic}
 
     def route(self, topic: str) -> Route:
         """Where the topic's queues are now, up to 1 s ago. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
@@ -141,19 +151,30 @@ class RocketMQLog:
 
     # -- incarnations
 
-    def anchor(self, offsets: Mapping[MessageQueue, int]) -> str:
-        """What to keep with the next offsets of one topic's queues, to know later whether it is the same topic; may be empty."""
-        found = anchor_before(self._client, self._group, offsets)
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        """As the protocol has it: a message that was read. One question, while messages are there before the offsets."""
+        there = self.route(topic).subscribe_set()
+        of_queues = {queue: at for queue, at in offsets.items() if queue in there}
+        found = self._puller.named(lambda group: anchor_before(self._client, group, of_queues))
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen: a message that aged out tells nothing."""
-        if (topic, anchor) not in self._same:
-            parsed = parse_anchor(anchor)
-            if parsed is not None and holds(self._client, self._group, topic, parsed) is False:
-                return True
-            self._same.add((topic, anchor))
-        return False
+        """As the protocol has it; a message that aged out, or whose queue is gone, tells nothing. Looked at every 10 s."""
+        now = time.monotonic()
+        at, another = self._compared.get((topic, anchor), (float("-inf"), False))
+        if not another and now - at >= BELIEVED:
+            another = self._is_another(topic, anchor)
+            if len(self._compared) >= _MOST_COMPARED:
+                self._compared = {}
+            self._compared[topic, anchor] = (now, another)
+        return another
+
+    def _is_another(self, topic: str, anchor: str) -> bool:
+        there = self.route(topic).subscribe_set()
+        parsed = parse_anchor(anchor)
+        if parsed is None or MessageQueue(topic, parsed.broker_name, parsed.queue_id) not in there:
+            return False
+        return self._puller.named(lambda group: holds(self._client, group, topic, parsed)) is False
 
     # -- bounds
 
@@ -242,14 +263,33 @@ class RocketMQLog:
         columns: tuple[str, ...],
         incarnation: str | None = None,
     ) -> pa.RecordBatch:
-        """As the protocol has it. An ``incarnation`` is compared once by this object, with what `anchor` gave."""
+        """As the protocol has it. An ``incarnation`` is looked at every 10 s."""
         select_schema(columns)
+        return self._pulled(queue, incarnation, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
+
+    def pull_matching(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        matching: Filter,
+        incarnation: str | None = None,
+    ) -> tuple[pa.RecordBatch, int]:
+        """As the protocol has it; have SQL checked before (`require_filter`): brokers let everything through that is none."""
+        select_schema(columns)
+        return self._pulled(
+            queue, incarnation, lambda: self._puller.pull_matching(queue, offset, max_messages, max_bytes, columns, matching)
+        )
+
+    def _pulled(self, queue: MessageQueue, incarnation: str | None, pull: Callable[[], T]) -> T:
         if not self._puller.knows(queue):
             self.require(queue)
         if incarnation and self.is_another(queue.topic, incarnation):
             raise recreated(queue.topic)
         try:
-            return self._puller.pull(queue, offset, max_messages, max_bytes, columns)
+            return pull()
         except TopicError:
             self.forget(queue.topic)
             raise missing(queue.topic) from None
@@ -259,6 +299,22 @@ class RocketMQLog:
                 self.forget(queue.topic)
                 self.require(queue)
             raise
+
+    def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
+        """As the protocol has it: every broker of the topics is asked about SQL. Tags need no asking."""
+        if not matching.sql:
+            return
+        deadline = _soon()
+        asked: set[str] = set()
+        for topic in topics:
+            wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
+            request = group_requests.check_client_config("orderedmq", READER_GROUP, wanted)
+            for name in sorted({queue.broker_name for queue in self.route(topic).subscribe_set()} - asked):
+                asked.add(name)
+                try:
+                    self._client.call(request, deadline, topic=topic, broker_name=name)
+                except RocketMQError as error:
+                    raise _no_filter(error, matching, name) from error
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """As the protocol has it, and readers see the rows when it returns. Without other producers they stand without a gap."""
@@ -272,6 +328,19 @@ def missing(topic: str) -> TopicError:
         "MISSING",
         f"no topic {topic!r}; create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
     )
+
+
+def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
+    """What a broker's refusal of a filter means (ClientManageProcessor.checkClientConfig)."""
+    if error.sub == "FILTER":
+        return OptionError("INVALID", f"option filterSql: {matching.sql!r} is not SQL of RocketMQ: {error.message}")
+    if error.sub == "SERVER_ERROR" and "not support" in error.message:
+        return OptionError(
+            "UNSUPPORTED",
+            f"option filterSql is not supported by broker {broker_name!r}, whose setting enablePropertyFilter is false: set it to true and "
+            "restart the broker, use tags, or filter the DataFrame (DataFrame.filter)",
+        )
+    return error
 
 
 def _soon() -> float:

@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from orderedmq.errors import ProtocolError
+from orderedmq.filters import ALL, canonical
 from orderedmq.lock import Instant, LockToken
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.frame import Bytes
-from orderedmq.rocketmq.group_requests import TopicSubscription
+from orderedmq.rocketmq.group_requests import TopicSubscription, topic_subscription
 from orderedmq.rocketmq.lenient_json import field, loads_object
 from orderedmq.rocketmq.locks import is_ours, query_of
 
@@ -104,11 +105,11 @@ def decode(client_id: str, body: Bytes) -> Info:
         return _ours(client_id, loads_object(properties[OURS]))
     started = properties.get("PROP_CONSUMER_START_TIMESTAMP", "0")
     joined = int(started) * 1000 if isinstance(started, str) and started.isdigit() else 0
-    topics = {
-        field(data, "topic", str, ""): field(data, "subString", str, "*")
+    topics = [
+        topic_subscription(field(data, "topic", str, ""), data)
         for data in field(fields, "subscriptionSet", list, [])
         if isinstance(data, dict)
-    }
+    ]
     shown = _CLASS_NAME.fullmatch(str(properties.get("allocateMessageQueueStrategy", "")))
     assignment = "broadcasting" if properties.get("messageModel") == "BROADCASTING" else "shared"
     subscription = subscription_of(topics, _JAVA_STRATEGIES.get(shown[1], shown[1]) if shown else None, assignment)
@@ -116,18 +117,31 @@ def decode(client_id: str, body: Bytes) -> Info:
     return Info(member, tuple(_java_locks(field(fields, "mqTable", dict, {}))))
 
 
-def subscription_of(topics: Mapping[str, str], strategy: str | None, assignment: str = "shared") -> Subscription:
-    """What a stranger reads, topic → expression, as a Subscription. Its retries are its own affair."""
-    read = {topic: expression for topic, expression in topics.items() if topic and not topic.startswith(RETRY_PREFIX)}
-    filters = sorted({expression or "*" for expression in read.values()})
-    return Subscription(
-        assignment, ",".join(sorted(read)), strategy, filters[0] if len(filters) == 1 else "; ".join(filters) or "*"
-    )
+def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, assignment: str = "shared") -> Subscription:
+    """What a stranger reads as a Subscription. Its retries are its own affair."""
+    read = [one for one in topics if one.topic and not one.topic.startswith(RETRY_PREFIX)]
+    filters = sorted({(one.expression_type, canonical(one.expression, one.expression_type)) for one in read}) or [("TAG", ALL)]
+    names = ",".join(sorted(one.topic for one in read))
+    return Subscription(assignment, names, strategy, "; ".join(text for _, text in filters), filters[0][0])
 
 
 def unknown(client_id: str, like: Subscription | None) -> Member:
     """A member that does not answer. It counts, as in RocketMQ, which looks at nobody's subscription: it is taken to agree."""
     return Member(query_of(client_id), client_id, like or Subscription("shared", ""), 0, now(), life=MEMBER_LIFE)
+
+
+def agreeing(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
+    """A consumer in another language as one with our subscription ``like``, as far as it reads the same; ``topics`` is what that means now.
+
+    It names topics, where ours may have a pattern, and may not say by which strategy it takes its queues: RocketMQ looks at neither. Of
+    ours, texts are compared: one may have listed a new topic before the other.
+    """
+    theirs = member.subscription
+    if like is None or is_ours(member.client_id) or theirs.assignment != "shared":
+        return member
+    if theirs.topics == ",".join(sorted(topics)):
+        theirs = replace(theirs, topics=like.topics)
+    return replace(member, subscription=replace(theirs, strategy=theirs.strategy or like.strategy))
 
 
 def with_client_id(member: Member, client_id: str) -> Member:
@@ -179,6 +193,7 @@ def topics_of(text: str, existing: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
-def subscriptions(group: str, topics: Iterable[str], expression: str) -> list[TopicSubscription]:
+def subscriptions(group: str, topics: Iterable[str], wanted: Subscription) -> list[TopicSubscription]:
     """What a heartbeat says. The group's retries belong to it, or a Java consumer beside us could not pull its own any more."""
-    return [*(TopicSubscription(topic, expression) for topic in topics), TopicSubscription(RETRY_PREFIX + group)]
+    read = [TopicSubscription(topic, wanted.filter, wanted.filter_type) for topic in topics]
+    return [*read, TopicSubscription(RETRY_PREFIX + group)]

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
@@ -84,7 +84,7 @@ class Presence:
         said = group_requests.heartbeat(
             self.identity.client_id,
             group,
-            topics := members.subscriptions(group, names, subscription.filter),
+            topics := members.subscriptions(group, names, subscription),
             version=self._version,
         )
         # Before it is said: others ask at once.
@@ -115,6 +115,11 @@ class Presence:
         """Where it said that it is a member."""
         known = self._groups.get(group)
         return known.brokers if known is not None else []
+
+    def topics(self, group: str) -> list[str]:
+        """What it said that it reads: names, also where its subscription is a pattern."""
+        known = self._groups.get(group)
+        return [one.topic for one in known.topics if not one.topic.startswith(RETRY_PREFIX)] if known is not None else []
 
     def leave(self) -> None:
         """Say good-bye where that is possible; the end of the connections says it, too."""
@@ -198,13 +203,15 @@ class Directory:
                 self._known.clear()
         return found
 
-    def members(self, group: str, ids: Sequence[str], brokers: Sequence[str], like: Subscription | None) -> list[Member]:
-        """The members of these client ids. Who does not answer is taken to have the subscription ``like``."""
+    def members(
+        self, group: str, ids: Sequence[str], brokers: Sequence[str], like: Subscription | None, topics: Sequence[str] = ()
+    ) -> list[Member]:
+        """The members of these client ids. Who does not answer is taken to have the subscription ``like``, which means ``topics`` now."""
         found = []
         for client_id in ids:
             info = self.info(group, client_id, brokers)
             found.append(info.member if info is not None else members.unknown(client_id, like))
-        return [_agreeing(member, like) for member in found]
+        return [members.agreeing(member, like, topics) for member in found]
 
     def holder(
         self, group: str, queue: MessageQueue, ids: Sequence[str], brokers: Sequence[str]
@@ -229,27 +236,28 @@ class Directory:
                 f"group {group!r} has other consumers, {names}, and this query wants all queues for itself (assignment=exclusive): stop them, "
                 "share the queues with them (assignment=shared), or give this query a consumerGroup of its own",
             )
-        read: set[str] = set()
+        read: dict[str, TopicSubscription] = {}
         for address in brokers:
             with contextlib.suppress(RocketMQError):
                 read.update(
                     self._client.call_address(address, group_requests.consumer_connections(group), soon(_TIMEOUT)).subscriptions
                 )
-        theirs = {topic for topic in read if not topic.startswith(RETRY_PREFIX)}
-        if theirs and theirs != set(topics):
+        theirs = {topic: one for topic, one in read.items() if not topic.startswith(RETRY_PREFIX)}
+        for one in theirs.values():
+            wanted = TopicSubscription(one.topic, mine.filter, mine.filter_type)
+            if not one.same_as(wanted):
+                raise GroupError(
+                    "DISAGREES",
+                    f"group {group!r} has other consumers, {names}, which read {one.topic} by {one.expression_type} {one.expression!r}, and "
+                    f"this query by {wanted.expression_type} {wanted.expression!r}: all consumers of a group must filter alike; change this "
+                    "query's tags or filterSql, or give it a consumerGroup of its own",
+                )
+        if theirs and theirs.keys() != set(topics):
             raise GroupError(
                 "DISAGREES",
                 f"group {group!r} has other consumers, {names}, which read {', '.join(sorted(theirs))}, and this query reads "
                 f"{', '.join(topics)}: all consumers of a group must read the same; change this query, or give it a consumerGroup of its own",
             )
-
-
-def _agreeing(member: Member, like: Subscription | None) -> Member:
-    """A consumer in another language that reads the same topics and does not say by which strategy: RocketMQ looks at nothing more."""
-    theirs = member.subscription
-    if like is None or is_ours(member.client_id) or theirs.strategy is not None or theirs.assignment != "shared":
-        return member
-    return replace(member, subscription=replace(theirs, strategy=like.strategy))
 
 
 def _masters(client: Client, topics: Sequence[str], deadline: float) -> list[str]:

@@ -5,7 +5,11 @@ what it must read from disk; so requests for what is predicted to follow are sen
 it goes: where it ends short, the rest is asked for again; where it says that messages are not there, the bounds decide what that
 means. A ProcessQueue keeps the order and bounds the memory.
 
-Rules: rows come without a gap, or there is a DataLossError. 120 s without progress are an error.
+With a filter, brokers look at some 800 messages for a pull and answer with those that match, so that ranges of so many are asked for side
+by side; where an answer says to go on is believed.
+
+Rules: rows come without a gap, or there is a DataLossError. What a filter left out and what is being deleted at this moment look alike;
+from when on the broker says that messages are gone, it is a DataLossError, too. 120 s without progress are an error.
 """
 
 from __future__ import annotations
@@ -14,23 +18,27 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, TypeVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQUnavailableError, aged_out
+from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, aged_out
+from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
+from orderedmq.reading import USUAL, Reading
 from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.backoff import RETRY
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import MASTER_ID
 from orderedmq.rocketmq.connection import Connection, Pending
 from orderedmq.rocketmq.decode import decode
+from orderedmq.rocketmq.pulled import average, beyond_end, bounded, once, placed, unbroken
 from orderedmq.rocketmq.requests import PullResult, PullStatus
+
+T = TypeVar("T")
 
 #: The group in whose name messages are read: every broker has it, so nothing has to be made first (MixAll.TOOLS_CONSUMER_GROUP).
 READER_GROUP: Final = "TOOLS_CONSUMER"
@@ -38,6 +46,8 @@ READER_GROUP: Final = "TOOLS_CONSUMER"
 IN_FLIGHT: Final = 32
 #: What the first pull asks for, to learn how many a broker gives.
 MOST_MESSAGES: Final = 1024
+#: Messages that a broker looks at for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
+SCANNED: Final = 800
 #: Seconds after which that is learned anew: messages that were on disk are in memory by then.
 _LEARNED: Final = 5.0
 #: Seconds for which the size of bodies is taken to be what it was.
@@ -48,9 +58,8 @@ _PULL_TIMEOUT: Final = 15.0
 _WAKE: Final = 8
 #: Seconds between looks at whether time is up.
 _TICK: Final = 1.0
-#: Bytes that a stored message has besides its body: at least, and about.
+#: Bytes that a stored message has besides its body, at least.
 _LEAST_OVERHEAD: Final = 91
-_OVERHEAD: Final = 300
 
 
 @dataclass
@@ -66,17 +75,35 @@ class _Known:
     #: Bytes of a body, about, and when that was measured.
     body_bytes: float | None = None
     measured: float = float("-inf")
+    #: Bytes of the last answer.
+    answer: int = 0
 
 
 class Puller:
     """Pulls messages of any queue, for any thread."""
 
-    def __init__(self, client: Client, *, group: str = READER_GROUP, patience: float = PULL_MAX_IDLE) -> None:
+    def __init__(self, client: Client, how: Reading = USUAL, *, patience: float = PULL_MAX_IDLE) -> None:
         """``patience``: seconds without progress after which a pull fails."""
         self._client = client
-        self._group = group
+        self._how = how
+        self._group = READER_GROUP
         self._patience = patience
         self._known: dict[MessageQueue, _Known] = {}
+
+    def named(self, ask: Callable[[str], T]) -> T:
+        """What ``ask`` gives in the name of the group of every broker's own, or of the reader's, where the account may read in no other.
+
+        Not in the reader's before: a pull in its name would take a reset by RocketMQ's own tools from those whose commit is to notice it.
+        """
+        try:
+            return ask(self._group)
+        except RocketMQError as error:
+            if error.sub != "NO_PERMISSION" or self._how.group in (None, self._group):
+                raise
+        assert self._how.group is not None
+        found = ask(self._how.group)
+        self._group = self._how.group
+        return found
 
     def knows(self, queue: MessageQueue) -> bool:
         """Whether the queue was there when it was last pulled from."""
@@ -91,26 +118,59 @@ class Puller:
         self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
     ) -> pa.RecordBatch:
         """See `Log.pull`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        parts, end, known = self._fetch(queue, offset, max_messages, max_bytes, None)
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
+        batch = unbroken(decode(parts, placed(columns), queue.broker_name, begin=offset, end=end), queue, offset, end)
+        known.body_bytes, known.measured = average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
+        return bounded(batch.select(list(columns)), max_bytes)
+
+    def pull_matching(
+        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...], matching: Filter
+    ) -> tuple[pa.RecordBatch, int]:
+        """See `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        parts, end, _ = self._fetch(queue, offset, max_messages, max_bytes, matching)
+        # Brokers compare hashes of tags.
+        tags = frozenset(matching.tags)
+        batch = once(decode(parts, placed(columns), queue.broker_name, begin=offset, end=end, tags=tags))
+        rows = bounded(batch.select(list(columns)), max_bytes)
+        if rows.num_rows < batch.num_rows:
+            end = batch.column("queue_offset")[rows.num_rows].as_py()
+        return rows, end
+
+    def _fetch(
+        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, matching: Filter | None
+    ) -> tuple[list[memoryview], int, _Known]:
         known = self._known.get(queue) or _Known()
+
+        def run(group: str) -> tuple[list[memoryview], int]:
+            wanted = _Wanted(offset, min(max_messages, self._how.max_messages), max_bytes, self._how.max_bytes, matching)
+            return _Fetch(self._client, queue, group, known, self._patience, wanted).run()
+
         try:
-            parts, end = _Fetch(self._client, queue, self._group, known, self._patience, offset, max_messages, max_bytes).run()
+            parts, end = self.named(run)
         except OrderedMQError:
             self._known.pop(queue, None)
             raise
         self._known[queue] = known
-        if not parts:
-            return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
-        wanted = columns if "queue_offset" in columns else (*columns, "queue_offset")
-        batch = _unbroken(decode(parts, wanted, queue.broker_name, begin=offset, end=end), queue, offset, end)
-        known.body_bytes, known.measured = _average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
-        return _bounded(batch.select(list(columns)), max_bytes)
+        return parts, end, known
+
+
+class _Wanted(NamedTuple):
+    """Messages from ``offset`` on until their bodies have ``max_bytes``, with at most about ``hold`` bytes held and on their way."""
+
+    offset: int
+    max_messages: int
+    max_bytes: int
+    hold: int
+    matching: Filter | None
 
 
 class _Fetch:
     """One pull: responses for offsets [offset, offset + max_messages), until there are enough.
 
     Requests are for ranges that do not overlap, and an answer is never longer than its request, so responses that were put in order
-    are the messages in order.
+    are the messages in order; with a filter an answer may reach into the next range, and what it says of that is not counted on.
     """
 
     def __init__(
@@ -120,19 +180,18 @@ class _Fetch:
         group: str,
         known: _Known,
         patience: float,
-        offset: int,
-        max_messages: int,
-        max_bytes: int,
+        wanted: _Wanted,
     ) -> None:
         self._client = client
         self._queue = queue
         self._group = group
         self._known = known
         self._patience = patience
-        self._offset = offset
-        self._max_bytes = max_bytes
+        self._wanted = wanted
+        self._offset = offset = wanted.offset
+        self._matching = wanted.matching
         #: No offset from here on is asked for; it sinks when the queue turns out to end, or to have lost messages.
-        self._stop = offset + max_messages
+        self._stop = offset + wanted.max_messages
         #: The next offset to ask for, and ranges below it that are to be asked for again, at a time.
         self._next = offset
         self._again: list[tuple[float, int, int]] = []
@@ -143,6 +202,7 @@ class _Fetch:
         self._enough = 1
         self._bell = threading.Event()
         self._held = ProcessQueue(time.monotonic())
+        self._answer = known.answer
         self._responses: dict[int, tuple[int, memoryview]] = {}
         self._loss: DataLossError | None = None
         self._failures = 0
@@ -181,9 +241,11 @@ class _Fetch:
         for _, begin, count in due:
             if begin < self._stop:
                 self._ask(begin, count)
-        learned = now - self._known.learned < _LEARNED
+        step, learned = self._known.step, now - self._known.learned < _LEARNED
+        if self._matching is not None:
+            step, learned = SCANNED, True
         while self._in_flight < IN_FLIGHT and not self._again and self._wants_more():
-            count = min(self._known.step if learned else MOST_MESSAGES, self._stop - self._next)
+            count = min(step if learned else MOST_MESSAGES, self._stop - self._next)
             self._next += count
             self._ask(self._next - count, count)
             if not learned:
@@ -194,12 +256,14 @@ class _Fetch:
             return False
         if self._next == self._offset:
             return True
-        bodies = self._held.message_size - _LEAST_OVERHEAD * self._held.message_count
-        return self._next < self._known.end and not self._held.full and bodies < self._max_bytes
+        held = self._held.message_size
+        bodies = held - _LEAST_OVERHEAD * self._held.message_count
+        coming = self._in_flight * self._answer
+        return self._next < self._known.end and held + coming < self._wanted.hold and bodies < self._wanted.max_bytes
 
     def _ask(self, begin: int, count: int) -> None:
         replica = self._known.replica
-        request = requests.pull(self._queue, self._group, begin, count)
+        request = requests.pull(self._queue, self._group, begin, count, matching=self._matching)
         deadline = time.monotonic() + min(_PULL_TIMEOUT, self._patience)
         try:
             connection = self._connection(replica, deadline)
@@ -263,7 +327,9 @@ class _Fetch:
             self._failed(error, begin, count)
             return
         self._known.end = result.max_offset
-        if result.status is PullStatus.FOUND:
+        if result.status is PullStatus.FOUND or (
+            self._matching is not None and result.filtered and result.next_begin_offset > begin
+        ):
             self._found(result, begin, count)
         elif replica != MASTER_ID:
             # A slave does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
@@ -275,6 +341,9 @@ class _Fetch:
         self._known.replica = result.suggested_broker_id
 
     def _found(self, result: PullResult, begin: int, count: int) -> None:
+        if self._matching is not None and begin < result.min_offset:
+            self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
+            return
         # Behind what was asked for when messages in between were deleted; what is missing shows when they are decoded.
         end = min(result.next_begin_offset, begin + count)
         if end <= begin:
@@ -283,13 +352,15 @@ class _Fetch:
             )
         now = self._held.last_pull = time.monotonic()
         self._failures = 0
+        self._known.answer = len(result.body)
+        self._answer = max(self._answer, self._known.answer)
         self._held.put(Slice(begin, end, len(result.body)))
         self._responses[begin] = (end, memoryview(result.body))
         short = end < begin + count
         given, step = end - begin, self._known.step
         # Only an answer to more than is known to come says what the broker's limit is; at the queue's end not even that.
         more = count > step or count == MOST_MESSAGES
-        if given > step or (more and (end < result.max_offset or not short)):
+        if self._matching is None and (given > step or (more and (end < result.max_offset or not short))):
             self._known.step, self._known.learned = given, now
         if not short:
             return
@@ -317,43 +388,3 @@ class _Fetch:
     def _end_at(self, begin: int, loss: DataLossError | None) -> None:
         if begin < self._stop:
             self._stop, self._loss = begin, loss
-
-
-def beyond_end(queue: MessageQueue, offset: int, end: int) -> DataLossError:
-    """An offset behind a queue's end."""
-    return DataLossError(
-        "BEYOND_END",
-        f"offset {offset} of queue {queue} lies behind its end {end}: the topic was deleted and created again, its broker lost messages, or "
-        "the checkpoint belongs to another cluster",
-    )
-
-
-def _unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) -> pa.RecordBatch:
-    """The rows up to the first offset that is missing. Raises DataLossError AGED_OUT when that is the first one."""
-    offsets = batch.column("queue_offset").to_numpy()
-    right = offsets == np.arange(offset, offset + len(offsets))
-    if right.all() and len(offsets) == end - offset:
-        return batch
-    count = len(offsets) if right.all() else int(np.argmin(right))
-    if not count:
-        raise aged_out(queue, offset, int(offsets[0]) if len(offsets) else end)
-    return batch.slice(0, count)
-
-
-def _average(batch: pa.RecordBatch, received: int, before: float | None) -> float:
-    """Bytes of a body, about: half of what these have, half of what was known before."""
-    if "body" in batch.schema.names:
-        now: float = pc.sum(pc.binary_length(batch.column("body"))).as_py() / batch.num_rows
-    else:
-        now = max(1.0, received / batch.num_rows - _OVERHEAD)
-    return now if before is None else (now + before) / 2
-
-
-def _bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
-    """The first rows whose bodies fit into ``max_bytes``, at least one. Only a batch with bodies can be judged."""
-    if "body" not in batch.schema.names or batch.num_rows < 2:
-        return batch
-    sums = np.cumsum(pc.binary_length(batch.column("body")).to_numpy().astype(np.int64))
-    if sums[-1] <= max_bytes:
-        return batch
-    return batch.slice(0, max(1, int(np.searchsorted(sums, max_bytes, side="right"))))

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 from orderedmq.errors import MessageError
+from orderedmq.filters import ALL, Filter
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import route
 from orderedmq.rocketmq.codes import RequestCode, ResponseCode
@@ -215,7 +216,8 @@ class PullStatus(Enum):
 class PullResult:
     """Stored messages, one behind the other, in ``body``; where to go on; the queue's bounds [min, max).
 
-    ``offset_delta`` is to be added to the messages' own offsets (static topics; else 0).
+    ``offset_delta`` is to be added to the messages' own offsets (static topics; else 0). ``filtered``: all messages below
+    ``next_begin_offset`` are there, and do not match.
     """
 
     status: PullStatus
@@ -225,6 +227,7 @@ class PullResult:
     suggested_broker_id: int
     offset_delta: int
     body: Bytes
+    filtered: bool = False
 
 
 _PULLED: Final = frozenset(ResponseCode(status.value) for status in PullStatus)
@@ -237,14 +240,14 @@ def pull(
     max_messages: int,
     *,
     suspend: float = 0.0,
-    subscription: str = "*",
-    expression_type: str = "TAG",
+    matching: Filter | None = None,
     commit_offset: int | None = None,
 ) -> Request[PullResult]:
     """Messages from ``offset`` on (11), 32 messages or 256 KiB at most unless the broker is set otherwise.
 
     ``suspend``: seconds for which the broker may hold the answer back until there is a message; it comes up to `HOLD_SWEEP` later
-    than that, so the deadline must lie behind both. The subscription goes with the request, so the group needs no heartbeat.
+    than that, so the deadline must lie behind both. The subscription goes with the request, so the group needs no heartbeat;
+    SQL that is none lets everything through there, so have it checked before (`group_requests.check_client_config`).
     ``commit_offset`` is committed on the way, by a master only.
     """
     sys_flag = _SUBSCRIPTION | (_SUSPEND if suspend > 0 else 0) | (_COMMIT_OFFSET if commit_offset is not None else 0)
@@ -262,9 +265,9 @@ def pull(
             "sysFlag": str(sys_flag),
             "commitOffset": str(commit_offset or 0),
             "suspendTimeoutMillis": str(int(suspend * 1000)),
-            "subscription": subscription,
+            "subscription": ALL if matching is None else matching.expression,
             "subVersion": "0",
-            "expressionType": expression_type,
+            "expressionType": "TAG" if matching is None else matching.kind,
         },
         accepts=_PULLED,
     )
@@ -279,6 +282,8 @@ def _pull_result(response: RemotingCommand) -> PullResult:
         number(response, "suggestWhichBrokerId", 0),
         number(response, "offsetDelta", 0),
         response.body,
+        # The same code stands for messages that are just being deleted; a slave has it for every wrong offset, too.
+        response.code == ResponseCode.PULL_RETRY_IMMEDIATELY and response.remark == "NO_MATCHED_MESSAGE",
     )
 
 

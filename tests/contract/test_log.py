@@ -234,6 +234,29 @@ def test_a_pull_under_another_incarnation_is_refused(broker: Broker):
     assert broker.log.pull(queue, 0, 10, 10, ("body",)).num_rows == 0
 
 
+def test_an_anchor_tells_a_topic_from_a_later_one_of_its_name(broker: Broker, place: Place):
+    one, two = queues_of(broker)[:2]
+    broker.log.append(one, rows(range(10)))
+    broker.log.append(two, rows(range(3)))
+    anchor = broker.log.anchor("orders", {one: 10, two: 2})
+    assert anchor
+    assert not broker.log.is_another("orders", anchor)
+    broker.log.append(one, rows(range(5)))
+    assert not place.connect().log.is_another("orders", anchor)
+    assert not broker.log.is_another("orders", "")
+    broker.admin.delete_topic("orders")
+    other = place.connect()
+    for call in (lambda: other.log.is_another("orders", anchor), lambda: other.log.anchor("orders", {one: 10})):
+        with refused("TOPIC.MISSING", "orders"):
+            call()
+    broker.admin.create_topic("orders", 3)
+    for count in (0, 30):
+        if count:
+            broker.log.append(one, rows(range(count)))
+        assert place.connect().log.is_another("orders", anchor)
+    assert not place.connect().log.is_another("orders", broker.log.anchor("orders", {one: 30}))
+
+
 def test_messages_of_a_recreated_topic_have_other_ids(broker: Broker):
     queue = queues_of(broker)[0]
     seen = set()

@@ -12,9 +12,11 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.errors import RocketMQError, ServersError
+from orderedmq.filters import Filter
 from orderedmq.lock import LockToken
 from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
+from orderedmq.reading import Reading
 from orderedmq.rocketmq import admin_requests as admin
 from orderedmq.rocketmq import group_requests as groups
 from orderedmq.rocketmq import requests
@@ -26,6 +28,8 @@ from orderedmq.rocketmq.servers import Cluster
 
 #: Keys must have more than six characters.
 ADMIN = Credentials("administrator", "secret-of-admin")
+#: May read, in the name of one group.
+READER = Credentials("reads-for-billing", "secret-of-reader")
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
 _AUTH = "org.apache.rocketmq.auth."
@@ -47,6 +51,13 @@ accounts:
   - accessKey: {ADMIN.access_key}
     secretKey: {ADMIN.secret_key}
     admin: true
+  - accessKey: {READER.access_key}
+    secretKey: {READER.secret_key}
+    admin: false
+    defaultTopicPerm: SUB
+    defaultGroupPerm: DENY
+    groupPerms:
+      - billing=SUB
 """
 
 
@@ -110,6 +121,23 @@ def test_others_are_refused_by_name_and_once(guarded: Cluster, credentials: Cred
         assert "secret-of" not in str(caught.value)
         assert "not-the" not in str(caught.value)
     assert time.monotonic() - begin < 15
+
+
+@pytest.mark.timeout(300)
+def test_an_account_of_one_group_reads_in_its_name(guarded: Cluster) -> None:
+    if guarded.version != "4.9.7":
+        pytest.skip("the account is written in 4.9's file")
+    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+        queue = broker.log.queues(QUEUE.topic)[0]
+        begin = broker.log.append(queue, pa.record_batch({"body": pa.array([b"x"]), "tags": ["a"]})).begin
+    with RocketMQBroker(guarded.address, credentials=READER) as broker:
+        for log in (broker.log, broker.log.reading(Reading("shipping"))):
+            with pytest.raises(RocketMQError, match="NO_PERMISSION"):
+                log.pull(queue, begin, 1, 10, ("body",))
+        log = broker.log.reading(Reading("billing"))
+        anchor = log.anchor(queue.topic, {queue: begin + 1})
+        assert log.pull(queue, begin, 1, 10, ("body",), anchor).column(0).to_pylist() == [b"x"]
+        assert log.pull_matching(queue, begin, 1, 10, ("body",), Filter(tags=("a",)), anchor)[1] == begin + 1
 
 
 @pytest.mark.timeout(300)

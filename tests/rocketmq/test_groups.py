@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -380,6 +380,7 @@ def test_a_group_that_brokers_may_not_make_is_named(world: World) -> None:
 
 def test_a_group_from_outside(world: World) -> None:
     broker, groups = world.connect(), world.broker.groups
+    groups.believed = 0.0
     admin = broker.admin
     me = groups.join("me")
     groups.heartbeat(world.group, me, world.shared(), "room-1")
@@ -434,7 +435,10 @@ def test_members_are_connections_and_what_they_read_is_the_groups(world: World) 
     table = world.broker._client.call_address(
         world.cluster.broker.address, group_requests.consumer_connections(world.group), soon()
     )
-    assert table.subscriptions == {world.topic: "*", f"%RETRY%{world.group}": "*"}
+    assert {topic: one.expression for topic, one in table.subscriptions.items()} == {
+        world.topic: "*",
+        f"%RETRY%{world.group}": "*",
+    }
     assert [member.client_id for member in table.members] == sorted((one.client_id, two.client_id))
     groups.leave(one)
     assert world.ids(world.connect()) == [two.client_id]
@@ -581,3 +585,31 @@ def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, p
     [token] = usual.lock(usual.broker, me, [queue])
     groups.commit({token: 10})
     assert usual.connect().groups.offsets(usual.group, [queue]) == {queue: 10}
+
+
+def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query asks between any two batches; a round trip each time would be most of what an idle one does."""
+    groups, admin = world.broker.groups, world.connect().admin
+    me = groups.join("me")
+    groups.heartbeat(world.group, me, world.shared())
+    tokens = world.lock(world.broker, me)
+    asked: list[int] = []
+    fenced = type(groups)._fenced
+
+    def spy(*arguments: Any, **more: Any) -> list[LockToken]:
+        asked.append(len(arguments[1]))
+        return fenced(*arguments, **more)
+
+    monkeypatch.setattr(type(groups), "_fenced", spy)
+    for _ in range(50):
+        assert groups.stale(tokens) == []
+    assert [count for count in asked if count] == [len(tokens)]
+    admin.seek(world.group, {tokens[0].queue: 0}, force=True)
+    assert condition(lambda: groups.commit({tokens[0]: 0})) == "LOCK.LOST"
+    assert groups.stale(tokens) == tokens[:1], "a commit that was refused is known at once"
+    admin.seek(world.group, {tokens[1].queue: 0}, force=True)
+    assert not groups.check(tokens[1])
+    began = time.monotonic()
+    admin.seek(world.group, {tokens[2].queue: 0}, force=True)
+    until(lambda: groups.stale(tokens), lambda gone: tokens[2] in gone, 10)
+    assert time.monotonic() - began < 3

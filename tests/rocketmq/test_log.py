@@ -160,9 +160,9 @@ def test_a_limit_of_bytes_is_met_about(everywhere: World) -> None:
 
 def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere: World) -> None:
     log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
-    assert log.anchor({queue: 0, queue._replace(queue_id=1): 5}) == ""
+    assert log.anchor(topic, {queue: 0, queue._replace(queue_id=1): 5}) == ""
     log.append(queue, numbers(10))
-    anchor = log.anchor({queue: 7, queue._replace(queue_id=1): 0})
+    anchor = log.anchor(topic, {queue: 7, queue._replace(queue_id=1): 0})
     assert anchor.startswith(f"{queue.broker_name}/0/6@")
     assert not log.is_another(topic, anchor)
     assert log.pull(queue, 7, 10, 1000, ("body",), anchor).num_rows == 3
@@ -174,7 +174,7 @@ def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere
         other.log.append(queue, numbers(10))
         for number in (6, 3):
             assert other.log.is_another(topic, anchor.replace("/6@", f"/{number}@"))
-        assert not other.log.is_another(topic, other.log.anchor({queue: 10}))
+        assert not other.log.is_another(topic, other.log.anchor(topic, {queue: 10}))
         assert not other.log.is_another(topic, "")
 
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 import pytest
 
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import admin_requests as admin
 from orderedmq.rocketmq import group_requests as groups
@@ -145,7 +146,7 @@ def test_where_a_pull_says_to_go_on(world: World) -> None:
     assert world.pull(1).status is PullStatus.NO_NEW_MESSAGE
     beyond = world.pull(9)
     assert (beyond.status, beyond.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, 1)
-    other = world.call(requests.pull(world.queue, world.group, 0, 32, subscription="b"))
+    other = world.call(requests.pull(world.queue, world.group, 0, 32, matching=Filter(tags=("b",))))
     assert (other.status, other.next_begin_offset) == (PullStatus.NO_MATCHED_MESSAGE, 1)
     wrong = error_of(lambda: world.call(requests.pull(world.queue._replace(queue_id=9), world.group, 0, 32)))
     assert wrong.condition in ("ORDEREDMQ_ROCKETMQ.SERVER_ERROR", "ORDEREDMQ_ROCKETMQ.INVALID_PARAMETER")
@@ -215,7 +216,7 @@ def test_members_are_connections(world: World) -> None:
             ("one", "PYTHON", 409),
             ("two", "PYTHON", 409),
         ]
-        assert found.subscriptions[world.topic] == "TagA || TagB"
+        assert found.subscriptions[world.topic] == TopicSubscription(world.topic, "TagA || TagB")
         assert (found.consume_type, found.message_model) == ("CONSUME_PASSIVELY", "CLUSTERING")
         two.call(groups.unregister("two", world.group), soon(), topic=world.topic, broker_name=world.queue.broker_name)
         assert world.call(groups.consumer_list(world.group)) == ("one",)

@@ -18,6 +18,7 @@ from orderedmq.errors import StoreError
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
+from orderedmq.reading import Reading
 from tests.sim.world import TICK, World
 
 #: What may happen to a call, as often as it stands here. One that is late takes effect when its caller has given it up.
@@ -166,11 +167,20 @@ class Process:
 
     # -- Log -----------------------------------------------------------------------------------------------------------------
 
+    def reading(self, how: Reading) -> Process:
+        return self
+
     def change(self) -> int:
         return self.world.changes
 
     def topic(self, name: str) -> TopicInfo:
         return self.world.topic_info
+
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        return self.world.topic_info.incarnation
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        return anchor != self.world.topic_info.incarnation
 
     def queues(self, name: str) -> list[MessageQueue]:
         return self.world.queues

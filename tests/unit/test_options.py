@@ -20,9 +20,11 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from orderedmq.allocate import Allocation
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
+from orderedmq.filters import Filter
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.option_values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
 from orderedmq.options import OPTIONS, Role, option_table
+from orderedmq.reading import Reading
 from orderedmq.sink_options import SinkOptions, SortColumn
 from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets, parse_offsets_json
 
@@ -84,8 +86,20 @@ BAD_SOURCE = [
     Bad("Kafka's servers", {**STREAM, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
     Bad("any of Kafka's", {**STREAM, "Kafka.sasl.jaas.config": SECRET}, "UNSUPPORTED", ("Kafka.sasl.jaas.config", "topic")),
     Bad("several paths", {**STREAM, "paths": "[]"}, "UNSUPPORTED", ("paths", "one path")),
-    Bad("a filter by tag", {**STREAM, "tags": "a || b"}, "UNSUPPORTED", ("tags", "filter the DataFrame")),
-    Bad("a filter in SQL", {**STREAM, "filtersql": "a > 1"}, "UNSUPPORTED", ("filterSql", "filter the DataFrame")),
+    Bad("SQL for a store", {**STREAM, "filtersql": "a > 1"}, "UNSUPPORTED", ("filterSql", "DataFrame.filter", "use tags")),
+    Bad("a filter twice", {**CLUSTER, "filterSql": "a > 1", "tags": "a"}, "CONFLICT", ("tags", "filterSql", "drop one")),
+    Bad(
+        "a cluster's threshold", {**STREAM, "pullThresholdForQueue": "9"}, "CONFLICT", ("pullThresholdForQueue", "namesrvAddr")
+    ),
+    Bad("another of a cluster's", {**STREAM, "pullThresholdSizeForQueue": "9"}, "CONFLICT", ("SizeForQueue", "pullBatchSize")),
+    Bad("no messages at all", {**CLUSTER, "pullThresholdForQueue": "0"}, "INVALID", ("pullThresholdForQueue", "65536")),
+    Bad("no bytes at all", {**CLUSTER, "pullThresholdSizeForQueue": "0"}, "INVALID", ("pullThresholdSizeForQueue", "64m")),
+    Bad("SQL without a word", {**CLUSTER, "filterSql": " "}, "INVALID", ("filterSql", "empty", "TAGS = 'a'")),
+    Bad("Java's name of a filter", {**STREAM, "subExpression": "a"}, "UNSUPPORTED", ("subExpression", "use tags")),
+    *(
+        Bad(f"tags like {text!r}", {**STREAM, "tags": text}, "INVALID", ("option tags", "A || B", "* for all"))
+        for text in ("", "a | b", "a ||", "|| a", "a || || b", "a || *", "a ||| b")
+    ),
     Bad("an access key", {**STREAM, "accesskey": SECRET}, "CONFLICT", ("accessKey", "RocketMQ", "namesrvAddr")),
     Bad("half an account", {**CLUSTER, "accesskey": "me"}, "MISSING", ("accessKey", "secretKey", "set both")),
     Bad("a token without an account", {**CLUSTER, "securityToken": SECRET}, "MISSING", ("securityToken", "accessKey")),
@@ -401,7 +415,8 @@ BAD_SINK = [
         "conflicts held back", {**SINK_CLUSTER, "onKeyConflict": "error"}, "UNSUPPORTED", ("onKeyConflict", "too late", "warn")
     ),
     Bad("compression of a cluster", {**SINK_CLUSTER, "compression": "lz4"}, "CONFLICT", ("compression", "embedded")),
-    Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "write a column tags")),
+    Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "chooses what is read", "column tags")),
+    Bad("a filter for the writer", {**SINK, "filterSql": "a"}, "UNSUPPORTED", ("filterSql", "chooses what is read")),
     Bad("Kafka's servers", {**SINK, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
     Bad("partitions", {**SINK, "numPartitions": "8"}, "UNSUPPORTED", ("numPartitions", "topicQueueNums")),
     Bad("a cluster without a port", {**without(SINK, "path"), "namesrvAddr": "h"}, "INVALID", ("namesrvAddr", "host:port")),
@@ -537,6 +552,7 @@ def test_the_readers_defaults() -> None:
         endpoint=Endpoint("/data/omq"),
         topics=("orders",),
         topic_pattern=None,
+        matching=None,
         consumer_group="billing",
         message_model="clustering",
         assignment="exclusive",
@@ -552,6 +568,7 @@ def test_the_readers_defaults() -> None:
         max_trigger_delay=900.0,
         max_bytes_per_trigger=None,
         pull_batch_size=16384,
+        reading=Reading(),
         include_properties=False,
         include_lock_token=False,
     )
@@ -561,6 +578,7 @@ def test_every_option_of_the_reader_arrives() -> None:
     options = {
         "path": "data/../omq",
         "topicPattern": "orders-.*",
+        "tags": " b c||a || a",
         "consumerGroup": "billing",
         "messageModel": "CLUSTERING",
         "assignment": "Exclusive",
@@ -579,6 +597,7 @@ def test_every_option_of_the_reader_arrives() -> None:
         endpoint=Endpoint(os.path.abspath("omq")),
         topics=(),
         topic_pattern="orders-.*",
+        matching=Filter(tags=("a", "b c")),
         consumer_group="billing",
         message_model="clustering",
         assignment="exclusive",
@@ -594,6 +613,7 @@ def test_every_option_of_the_reader_arrives() -> None:
         max_trigger_delay=120.0,
         max_bytes_per_trigger=64 * 1024 * 1024,
         pull_batch_size=1048576,
+        reading=Reading(),
         include_properties=True,
         include_lock_token=False,
     )
@@ -882,6 +902,12 @@ def test_a_cluster_is_named_by_its_nameservers_with_defaults_of_its_own() -> Non
     writer = SinkOptions.parse(SINK_CLUSTER, streaming=True)
     assert (writer.endpoint.namesrv_addr, writer.on_key_conflict, writer.compression) == ("h:9876", "warn", None)
     assert SinkOptions.parse({**SINK_CLUSTER, "onKeyConflict": "ignore"}, streaming=True).on_key_conflict == "ignore"
+
+
+def test_how_a_cluster_is_pulled_from() -> None:
+    assert SourceOptions.parse(CLUSTER, streaming=True).reading == Reading("billing", 65_536, 100 * 1024 * 1024)
+    given = {**CLUSTER, "pullThresholdForQueue": "1000", "pullThresholdSizeForQueue": "5m"}
+    assert SourceOptions.parse(given, streaming=True).reading == Reading("billing", 1000, 5 * 1024 * 1024)
 
 
 def test_a_clusters_brokers_have_any_name_and_rooms() -> None:

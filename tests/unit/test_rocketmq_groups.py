@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ordered_source.group import held
 from orderedmq.errors import GroupError, ProtocolError
-from orderedmq.lock import LockToken
+from orderedmq.lock import LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import locks, members
 from orderedmq.rocketmq.dead_letter_topic import key_of
+from orderedmq.rocketmq.group_requests import TopicSubscription
 from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -89,10 +92,10 @@ def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
 
 
 def test_a_lock_is_trusted_for_thirty_seconds() -> None:
-    held = Holding(token(), 100.0)
-    assert held.trusted(130.0)
-    assert not held.trusted(130.001)
-    assert held.trusted(131.0, 60.0)
+    mine = Holding(token(), 100.0)
+    assert mine.trusted(130.0)
+    assert not mine.trusted(130.001)
+    assert mine.trusted(131.0, 60.0)
 
 
 def test_holdings_know_the_last_token_of_each_client() -> None:
@@ -109,6 +112,46 @@ def test_holdings_know_the_last_token_of_each_client() -> None:
     holdings.forget(new)
     assert holdings.of_client("c") == []
     assert holdings.clients("h") == set()
+
+
+def test_a_fence_is_asked_for_again_after_a_second() -> None:
+    holdings, mine, others = Holdings(), token(), token("d")
+    holdings.put(Holding(mine, 0.0))
+    assert holdings.doubtful(mine, 10.0, 1.0), "nobody looked yet"
+    holdings.looked([mine, others], [], 10.0)
+    assert not holdings.doubtful(mine, 10.9, 1.0)
+    assert holdings.doubtful(mine, 11.0, 1.0)
+    assert holdings.doubtful(mine, 10.0, 0.0), "a commit and a task always ask"
+    assert holdings.doubtful(others, 10.0, 1.0), "of another process nothing is known"
+    holdings.looked([mine], [mine], 10.5)
+    assert holdings.doubtful(mine, 10.5, 1.0), "what is fenced off stays doubtful until it is forgotten"
+    holdings.looked([mine], [], 10.5)
+    again = token(epoch=4)
+    holdings.put(Holding(again, 10.6))
+    assert holdings.doubtful(mine, 10.6, 1.0)
+    assert holdings.doubtful(again, 10.6, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (
+            Refusal(QUEUE, "q1", "q1@h", True, False, 40.0),
+            ("belong to query q1 (q1@h), which is alive", "ends in 40 s", "foreachBatch"),
+        ),
+        (Refusal(QUEUE, "q1", "q1@h", None, False, 40.0), ("not known to be alive",)),
+        (Refusal(QUEUE, "q1", "q1@h", None, True, 40.0), ("query q1 (q1@h), which has stopped in the middle of a batch",)),
+        (Refusal(QUEUE, "", "", None, False, 60.0), ("held by a client that is no member of the group", "ends within 60 s")),
+        (Refusal(QUEUE, "", "a, b", None, False, 60.0), ("a member of the group (a, b) or one that ended", "within 60 s")),
+    ],
+)
+def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusal: Refusal, words: tuple[str, ...]) -> None:
+    error = held("billing", [refusal], 4)
+    assert error.condition == "ORDEREDMQ_LOCK.HELD_BY_OTHER"
+    for word in ("1 of 4 queues of group 'billing'", str(QUEUE), "consumerGroup of its own", *words):
+        assert word in error.message
+    assert "unknown" not in error.message
+    assert "\n" not in error.message
 
 
 def test_tokens_by_group_and_broker() -> None:
@@ -128,8 +171,8 @@ def test_a_member_of_ours_comes_back_as_it_is(
     member = Member(
         owner, client.client_id, Subscription("shared", topics, strategy), joined, members.now(), room, members.MEMBER_LIFE
     )
-    held = token(client.client_id)
-    info = members.decode(client.client_id, members.encode(member, [], [(held, 12.5)], 1))
+    has = token(client.client_id)
+    info = members.decode(client.client_id, members.encode(member, [], [(has, 12.5)], 1))
     assert info.member == member
     assert info.held == (members.HeldQueue(QUEUE, 12.5, 2, 2),)
 
@@ -151,6 +194,30 @@ def test_a_java_consumer_says_what_it_reads_how_and_what_it_holds(java: bytes, o
 
 
 @pytest.mark.parametrize(
+    ("read", "filter_", "kind"),
+    [
+        ([], "*", "TAG"),
+        ([("orders", "", "TAG")], "*", "TAG"),
+        ([("orders", "b||a", "TAG"), ("bills", " a || b ", "TAG")], "a || b", "TAG"),
+        ([("orders", "b", "TAG"), ("bills", "a", "TAG")], "a; b", "TAG"),
+        ([("orders", " a > 5 ", "SQL92"), ("%RETRY%g", "*", "TAG")], "a > 5", "SQL92"),
+    ],
+)
+def test_a_strangers_filter_is_compared_by_what_it_means(read: list[tuple[str, str, str]], filter_: str, kind: str) -> None:
+    found = members.subscription_of([TopicSubscription(*one) for one in read], "AVG")
+    assert (found.filter, found.filter_type) == (filter_, kind)
+
+
+def test_a_heartbeat_says_the_filter_but_not_of_retries() -> None:
+    wanted = Subscription("shared", "bills,orders", "AVG", "a > 5", "SQL92")
+    assert members.subscriptions("g", ["bills", "orders"], wanted) == [
+        TopicSubscription("bills", "a > 5", "SQL92"),
+        TopicSubscription("orders", "a > 5", "SQL92"),
+        TopicSubscription("%RETRY%g"),
+    ]
+
+
+@pytest.mark.parametrize(
     "body", [b"", b"[]", b'{"properties":[]}', b'{"properties":{"orderedmq":"{}"}}', b'{"properties":{"orderedmq":"1"}}']
 )
 def test_what_cannot_be_read_is_said(body: bytes) -> None:
@@ -163,6 +230,37 @@ def test_who_does_not_answer_is_taken_to_agree() -> None:
     client_id = locks.new_client("a").client_id
     assert members.unknown(client_id, mine).subscription == mine
     assert members.unknown("10.0.0.1@12#34", None).subscription.topics == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "topics", "read", "agrees"),
+    [
+        ("orders", ["orders"], "orders", True),
+        ("or.*|bills", ["bills", "orders"], "bills,orders", True),
+        ("or.*|bills", ["bills", "orders"], "orders", False),
+        ("or.*|bills", ["orders"], "bills,orders", False),
+        ("orders", ["orders"], "bills", False),
+    ],
+)
+@pytest.mark.parametrize("strategy", [None, "AVG"])
+def test_a_stranger_names_topics_where_ours_have_a_pattern(
+    text: str, topics: list[str], read: str, agrees: bool, strategy: str | None
+) -> None:
+    mine = Subscription("shared", text, "AVG")
+    stranger = Member("java", "10.0.0.1@12#34", Subscription("shared", read, strategy), 1, members.now())
+    assert (members.agreeing(stranger, mine, topics).subscription == mine) == agrees
+    by_circle = replace(stranger, subscription=Subscription("shared", read, "AVG_BY_CIRCLE"))
+    assert members.agreeing(by_circle, mine, topics).subscription.strategy == "AVG_BY_CIRCLE"
+    assert members.agreeing(stranger, None, topics) == stranger
+
+
+def test_ours_agree_by_the_pattern_while_one_has_not_listed_a_new_topic_yet() -> None:
+    mine = Subscription("shared", "or.*", "AVG")
+    other = Member("q", locks.new_client("q").client_id, mine, 1, members.now())
+    for topics in (["orders"], ["orders", "orders-2"]):
+        assert members.agreeing(other, mine, topics).subscription == mine
+    named = replace(other, subscription=Subscription("shared", "orders", "AVG"))
+    assert members.agreeing(named, mine, ["orders"]).subscription != mine
 
 
 @pytest.mark.parametrize(

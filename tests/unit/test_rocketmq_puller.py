@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orderedmq.errors import DataLossError, OrderedMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
+from orderedmq.reading import Reading
 from orderedmq.rocketmq.puller import IN_FLIGHT, Puller
 from orderedmq.rocketmq.requests import PullResult, PullStatus
 from orderedmq.rocketmq.search import first_at
@@ -188,6 +190,44 @@ def test_memory_is_bounded() -> None:
         broker.close()
 
 
+def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
+    puller = Puller(broker, Reading(max_messages=100))  # type: ignore[arg-type]
+    assert puller.pull(QUEUE, 10, 4000, 1 << 40, COLUMNS).num_rows == 100
+    assert max(begin + count for begin, count, _ in broker.asked) == 110, "nothing behind that is asked for"
+
+
+@pytest.mark.parametrize("hold", [1, 20_000, 100_000])
+def test_bytes_that_are_held_and_on_their_way_have_a_limit(hold: int) -> None:
+    broker = FakeBroker(0, 5000, size=30)
+    try:
+        puller = Puller(broker, Reading(max_bytes=hold))  # type: ignore[arg-type]
+        one = len(broker.found(1000, 1032).body)
+        for begin in (1000, 2000):
+            broker.asked.clear()
+            got = puller.pull(QUEUE, begin, 4000, 1 << 40, COLUMNS)
+            assert got.num_rows >= 32
+            assert len(broker.asked) * one < hold + 2 * one
+    finally:
+        broker.close()
+
+
+def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: FakeBroker) -> None:
+    asked: list[str] = []
+
+    def ask(group: str) -> str:
+        asked.append(group)
+        if group != "billing":
+            raise RocketMQError("NO_PERMISSION", group)
+        return group
+
+    puller = Puller(broker, Reading("billing"))  # type: ignore[arg-type]
+    assert [puller.named(ask) for _ in range(2)] == ["billing", "billing"]
+    assert asked == ["TOOLS_CONSUMER", "billing", "billing"]
+    for how in (Reading(), Reading("other")):
+        with pytest.raises(RocketMQError, match="NO_PERMISSION"):
+            Puller(broker, how).named(ask)  # type: ignore[arg-type]
+
+
 def test_an_empty_answer_is_no_end_while_there_are_messages(broker: FakeBroker) -> None:
     """Trap 7: what was acknowledged is not visible yet; also a message that is just being deleted, and a reset that is over now."""
     waits = [broker.says(NO_NEW, 42), broker.says(NO_MATCHED, 500), broker.says(ILLEGAL, 20), broker.says(NO_NEW, 900)]
@@ -299,3 +339,106 @@ def test_a_search_finds_the_first_whatever_the_hint(low, length, at, hint) -> No
     assert len(asked) <= 15
     if hint == at:
         assert len(asked) <= 2
+
+
+# -- with a filter -------------------------------------------------------------------------------------------------------------
+
+
+class FilteringBroker(FakeBroker):
+    """Messages with these tags match as far as this broker tells; it gives ``limit`` at once and looks at ``scan``."""
+
+    def __init__(
+        self, tags: dict[int, str], least: int, end: int, *, limit: int = 32, scan: int = 800, seed: int | None = None
+    ):
+        super().__init__(least, end, limit=limit, seed=seed)
+        self.tags, self.scan = tags, scan
+
+    def _answer(self, begin: int, count: int) -> Answer:
+        answer = super()._answer(begin, count)
+        if isinstance(answer, OrderedMQError) or answer.status is not FOUND:
+            return answer
+        found: list[int] = []
+        at = begin
+        # DefaultMessageStore.getMessage looks at 800 messages, or at as many as are asked for.
+        while at < min(self.end, begin + max(self.scan, count)) and len(found) < min(count, self.limit):
+            if at in self.tags:
+                found.append(at)
+            at += 1
+        body = b"".join(
+            Stored(offset=n, body=body_of(n), properties=f"TAGS\x01{self.tags[n]}\x02".encode()).pack() for n in found
+        )
+        status = FOUND if found else NO_MATCHED
+        return PullResult(status, at, self.least, self.end, self.suggested, 0, body, filtered=not found)
+
+
+A = Filter(tags=("a",))
+
+
+def matching(puller: Puller, begin: int, end: int, size: int = 1 << 40, step: int = 1 << 40) -> list[int]:
+    found: list[int] = []
+    while begin < end:
+        batch, after = puller.pull_matching(QUEUE, begin, min(end - begin, step), size, COLUMNS, A)
+        assert begin < after <= end
+        found += batch.column("queue_offset").to_pylist()
+        begin = after
+    return found
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 1 << 30),
+    count=st.integers(1, 6000),
+    share=st.sampled_from([0.0, 0.001, 0.05, 0.5, 1.0]),
+    limit=st.sampled_from([1, 8, 32]),
+    scan=st.sampled_from([1, 100, 800, 5000]),
+    size=st.sampled_from([200, 1 << 40]),
+    step=st.sampled_from([1000, 1 << 40]),
+)
+def test_every_match_comes_once_and_nothing_else(seed, count, share, limit, scan, size, step) -> None:
+    draw = random.Random(seed)
+    tags = {n: draw.choice(["a", "a", "same hash"]) for n in range(10, 10 + count) if draw.random() < share}
+    if count > 2000 and (limit == 1 or scan == 1 or size == 200):
+        count = 2000
+    broker = FilteringBroker(tags, 10, 10 + count, limit=limit, scan=scan, seed=seed)
+    try:
+        begin, end = 10 + draw.randint(0, count // 2), 10 + count - draw.randint(0, count // 3)
+        assert matching(puller_of(broker), begin, end, size, step) == [n for n in range(begin, end) if tags.get(n) == "a"]
+        assert broker.most_in_flight <= IN_FLIGHT
+        assert all(begin <= at and at + asked <= end for at, asked, _ in broker.asked), "nothing behind the end is asked for"
+    finally:
+        broker.close()
+
+
+def test_ranges_that_a_broker_looks_at_in_one_go_are_asked_for_side_by_side() -> None:
+    broker = FilteringBroker({}, 0, 20_000)
+    try:
+        assert puller_of(broker).pull_matching(QUEUE, 0, 16_000, 1 << 40, COLUMNS, A)[1] == 16_000
+        assert broker.asked == [(at, 800, 0) for at in range(0, 16_000, 800)]
+        assert broker.most_in_flight > 1
+    finally:
+        broker.close()
+
+
+def test_messages_that_are_gone_are_not_taken_for_others_that_do_not_match() -> None:
+    broker = FilteringBroker({50: "a"}, 0, 2000)
+    try:
+        puller = puller_of(broker)
+        # MESSAGE_WAS_REMOVING has the code of "no match", and goes on behind what it removes.
+        broker.instead[0] = [broker.says(NO_MATCHED, 800), broker.says(NO_NEW, 900)]
+        assert matching(puller, 0, 2000) == [50]
+        assert [begin for begin, _, _ in broker.asked].count(0) == 3
+        broker.instead[0] = [PullResult(NO_MATCHED, 800, 700, 2000, 0, 0, b"", filtered=True)]
+        with pytest.raises(DataLossError, match=r"AGED_OUT.*0 to 699"):
+            puller.pull_matching(QUEUE, 0, 500, 1 << 40, COLUMNS, A)
+    finally:
+        broker.close()
+
+
+def test_a_replica_that_finds_no_match_is_believed_when_it_says_so() -> None:
+    broker = FilteringBroker({}, 0, 2000)
+    try:
+        broker.suggested = 1
+        assert matching(puller_of(broker), 0, 2000, step=800) == []
+        assert [replica for _, _, replica in broker.asked] == [0, 1, 1]
+    finally:
+        broker.close()
