@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from orderedmq.errors import ProtocolError
+from orderedmq.key_hash import java_string_hash
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.frame import Bytes, RemotingCommand
@@ -20,7 +21,6 @@ from orderedmq.rocketmq.lenient_json import field, loads_object
 from orderedmq.rocketmq.request import Request, nothing, number
 from orderedmq.rocketmq.requests import text
 from orderedmq.rocketmq.route import strings
-from orderedmq.selector import java_string_hash
 
 _SUCCESS = ResponseCode.SUCCESS
 #: What a broker answers for a member that is not there, that does not know the question, or that gave no answer in time.
