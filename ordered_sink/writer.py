@@ -1,4 +1,4 @@
-"""One writing task: rows to queues by the selector, in row order, staged with the broker.
+"""One writing task: rows to queues by the selector, in row order, handed to the broker.
 
 Rules: rows keep their order, or get the order of ``orderBy``, which needs all rows of the task in memory (up to a limit). Rows are
 gathered to some 16 MiB before they are routed: a queue's share is then a chunk of good size.
@@ -34,7 +34,7 @@ GATHER_ROWS: Final = 131072
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the commit: the batch it wrote for, its staged rows, its keys as sorted 64-bit hashes."""
+    """What a task tells the commit: the batch it wrote for, its rows, its keys as sorted 64-bit hashes."""
 
     batch: SinkBatch
     receipt: Receipt
@@ -51,7 +51,7 @@ def sink_batch(options: SinkOptions, run: SourceRun | None, *, streaming: bool) 
 
 
 def write(rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, identity: str, *, streaming: bool) -> Written:
-    """Stage all rows of one attempt of one task; nothing is visible before the commit."""
+    """Stage all rows of one attempt of one task. Whether readers see them before the commit is the broker's nature (Capabilities)."""
     context = TaskContext.get()
     assert context is not None, "a writer runs in a Spark task"
     batch = sink_batch(options, run_of(context.getLocalProperty), streaming=streaming)

@@ -94,8 +94,8 @@ class SinkOptions:
 def _key_conflict(given: Given, endpoint: Endpoint) -> OnKeyConflict:
     chosen = given.optional("onKeyConflict", choice(_ON_KEY_CONFLICT))
     if chosen is None:
-        return "error" if endpoint.embedded else "warn"
-    if chosen == "error" and not endpoint.embedded:
+        return "error" if endpoint.capabilities.atomic_publish else "warn"
+    if chosen == "error" and not endpoint.capabilities.atomic_publish:
         raise OptionError(
             "UNSUPPORTED",
             "option onKeyConflict=error is not supported with namesrvAddr: a cluster shows rows as they are sent, so a conflict is found too "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import Counter
@@ -13,9 +14,15 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 import orderedmq
-from orderedmq.broker import Broker
+from ordered_sink.commit import BatchWriter
+from ordered_sink.keys import SeenKeys
+from ordered_sink.writer import Written
+from orderedmq.broker import Broker, SinkBatch
+from orderedmq.errors import OptionError
+from orderedmq.key_hash import key_hash64
 from orderedmq.rocketmq.servers import Cluster
 
 ROWS = 3000
@@ -88,3 +95,27 @@ def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_on
     assert min(counts(broker, topic)) > ROWS // 20
     run()
     assert Counter(bodies(broker, topic)) == Counter(f"row-{number // 2 * 2}" for number in range(ROWS))
+
+
+def test_a_key_in_two_tasks_is_warned_of_in_words_that_are_true_of_rows_that_are_out(
+    cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.admin.create_topic("conflicts", 1)
+    options = {"namesrvAddr": cluster.address, "topic": "conflicts"}
+    schema = StructType().add("sharding_key", "string").add("body", "string")
+    [queue] = broker.log.queues("conflicts")
+    written = []
+    for partition in range(2):
+        staging = broker.outbox.open(SinkBatch(None), partition)
+        staging.add(queue, pa.record_batch({"body": [b"1"], "sharding_key": ["k"]}))
+        seen = SeenKeys()
+        seen.add(key_hash64(pa.array(["k"])))
+        written.append(Written(SinkBatch(None), staging.receipt(), seen.to_bytes()))
+    with caplog.at_level(logging.WARNING, "orderedmq"):
+        BatchWriter(options, schema, False).commit(list(written))
+    assert "1 sharding keys occur in more than one task" in caplog.text
+    assert "they were sent before this could be known" in caplog.text
+    assert "onKeyConflict=warn" not in caplog.text
+    assert counts(broker, "conflicts") == [2]
+    with pytest.raises(OptionError, match="onKeyConflict=error is not supported"):
+        BatchWriter({**options, "onKeyConflict": "error"}, schema, False)

@@ -882,6 +882,7 @@ def test_a_cluster_is_named_by_its_nameservers_with_defaults_of_its_own() -> Non
     writer = SinkOptions.parse(SINK_CLUSTER, streaming=True)
     assert (writer.endpoint.namesrv_addr, writer.on_key_conflict, writer.compression) == ("h:9876", "warn", None)
     assert SinkOptions.parse({**SINK_CLUSTER, "onKeyConflict": "ignore"}, streaming=True).on_key_conflict == "ignore"
+    assert (reader.endpoint.capabilities.atomic_publish, Endpoint("/data/omq").capabilities.atomic_publish) == (False, True)
 
 
 def test_a_clusters_brokers_have_any_name_and_rooms() -> None:
