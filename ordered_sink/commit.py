@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.columns import Plan, planned
 from ordered_sink.keys import shared
-from ordered_sink.writer import Written, ensure_topic, write
+from ordered_sink.writer import Written, target_queues, write
 from orderedmq.broker import Published
 from orderedmq.connections import reach
 from orderedmq.errors import SinkError, StoreError
@@ -44,7 +44,7 @@ class _Planned:
         with reach(self.options.endpoint) as broker:
             if self.options.topic is not None:
                 try:
-                    ensure_topic(broker, self.options.topic, self.options)
+                    target_queues(broker, self.options.topic, self.options)
                 except StoreError as error:
                     if error.sub != "MISSING" or self.options.topic_queue_nums is None:
                         raise

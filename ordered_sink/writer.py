@@ -24,6 +24,7 @@ from orderedmq.errors import MessageError, SinkError, TopicError
 from orderedmq.key_hash import HashedKeys, key_hash64
 from orderedmq.micro_batch import run_of
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
+from orderedmq.rooms import queues_in
 from orderedmq.rows import normalise
 from orderedmq.selector import selector
 from orderedmq.sink_options import SinkOptions
@@ -179,9 +180,15 @@ class _Task:
         if known is None:
             if self._plan.topic is not None:
                 check_topic(topic, writing=True)
-            ensure_topic(self._broker, topic, self._options)
-            known = self._queues[topic] = self._broker.log.queues(topic)
+            known = self._queues[topic] = target_queues(self._broker, topic, self._options)
         return known
+
+
+def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:
+    """The queues that rows may go to. Raises what `ensure_topic` raises, and TopicError NO_SUCH_QUEUE for a room without any."""
+    ensure_topic(broker, topic, options)
+    queues = broker.log.queues(topic)
+    return queues_in(topic, queues, options.machine_rooms) if options.machine_rooms else queues
 
 
 def ensure_topic(broker: Broker, topic: str, options: SinkOptions) -> None:

@@ -188,18 +188,19 @@ def _invalid(path: str, why: str, remedy: str) -> OptionError:
 
 
 def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
-    """The selector that the option messageQueueSelector names: hash, random, queueId, or package.module:function.
+    """The selector that the option messageQueueSelector names: hash, random, queueId, machineRoom, or package.module:function.
 
     ``seed`` (>= 0) stands for the batch and the partition, so that a retry chooses the same queues; ``by_content``: what has no key, or
-    goes at random, goes by content. Raises OptionError INVALID.
+    goes at random, goes by content. With machineRoom the queues to choose from are those of the rooms (rooms.py). Raises OptionError
+    INVALID.
     """
     match name:
-        case "hash":
+        case "hash" | "machineRoom":
             return HashSelector(seed, by_content=by_content)
         case "random":
             return ContentSelector() if by_content else RandomSelector(seed)
         case "queueId":
             return QueueIdSelector()
     if ":" not in name:
-        raise _invalid(name, "is no selector", "use hash, random, queueId or package.module:function")
+        raise _invalid(name, "is no selector", "use hash, random, queueId, machineRoom or package.module:function")
     return FunctionSelector(load_function(name), name)

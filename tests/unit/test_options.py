@@ -430,10 +430,28 @@ BAD_SINK = [
         ("messageQueueSelector", "'a.class:f'"),
     ),
     Bad(
-        "rooms",
-        {**SINK, "messageQueueSelector": "machineRoom"},
+        "rooms of the embedded broker",
+        {**SINK, "messageQueueSelector": "machineRoom", "machineRooms": "a"},
         "UNSUPPORTED",
-        ("messageQueueSelector", "RocketMQ", "use hash"),
+        ("messageQueueSelector=machineRoom", "room@name", "embedded", "use hash"),
+    ),
+    Bad(
+        "no rooms",
+        {**SINK_CLUSTER, "messageQueueSelector": "MachineRoom"},
+        "MISSING",
+        ("messageQueueSelector=machineRoom", "set machineRooms"),
+    ),
+    Bad(
+        "rooms that are not looked at",
+        {**SINK_CLUSTER, "machineRooms": "a"},
+        "CONFLICT",
+        ("machineRooms", "messageQueueSelector=machineRoom", "not hash", "drop"),
+    ),
+    Bad(
+        "a room twice",
+        {**SINK_CLUSTER, "messageQueueSelector": "machineRoom", "machineRooms": "a,a"},
+        "INVALID",
+        ("machineRooms", "'a'", "twice"),
     ),
     Bad("no queues", {**SINK, "topicQueueNums": "0"}, "INVALID", ("topicQueueNums", "'0'", f"1 to {MAX_QUEUES}", "example 8")),
     Bad(
@@ -706,6 +724,7 @@ def test_the_writers_defaults() -> None:
         sharding_key="sharding_key",
         sharding_key_explicit=False,
         selector="hash",
+        machine_rooms=(),
         topic_queue_nums=None,
         order_by=(),
         order_buffer_size=256 * 1024 * 1024,
@@ -741,6 +760,7 @@ def test_every_option_of_the_writer_arrives() -> None:
         sharding_key="order_id",
         sharding_key_explicit=True,
         selector="queueId",
+        machine_rooms=(),
         topic_queue_nums=8,
         order_by=(SortColumn("created_at"), SortColumn("a, b", True), SortColumn("c d"), SortColumn("e")),
         order_buffer_size=1024**3,
@@ -892,6 +912,12 @@ def test_a_clusters_brokers_have_any_name_and_rooms() -> None:
     }
     rooms = {"assignment": "shared", "allocateMessageQueueStrategy": "MACHINE_ROOM", "machineRooms": "a,b"}
     assert SourceOptions.parse({**CLUSTER, **rooms}, streaming=True).allocation.rooms == ("a", "b")
+
+
+def test_a_writer_to_machine_rooms_names_them() -> None:
+    rooms = {"messageQueueSelector": "machineroom", "machineRooms": "b, a"}
+    parsed = SinkOptions.parse({**SINK_CLUSTER, **rooms}, streaming=True)
+    assert (parsed.selector, parsed.machine_rooms) == ("machineRoom", ("b", "a"))
 
 
 def test_an_accounts_keys_are_in_no_repr_and_travel_in_a_pickle() -> None:
