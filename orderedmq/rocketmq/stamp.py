@@ -26,6 +26,7 @@ COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prope
 
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
 _RESERVED: Final = pa.array(sorted(RESERVED_NAMES))
+_BOOKMARK_GROUP = re.compile(GROUP_PREFIX + "[0-9a-f]{24}")
 _NUMBER: Final = "^[0-9]{1,18}$"
 
 
@@ -67,6 +68,11 @@ def sink_name(sink_id: str) -> str:
 def bookmark_group(sink: str, topic: str) -> str:
     """The consumer group whose offsets are the sink's bookmarks in a topic's queues."""
     return GROUP_PREFIX + blake2b(f"{sink}\0{topic}".encode(), digest_size=12).hexdigest()
+
+
+def is_bookmark_group(group: str) -> bool:
+    """Whether it is one of a sink's: no group of users."""
+    return _BOOKMARK_GROUP.fullmatch(group) is not None
 
 
 def lock_group(sink: str, queue: MessageQueue, partition: int) -> str:
