@@ -1,4 +1,8 @@
-"""The writers that Spark plans with, and what happens on the driver at the end of a batch: publish or discard."""
+"""The writers that Spark plans with, and what happens on the driver at the end of a batch: publish or discard.
+
+What that means to readers is the broker's nature (Capabilities.atomic_publish): the rows become visible, or go without a trace; or they
+have been visible since the tasks sent them, and stay.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.columns import Plan, planned
 from ordered_sink.keys import shared
-from ordered_sink.writer import Written, ensure_topic, write
+from ordered_sink.writer import Written, target_queues, write
 from orderedmq.broker import Published
 from orderedmq.connections import reach
 from orderedmq.errors import SinkError, StoreError
@@ -40,7 +44,7 @@ class _Planned:
         with reach(self.options.endpoint) as broker:
             if self.options.topic is not None:
                 try:
-                    ensure_topic(broker, self.options.topic, self.options)
+                    target_queues(broker, self.options.topic, self.options)
                 except StoreError as error:
                     if error.sub != "MISSING" or self.options.topic_queue_nums is None:
                         raise
@@ -83,18 +87,22 @@ class _Planned:
         conflicts = shared(list(tasks.values()))
         if not conflicts:
             return
-        error = SinkError(
-            "KEY_CONFLICT",
+        why = (
             f"{conflicts} sharding keys occur in more than one task of the batch, so their messages have no defined order: route the rows "
-            "first (ordered_sink.route(df, order_by=...)), or set onKeyConflict=warn or ignore if order within a batch does not matter",
+            "first (ordered_sink.route(df, order_by=...))"
         )
         if self.options.on_key_conflict == "error":
-            raise error
-        log.warning("%s", error)
+            # Only where publishing is atomic: the options refuse it elsewhere.
+            what = "or set onKeyConflict=warn or ignore if order within a batch does not matter; no row of the batch became visible"
+            raise SinkError("KEY_CONFLICT", f"{why}, {what}")
+        atomic = self.options.endpoint.capabilities.atomic_publish
+        rows = "they are published all the same" if atomic else "they were sent before this could be known"
+        what = f"or set onKeyConflict=ignore if order within a batch does not matter; {rows}"
+        log.warning("%s", SinkError("KEY_CONFLICT", f"{why}, {what}"))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The sink of one streaming query: exactly once per (query, micro-batch)."""
+    """The sink of one streaming query: once per (query, micro-batch)."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._planned = _Planned(options, schema, overwrite, streaming=True)
@@ -110,7 +118,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """A batch write: all rows or none; once per (txnAppId, txnVersion) if these are given."""
+    """A batch write: once per (txnAppId, txnVersion) if these are given; all rows or none, where publishing is atomic."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._planned = _Planned(options, schema, overwrite, streaming=False)

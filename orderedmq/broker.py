@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
@@ -33,6 +33,11 @@ class Capabilities:
     fenced: bool
     atomic_publish: bool
     names_owner: bool
+
+
+#: What the kinds promise: option checks read it before there is a connection.
+EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
+ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,7 @@ class SinkBatch:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one writing task hands to the commit: its staged rows by token, counted per queue."""
+    """What one writing task hands to the commit: its rows by token, counted per queue."""
 
     token: str
     partition: int
@@ -288,7 +293,7 @@ class Groups(Protocol):
 
 
 class Staging(Protocol):
-    """The rows of one attempt of one writing task, invisible until published."""
+    """The rows of one attempt of one writing task; invisible until they are published, where that is atomic (Capabilities)."""
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before."""
@@ -299,12 +304,12 @@ class Staging(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Forget what was staged."""
+        """Forget what was staged; where publishing is not atomic, what was sent stays."""
         ...
 
 
 class Outbox(Protocol):
-    """Writing in batches that become visible once."""
+    """Writing in batches that are there once; invisible before they are published, where that is atomic (Capabilities)."""
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
         """A task of ``run`` reads ``offsets``: the publish of that run's batch is bound to the token."""
@@ -325,7 +330,7 @@ class Outbox(Protocol):
         """Make the receipts' rows visible, in (partition, row) order, once per (sink_id, batch_id).
 
         Raises LockError LOST when a source epoch registered by this run is stale, SinkError REPLAY_DIFFERS,
-        BATCH_TOO_OLD, TOKEN_GONE; nothing is visible then.
+        BATCH_TOO_OLD, TOKEN_GONE; nothing is visible then, where publishing is atomic.
         """
         ...
 

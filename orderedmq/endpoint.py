@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from orderedmq.broker import EMBEDDED, ROCKETMQ, Capabilities
 from orderedmq.errors import OptionError, RocketMQError
 from orderedmq.option_values import conflict, invalid, parse_bool, parse_path
 from orderedmq.options import DEFAULT_DIRECTORY, Given
@@ -41,6 +42,11 @@ class Endpoint:
     @property
     def embedded(self) -> bool:
         return self.path is not None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the broker there can promise."""
+        return EMBEDDED if self.embedded else ROCKETMQ
 
     def __str__(self) -> str:
         return self.path or self.namesrv_addr or ""

@@ -143,7 +143,13 @@ SINK_OPTIONS: Final = (
     Option(
         "messageQueueSelector",
         "hash",
-        "how a key chooses its queue: hash (Java's), random, queueId (the column queue_id), or module:function",
+        "how a key chooses its queue: hash (Java's), random, queueId (the column queue_id), machineRoom, or module:function",
+    ),
+    Option(
+        "machineRooms",
+        None,
+        "machineRoom: a,b for brokers a@... and b@..., among whose queues the key's hash chooses; with namesrvAddr only",
+        "required by machineRoom",
     ),
     Option(
         "topicQueueNums", None, f"create a missing topic with so many queues, 1 to {MAX_QUEUES}; assert it of others", "none"

@@ -6,6 +6,7 @@ nameservers (MQAdminExt). Its queues are divided evenly among the brokers, so th
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
@@ -16,8 +17,10 @@ from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check
 from orderedmq.rocketmq import admin_requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_admin import GroupAdmin
+from orderedmq.rocketmq.group_requests import all_consumer_offsets
 from orderedmq.rocketmq.log import RocketMQLog, missing
 from orderedmq.rocketmq.requests import topic_stats
+from orderedmq.rocketmq.stamp import is_bookmark_group
 
 #: Seconds for a request with all its retries.
 _TIMEOUT: Final = 30.0
@@ -75,11 +78,15 @@ class TopicAdmin:
         return self._log.topic(name)
 
     def delete_topic(self, name: str) -> None:
-        """As the protocol has it; from RocketMQ 5.0 on the groups' offsets go, too."""
+        """As the protocol has it; from RocketMQ 5.0 on the groups' offsets go, too. What sinks kept about the topic goes with it."""
         self._log.forget(name)
         self._log.route(name)
         for master in self._masters().values():
+            sinks = self._bookmarks(master, name)
             delete_at_broker(self._client, master, name)
+            for group in sinks:
+                with contextlib.suppress(RocketMQError):
+                    self._client.call_address(master, admin_requests.delete_group(group), _soon())
         failed: RocketMQUnavailableError | None = None
         for nameserver in self._client.nameservers:
             try:
@@ -115,6 +122,20 @@ class TopicAdmin:
         )
 
     # --- inside
+
+    def _bookmarks(self, master: str, topic: str) -> list[str]:
+        """The groups of sinks that wrote to a topic; none for who may not ask for those of all groups."""
+        try:
+            offsets = self._client.call_address(master, all_consumer_offsets(), _soon())
+        except RocketMQError as error:
+            if error.sub not in ("NO_PERMISSION", "NOT_SUPPORTED"):
+                raise
+            return []
+        return [
+            name
+            for name, queues in offsets.items()
+            if is_bookmark_group(name) and any(queue.topic == topic for queue in queues)
+        ]
 
     def _masters(self) -> dict[str, str]:
         """Where each broker's master listens, by the broker's name. Raises RocketMQUnavailableError NO_BROKER."""

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from orderedmq.broker import Capabilities
+from orderedmq.broker import ROCKETMQ, Capabilities
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.acl import Credentials
 from orderedmq.rocketmq.admin import RocketMQAdmin
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from orderedmq.rocketmq.groups import RocketMQGroups
     from orderedmq.rocketmq.outbox import RocketMQOutbox
 
-CAPABILITIES: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
 #: Seconds for a question to the nameservers.
 _TIMEOUT: Final = 30.0
 _MOST_BROKERS: Final = 4
@@ -52,7 +51,7 @@ class RocketMQBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        return CAPABILITIES
+        return ROCKETMQ
 
     @cached_property
     def identity(self) -> str:

@@ -21,13 +21,12 @@ import pyarrow as pa
 
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.listener import dead_letter_id
-from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RETRY_PREFIX, MessageQueue
+from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.encode import SendBody, encode
 from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
 from orderedmq.rocketmq.log import RocketMQLog
-from orderedmq.rocketmq.properties import RESERVED_NAMES
 from orderedmq.rows import normalise
 
 #: Letters at the end among which a repeat is looked for.
@@ -178,7 +177,7 @@ def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]
     found["RETRY_TOPIC"] = pa.array([queue.topic] * letters.num_rows, pa.string())
     found["DLQ_ORIGIN_TOPIC"] = found["RETRY_TOPIC"]
     found["DLQ_ORIGIN_MESSAGE_ID"] = found["ORIGIN_MESSAGE_ID"]
-    assert set(found) <= RESERVED_NAMES
+    assert set(found) <= RESERVED_PROPERTIES
     return found
 
 

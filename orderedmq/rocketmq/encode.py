@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.errors import MessageError
-from orderedmq.model import MAX_BODY_BYTES
+from orderedmq.model import MAX_BODY_BYTES, is_reserved
 from orderedmq.rocketmq import properties as names
 from orderedmq.rocketmq.slots import Int64s, contents
+from orderedmq.rows import reserved
 
 #: A request ends behind the message with which it would grow larger than this.
 TARGET_BYTES: Final = 1024 * 1024
@@ -216,16 +217,15 @@ class _Properties:
         bounds = bounds - bounds[0]
         if not len(keys):
             return
-        reserved = pc.is_in(keys, value_set=pa.array(sorted(names.RESERVED_NAMES | set(self._extra))))
-        reserved = pc.or_(reserved, pc.starts_with(keys, names.TRANSIENT_PREFIX))
+        ours = pc.or_(reserved(keys), pc.is_in(keys, value_set=pa.array(sorted(self._extra), pa.string())))
         entries = pc.binary_join_element_wise(keys, "\x01", items, "\x02", _EMPTY, null_handling="replace", null_replacement="")
         empty = pc.or_(pc.equal(pc.fill_null(items, ""), ""), pc.equal(keys, ""))
-        bad = pc.index(pc.and_not(empty, reserved), True).as_py()
+        bad = pc.index(pc.and_not(empty, ours), True).as_py()
         if bad >= 0:
             raise self._bad(int(np.searchsorted(bounds, bad, side="right")) - 1, keys[bad].as_py(), items[bad].as_py() or "")
-        if pc.any(reserved).as_py():
-            entries = pc.if_else(reserved, _EMPTY, entries)
-        self._entries += len(keys) - (pc.sum(reserved).as_py() or 0)
+        if pc.any(ours).as_py():
+            entries = pc.if_else(ours, _EMPTY, entries)
+        self._entries += len(keys) - (pc.sum(ours).as_py() or 0)
         # The entries of a row lie one behind the other, so their buffer is the rows' texts.
         data, ends = contents(entries)
         offsets = ends[bounds].astype(np.int32)
@@ -241,7 +241,7 @@ class _Properties:
                 return self._bad(row, name, values[row].as_py())
         for row, pairs in enumerate(self._rows.column("properties").to_pylist()):
             for name, value in pairs or ():
-                if name not in names.RESERVED_NAMES and name not in self._extra and names.bad_property(name, value):
+                if not is_reserved(name) and name not in self._extra and names.bad_property(name, value):
                     return self._bad(row, name, value)
         raise AssertionError("no property has a separator")
 

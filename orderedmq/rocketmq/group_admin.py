@@ -23,6 +23,7 @@ from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
 from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.presence import Directory
+from orderedmq.rocketmq.stamp import is_bookmark_group
 
 #: Groups of the servers' own (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).
 _SYSTEM_GROUPS: Final = frozenset(
@@ -51,7 +52,10 @@ class GroupAdmin:
     # -- what there is
 
     def groups(self) -> list[str]:
-        """Those that a broker has settings or offsets of."""
+        """Those that a broker has settings or offsets of, without those that sinks keep their bookmarks in."""
+        return [name for name in self._every_group() if not is_bookmark_group(name)]
+
+    def _every_group(self) -> list[str]:
         found: set[str] = set()
         for address in self._numbers.masters():
             configured = self._client.call_address(address, admin_requests.groups(), soon())
@@ -64,7 +68,7 @@ class GroupAdmin:
 
     def _require(self, group: str) -> None:
         locks.check_name(group)
-        if group not in self.groups():
+        if group not in self._every_group():
             raise GroupError("MISSING", f"no consumer group {group!r} in this cluster (orderedmq group list shows all)")
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from orderedmq.errors import ProtocolError
 from orderedmq.filters import ALL, canonical, tags_of
+from orderedmq.key_hash import java_string_hash
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.frame import Bytes, RemotingCommand
@@ -21,7 +22,6 @@ from orderedmq.rocketmq.lenient_json import field, loads_object
 from orderedmq.rocketmq.request import Request, nothing, number
 from orderedmq.rocketmq.requests import text
 from orderedmq.rocketmq.route import strings
-from orderedmq.selector import java_string_hash
 
 _SUCCESS = ResponseCode.SUCCESS
 #: What a broker answers for a member that is not there, that does not know the question, or that gave no answer in time.

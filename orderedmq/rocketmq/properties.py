@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from orderedmq.errors import MessageError
-from orderedmq.model import MAX_PROPERTIES_BYTES, RESERVED_PROPERTIES
+from orderedmq.model import MAX_PROPERTIES_BYTES
 
 NAME_END: Final = b"\x01"
 VALUE_END: Final = b"\x02"
@@ -25,21 +25,6 @@ RETRY_TOPIC: Final = "RETRY_TOPIC"
 BROKERS_SHARE: Final = 256
 #: Sent properties may have so many bytes.
 MAX_SENT_BYTES: Final = MAX_PROPERTIES_BYTES - BROKERS_SHARE
-
-#: Names that only RocketMQ or a column may set (``MessageConst``): sent by a user they would delay, wrap or misplace a message.
-RESERVED_NAMES: Final = RESERVED_PROPERTIES | frozenset(
-    (
-        "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRAN_PREPARED_QUEUE_OFFSET", "__transactionId__", "TRANSACTION_CHECK_TIMES",
-        "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "ARRIVE_TIME", "PUSH_REPLY_TIME", "MSG_TYPE",
-        "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "PROPERTY_FORWARD_QUEUE_ID", "REDIRECT",
-        "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "TRACE_CONTEXT",
-        "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES",
-        "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
-        "__BORNHOST", "BORN_TIMESTAMP", "__CRC32#", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID",
-    )
-)  # fmt: skip
-#: Names that begin so are a client's own and never stored.
-TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 
 
 def parse_properties(data: bytes) -> dict[str, str]:

@@ -290,7 +290,7 @@ class Broker(Server):
 
 
 class Cluster:
-    """A nameserver and its brokers (``broker-a``, ``broker-b``, ...) in one folder.
+    """A nameserver and its brokers (``broker-a``, ``broker-b``, ..., or those of ``names``) in one folder.
 
     ``properties`` are the brokers' (they override), ``jvm`` are options of their Java, ``lock_life`` is how many seconds a queue lock lives
     that is not renewed. ``port``: the nameserver's, else a free one.
@@ -307,6 +307,7 @@ class Cluster:
         lock_life: float | None = None,
         port: int | None = None,
         name: str = "local",
+        names: Sequence[str] = (),
     ) -> None:
         if lock_life is not None:
             jvm = (*jvm, f"-Drocketmq.broker.rebalance.lockMaxLiveTime={lock_life * 1000:.0f}")
@@ -316,8 +317,8 @@ class Cluster:
         self.version = version
         self.namesrv = NameServer(folder / "namesrv", version, free_port() if port is None else port)
         self.brokers = [
-            Broker(folder / f"broker-{letter}", version, free_port(-2, 0, 1), self.address, name, properties, jvm)
-            for letter in "abcdefgh"[:brokers]
+            Broker(folder / broker, version, free_port(-2, 0, 1), self.address, name, properties, jvm)
+            for broker in names or [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
         ]
 
     @property

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.model import SINK_BATCH, SINK_ID, SINK_PARTITION, SINK_SEQUENCE, MessageQueue
-from orderedmq.rocketmq.properties import RESERVED_NAMES, TRANSIENT_PREFIX
+from orderedmq.model import SINK_BATCH, SINK_ID, SINK_PARTITION, SINK_SEQUENCE, MessageQueue, is_reserved
+from orderedmq.rows import reserved
 
 #: Consumer groups of sinks, which nobody consumes with: they keep a sink's bookmarks, and its tasks exclude each other by their locks.
 GROUP_PREFIX: Final = "OMQ_SINK_"
@@ -25,7 +25,7 @@ GROUP_PREFIX: Final = "OMQ_SINK_"
 COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")
 
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
-_RESERVED: Final = pa.array(sorted(RESERVED_NAMES))
+_BOOKMARK_GROUP = re.compile(GROUP_PREFIX + "[0-9a-f]{24}")
 _NUMBER: Final = "^[0-9]{1,18}$"
 
 
@@ -67,6 +67,11 @@ def sink_name(sink_id: str) -> str:
 def bookmark_group(sink: str, topic: str) -> str:
     """The consumer group whose offsets are the sink's bookmarks in a topic's queues."""
     return GROUP_PREFIX + blake2b(f"{sink}\0{topic}".encode(), digest_size=12).hexdigest()
+
+
+def is_bookmark_group(group: str) -> bool:
+    """Whether it is one of a sink's: no group of users."""
+    return _BOOKMARK_GROUP.fullmatch(group) is not None
 
 
 def lock_group(sink: str, queue: MessageQueue, partition: int) -> str:
@@ -137,12 +142,8 @@ def _has_users(properties: pa.Array) -> bool:
     """Whether any row may have a property of the user's."""
     bounds = properties.offsets
     names = properties.keys.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
-    return not pc.all(pc.or_(pc.is_in(names, _RESERVED), pc.starts_with(names, TRANSIENT_PREFIX))).as_py()
+    return not pc.all(reserved(names)).as_py()
 
 
 def _users(properties: Mapping[str, str | None]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in properties.items()
-        if value and name not in RESERVED_NAMES and not name.startswith(TRANSIENT_PREFIX)
-    }
+    return {name: value for name, value in properties.items() if value and not is_reserved(name)}

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +21,7 @@ from orderedmq.broker import Broker, SinkBatch
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from tests.bench import data
-from tests.bench.measure import ROOT, Bench, Figure, interleaved, median
+from tests.bench.measure import ROOT, Bench, Figure, interleaved, median, status
 
 QUEUES = 1000
 
@@ -186,17 +185,10 @@ def read_all(path: str, rows: int) -> None:
         partition = QueuePartition(
             Endpoint(path), broker.identity, queue, 0, rows, None, incarnation, True, 16384, streaming=False
         )
-    before = _status("VmRSS")
+    before = status("VmRSS")
     with pa.OSFile("/dev/null", "wb") as sink:
         writer = None
         for batch in read(partition, DEFAULT_COLUMNS, to_arrow_schema(full_schema(False), timezone="UTC")):
             writer = writer or pa.ipc.new_stream(sink, batch.schema)
             writer.write_batch(batch)
-    print(before, _status("VmHWM"), _status("RssFile"))
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1])
-    raise OSError(f"/proc/self/status has no {field}")
+    print(before, status("VmHWM"), status("RssFile"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun
@@ -82,6 +83,22 @@ def test_columns_and_large_batches_survive_staging(broker: Broker):
     assert got == [
         {"body": b"%d" % part * 200_000, "tags": f"t{part}", "properties": [("part", str(part))]} for part in range(count)
     ]
+
+
+def test_what_only_a_broker_or_a_column_may_set_is_left_out(broker: Broker):
+    queue = queues_of(broker)[0]
+    smuggled = [(name, "smuggled") for name in [*sorted(RESERVED_PROPERTIES), "__RMQ.TRANSIENT.X", "mine"]]
+    broker.log.append(queue, rows("a", properties=[smuggled]))
+    broker.outbox.publish(numbered(0), [staged_rows(broker, queue, rows("b", properties=[smuggled]))])
+    for offset in range(2):
+        [pairs] = broker.log.pull(queue, offset, 1, 1 << 20, ("properties",)).column(0).to_pylist()
+        assert [name for name, value in pairs if value == "smuggled"] == ["mine"]
+
+
+def staged_rows(broker: Broker, queue: MessageQueue, batch: pa.RecordBatch) -> Receipt:
+    staging = broker.outbox.open(numbered(0), 0)
+    staging.add(queue, batch)
+    return staging.receipt()
 
 
 def test_an_empty_batch_is_published_too(broker: Broker):

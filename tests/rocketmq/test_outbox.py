@@ -24,7 +24,8 @@ import pytest
 from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.errors import MessageError, OrderedMQError, RocketMQError, SinkError, TopicError
 from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
-from orderedmq.rocketmq import admin_requests, requests
+from orderedmq.rocketmq import admin_requests, group_requests, requests
+from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.bookmarks import Bookmarks
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import RequestCode
@@ -34,6 +35,7 @@ from orderedmq.rocketmq.outbox import RocketMQOutbox, RocketMQStaging
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing
 from orderedmq.rocketmq.receipts import parse_token
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.stamp import bookmark_group
 from tests.rocketmq.proxy import Connection, Network, Path, Way
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -675,6 +677,47 @@ def test_a_bookmark_of_a_topic_that_was_made_anew_hides_nothing(quick: World) ->
         receipt = quick.write(numbered(20, 100 * number), number)
         assert not quick.outbox().publish(quick.batch(number), [receipt]).replayed
     assert quick.bodies() == numbered(10) + numbered(20, 100) + numbered(20, 200)
+
+
+# --- what remains
+
+
+def groups_of_sinks(world: World) -> set[str]:
+    """Consumer groups of sinks, in whatever a broker keeps: settings, offsets, topics of retries."""
+    found: set[str] = set()
+    for master in world.masters():
+        configured = world.client.call_address(master, admin_requests.groups(), soon())
+        offsets = world.client.call_address(master, group_requests.all_consumer_offsets(), soon())
+        found.update(configured, offsets)
+    found.update(world.client.topics(soon()))
+    return {name for name in found if "OMQ_SINK" in name}
+
+
+def test_a_sink_leaves_one_group_however_many_batches_it_wrote_and_nobody_is_shown_it(everywhere: World) -> None:
+    world = everywhere
+    before = groups_of_sinks(world)
+    admin = RocketMQAdmin(world.client, world.log)
+    outbox = world.outbox()
+    for number in range(int(os.environ.get("BATCHES", "20"))):
+        receipts = [world.write(numbered(2), number, partition, outbox) for partition in range(3)]
+        outbox.publish(world.batch(number), receipts)
+    [left] = groups_of_sinks(world) - before
+    assert left == bookmark_group(world.sink, world.topic)
+    assert not [name for name in admin.groups() if "OMQ_SINK" in name]
+    assert not [lock for lock in admin.locks() if "OMQ_SINK" in lock.group]
+    admin.delete_topic(world.topic)
+    for master in world.masters():
+        # Before 5.0 a broker keeps the offsets of a topic that is gone, and the command does not show them.
+        assert left not in world.client.call_address(master, admin_requests.groups(), soon())
+    assert world.cluster.version.startswith("4.") or left not in groups_of_sinks(world)
+
+
+def test_the_group_of_a_sink_that_is_gone_can_be_deleted_by_its_name(quick: World) -> None:
+    quick.outbox().publish(quick.batch(), [quick.write(numbered(2))])
+    group = bookmark_group(quick.sink, quick.topic)
+    assert group in groups_of_sinks(quick)
+    RocketMQAdmin(quick.client, quick.log).delete_group(group)
+    assert group not in groups_of_sinks(quick)
 
 
 # --- refusals

@@ -12,8 +12,7 @@ from unittest import mock
 
 from ordered_source import group, reader
 from ordered_source.renewal import Renewal
-from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.embedded.broker import CAPABILITIES
+from orderedmq.broker import EMBEDDED, QueueBounds, TopicInfo
 from orderedmq.errors import StoreError
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
@@ -122,7 +121,7 @@ class Process:
     """The source runner of one run of a query: its connection to the broker (Broker, Log and Groups), and its renewals."""
 
     identity = "simulation"
-    capabilities = CAPABILITIES
+    capabilities = EMBEDDED
 
     def __init__(self, network: Network, name: str) -> None:
         self.network = network

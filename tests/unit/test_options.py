@@ -445,10 +445,28 @@ BAD_SINK = [
         ("messageQueueSelector", "'a.class:f'"),
     ),
     Bad(
-        "rooms",
-        {**SINK, "messageQueueSelector": "machineRoom"},
+        "rooms of the embedded broker",
+        {**SINK, "messageQueueSelector": "machineRoom", "machineRooms": "a"},
         "UNSUPPORTED",
-        ("messageQueueSelector", "RocketMQ", "use hash"),
+        ("messageQueueSelector=machineRoom", "room@name", "embedded", "use hash"),
+    ),
+    Bad(
+        "no rooms",
+        {**SINK_CLUSTER, "messageQueueSelector": "MachineRoom"},
+        "MISSING",
+        ("messageQueueSelector=machineRoom", "set machineRooms"),
+    ),
+    Bad(
+        "rooms that are not looked at",
+        {**SINK_CLUSTER, "machineRooms": "a"},
+        "CONFLICT",
+        ("machineRooms", "messageQueueSelector=machineRoom", "not hash", "drop"),
+    ),
+    Bad(
+        "a room twice",
+        {**SINK_CLUSTER, "messageQueueSelector": "machineRoom", "machineRooms": "a,a"},
+        "INVALID",
+        ("machineRooms", "'a'", "twice"),
     ),
     Bad("no queues", {**SINK, "topicQueueNums": "0"}, "INVALID", ("topicQueueNums", "'0'", f"1 to {MAX_QUEUES}", "example 8")),
     Bad(
@@ -726,6 +744,7 @@ def test_the_writers_defaults() -> None:
         sharding_key="sharding_key",
         sharding_key_explicit=False,
         selector="hash",
+        machine_rooms=(),
         topic_queue_nums=None,
         order_by=(),
         order_buffer_size=256 * 1024 * 1024,
@@ -761,6 +780,7 @@ def test_every_option_of_the_writer_arrives() -> None:
         sharding_key="order_id",
         sharding_key_explicit=True,
         selector="queueId",
+        machine_rooms=(),
         topic_queue_nums=8,
         order_by=(SortColumn("created_at"), SortColumn("a, b", True), SortColumn("c d"), SortColumn("e")),
         order_buffer_size=1024**3,
@@ -902,6 +922,7 @@ def test_a_cluster_is_named_by_its_nameservers_with_defaults_of_its_own() -> Non
     writer = SinkOptions.parse(SINK_CLUSTER, streaming=True)
     assert (writer.endpoint.namesrv_addr, writer.on_key_conflict, writer.compression) == ("h:9876", "warn", None)
     assert SinkOptions.parse({**SINK_CLUSTER, "onKeyConflict": "ignore"}, streaming=True).on_key_conflict == "ignore"
+    assert (reader.endpoint.capabilities.atomic_publish, Endpoint("/data/omq").capabilities.atomic_publish) == (False, True)
 
 
 def test_how_a_cluster_is_pulled_from() -> None:
@@ -917,6 +938,12 @@ def test_a_clusters_brokers_have_any_name_and_rooms() -> None:
     }
     rooms = {"assignment": "shared", "allocateMessageQueueStrategy": "MACHINE_ROOM", "machineRooms": "a,b"}
     assert SourceOptions.parse({**CLUSTER, **rooms}, streaming=True).allocation.rooms == ("a", "b")
+
+
+def test_a_writer_to_machine_rooms_names_them() -> None:
+    rooms = {"messageQueueSelector": "machineroom", "machineRooms": "b, a"}
+    parsed = SinkOptions.parse({**SINK_CLUSTER, **rooms}, streaming=True)
+    assert (parsed.selector, parsed.machine_rooms) == ("machineRoom", ("b", "a"))
 
 
 def test_an_accounts_keys_are_in_no_repr_and_travel_in_a_pickle() -> None:

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError, SchemaError
+from orderedmq.key_hash import java_string_hash
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA, select_schema
 from orderedmq.rocketmq import decode, exact
 from orderedmq.rocketmq.decode import MAX_OFFSET
 from orderedmq.rocketmq.exact import Wanted, decode_exactly
-from orderedmq.selector import java_string_hash
 from tests.stored_messages import INNER, ODD, PLAIN, V2, Stored, inner, text, usual
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())

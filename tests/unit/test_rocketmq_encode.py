@@ -12,10 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orderedmq.errors import MessageError
-from orderedmq.model import MAX_BODY_BYTES, MAX_PROPERTIES_BYTES, PRODUCER_SCHEMA, PROPERTIES_TYPE
+from orderedmq.model import (
+    MAX_BODY_BYTES,
+    MAX_PROPERTIES_BYTES,
+    PRODUCER_SCHEMA,
+    PROPERTIES_TYPE,
+    RESERVED_PROPERTIES,
+    is_reserved,
+)
 from orderedmq.rocketmq import encode as module
 from orderedmq.rocketmq.encode import SendBody, encode
-from orderedmq.rocketmq.properties import BROKERS_SHARE, MAX_SENT_BYTES, RESERVED_NAMES, parse_properties
+from orderedmq.rocketmq.properties import BROKERS_SHARE, MAX_SENT_BYTES, parse_properties
 from orderedmq.rocketmq.stored import parse_batch
 from orderedmq.rows import normalise
 
@@ -111,7 +118,11 @@ def test_extra_properties_are_for_all_rows_or_for_each_and_win_over_the_users() 
 
 
 def test_reserved_properties_of_a_sources_rows_are_left_out() -> None:
-    everything = [(name, "v") for name in sorted(RESERVED_NAMES)] + [("__RMQ.TRANSIENT.X", "v"), ("mine", "v"), ("DELAY", "")]
+    everything = [(name, "v") for name in sorted(RESERVED_PROPERTIES)] + [
+        ("__RMQ.TRANSIENT.X", "v"),
+        ("mine", "v"),
+        ("DELAY", ""),
+    ]
     rows = batch(body=[b"a", b"b"], properties=[everything, [("TIMER_DELIVER_MS", "1")]])
     assert [properties for _, properties in read(sent(rows))] == [{"mine": "v", "UNIQ_KEY": "U0"}, {"UNIQ_KEY": "U1"}]
 
@@ -171,7 +182,7 @@ def test_rows_arrive_as_they_were(given_rows: list[Any]) -> None:
     expected = []
     for number, row in enumerate(given_rows):
         texts = {"TAGS": row[1], "KEYS": row[2], "__SHARDINGKEY": row[3], "X": row[5], "UNIQ_KEY": f"U{number}"}
-        kept = {name: value for name, value in (row[4] or {}).items() if name not in RESERVED_NAMES}
+        kept = {name: value for name, value in (row[4] or {}).items() if not is_reserved(name)}
         expected.append((row[0], kept | {name: value for name, value in texts.items() if value}))
     assert arrived == expected
 
