@@ -1,8 +1,7 @@
 """What a broker does for the source, the sink and the command: four protocols.
 
-Rules: both sides see only this page; they never branch on the kind of broker (``Capabilities`` says what differs by nature).
-Every mutation of a group carries the lock token under which it is made. The contract suite (tests/contract) holds each broker
-to it.
+Rules: both sides see only this page; they never branch on the kind of broker (``Capabilities`` says what differs by nature). Every
+mutation of a group carries the lock token under which it is made. The contract suite (tests/contract) holds each broker to it.
 """
 
 from __future__ import annotations
@@ -194,9 +193,9 @@ class Log(Protocol):
     ) -> pa.RecordBatch:
         """Rows from ``offset`` on, without a gap, in ``columns`` order; at least one if there is one, else none.
 
-        Fewer than ``max_messages`` is no sign of the end. Raises TopicError MISSING; DataLossError AGED_OUT when ``offset``
-        lies before the first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is
-        given (what `anchor` gave) and the topic is another; StoreError CORRUPT when a checksum fails.
+        Fewer than ``max_messages`` is no sign of the end. Raises TopicError MISSING; DataLossError AGED_OUT when ``offset`` lies before the
+        first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is given (what `anchor` gave) and the
+        topic is another; StoreError CORRUPT when a checksum fails.
         """
         ...
 
