@@ -11,7 +11,7 @@ from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import group_requests
 from orderedmq.rocketmq.client import Client, attempt
-from orderedmq.rocketmq.connection import Pending
+from orderedmq.rocketmq.connection import Connection, Pending
 from orderedmq.rocketmq.request import Request
 
 T = TypeVar("T")
@@ -73,20 +73,21 @@ def _ask(
     again: Callable[[int], T],
     deadline: float,
 ) -> list[T]:
-    sent: list[Pending[T] | None] = []
-    for place, request in enumerate(requests):
-        try:
-            sent.append(client.connection(where(place), deadline).send(request, attempt(request, deadline)))
-        except RocketMQUnavailableError:
-            sent.append(None)
+    by_connection: dict[Connection, list[int]] = {}
+    for place in range(len(requests)):
+        # Once more below, with patience.
+        with contextlib.suppress(RocketMQUnavailableError):
+            by_connection.setdefault(client.connection(where(place), deadline), []).append(place)
+    sent: dict[int, Pending[T]] = {}
+    for connection, places in by_connection.items():
+        made = connection.send_all([(requests[place], None) for place in places], attempt(requests[places[0]], deadline))
+        sent.update(zip(places, made))
     answers: list[T] = []
-    for place, pending in enumerate(sent):
-        try:
-            if pending is not None:
-                answers.append(pending.result())
+    for place in range(len(requests)):
+        # All that is asked here may be done twice.
+        with contextlib.suppress(RocketMQUnavailableError):
+            if place in sent:
+                answers.append(sent[place].result())
                 continue
-        except RocketMQUnavailableError:
-            # All that is asked here may be done twice.
-            pass
         answers.append(again(place))
     return answers

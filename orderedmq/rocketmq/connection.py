@@ -15,13 +15,13 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
 from orderedmq.rocketmq.acl import Credentials, signed
 from orderedmq.rocketmq.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
-from orderedmq.rocketmq.frame import FrameDecoder, RemotingCommand, encode_parts
+from orderedmq.rocketmq.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.transport import Stuck, Transport, connect
 
@@ -163,27 +163,39 @@ class Connection:
 
         ``on_done`` is called once, when there is a result, mostly in the reader thread: it must not wait or raise. It may send.
         """
-        pending = Pending(self, request, deadline, on_done)
-        number = next(self._numbers) & 0x7FFFFFFF
-        while number in self._pending:
+        [pending] = self.send_all([(request, on_done)], deadline)
+        return pending
+
+    def send_all(
+        self, asked: Sequence[tuple[Request[T], Callable[[Pending[T]], None] | None]], deadline: float
+    ) -> list[Pending[T]]:
+        """As `send`, several requests that may be done twice with one write: a system call costs more than a request does."""
+        made: list[Pending[T]] = []
+        parts: list[Bytes] = []
+        for request, on_done in asked:
+            pending = Pending(self, request, deadline, on_done)
             number = next(self._numbers) & 0x7FFFFFFF
-        pending.opaque = number
-        parts = encode_parts(self._command(request, number, 0))
-        self._pending[number] = pending
+            while number in self._pending:
+                number = next(self._numbers) & 0x7FFFFFFF
+            pending.opaque = number
+            parts += encode_parts(self._command(request, number, 0))
+            made.append(pending)
+        self._pending.update((pending.opaque, pending) for pending in made)
         if self._unheard_since is None:
             self._unheard_since = time.monotonic()
-        # Only now: a cut that is missed here finds the request above.
-        why = self._lost or self._write(parts, deadline, pending)
-        if why is not None and self._pending.pop(number, None) is not None:
-            pending._finish(
-                None, self._stranger or RocketMQUnavailableError("UNREACHABLE", f"the {request.what} was not sent: {why}")
-            )
-        return pending
+        # Only now: a cut that is missed here finds the requests above.
+        why = self._lost or self._write(parts, deadline, made)
+        if why is not None:
+            for pending in made:
+                if self._pending.pop(pending.opaque, None) is not None:
+                    unsent = RocketMQUnavailableError("UNREACHABLE", f"the {pending.request.what} was not sent: {why}")
+                    pending._finish(None, self._stranger or unsent)
+        return made
 
     def tell(self, request: Request[Any], deadline: float) -> None:
         """Send what the server does not answer, not even by an error. Raises RocketMQUnavailableError UNREACHABLE."""
         parts = encode_parts(self._command(request, next(self._numbers) & 0x7FFFFFFF, FLAG_ONEWAY))
-        why = self._lost or self._write(parts, deadline, None)
+        why = self._lost or self._write(parts, deadline, ())
         if why is not None:
             raise self._unsent(request, why)
 
@@ -197,19 +209,19 @@ class Connection:
         ext = request.ext if self._credentials is None else signed(request.ext, request.body, self._credentials)
         return RemotingCommand(request.code, number, flag, None, ext, request.body)
 
-    def _write(self, parts: tuple[Any, ...], deadline: float, pending: Pending[Any] | None) -> str | None:
-        """Write a frame; else why that could not be. A frame that was begun is ended, or the connection is."""
+    def _write(self, parts: Sequence[Bytes], deadline: float, made: Sequence[Pending[Any]]) -> str | None:
+        """Write frames; else why that could not be. A frame that was begun is ended, or the connection is."""
         broken = None
         if not self._writing.acquire(timeout=_seconds_to(deadline)):
             return f"the connection to {self.address} was busy with other requests until the deadline"
         try:
             if self._lost is not None:
                 return self._lost
-            if pending is not None:
+            for pending in made:
                 pending._began = True
-                # Said to be unsent already, at the deadline; so it must not be sent. The mark above comes first.
-                if pending.opaque not in self._pending:
-                    return "its deadline has passed"
+            # Said to be unsent already, at the deadline; so it must not be sent. The mark above comes first.
+            if made and all(pending.opaque not in self._pending for pending in made):
+                return "its deadline has passed"
             self._active = time.monotonic()
             self._transport.send(parts, deadline)
             return None
@@ -220,9 +232,10 @@ class Connection:
             why = broken = str(error)
         finally:
             self._writing.release()
-        if pending is not None and self._pending.pop(pending.opaque, None) is not None:
-            # No server acts on a part of a frame.
-            pending._finish(None, self._unsent(pending.request, why))
+        # No server acts on a part of a frame; of several, some may be whole.
+        for pending in made if len(made) == 1 or broken is None else ():
+            if self._pending.pop(pending.opaque, None) is not None:
+                pending._finish(None, self._unsent(pending.request, why))
         if broken is not None:
             self._cut(broken)
         return why
@@ -286,7 +299,7 @@ class Connection:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not supported"
             )
         answer.opaque, answer.flag = command.opaque, FLAG_RESPONSE
-        self._write(encode_parts(answer), time.monotonic() + _PUSH_ANSWER, None)
+        self._write(encode_parts(answer), time.monotonic() + _PUSH_ANSWER, ())
 
     def _expire(self, pending: Pending[Any]) -> None:
         """A deadline has passed."""

@@ -23,10 +23,10 @@ from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schem
 from orderedmq.reading import USUAL, Reading
 from orderedmq.rocketmq import group_requests, requests
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
-from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client, attempt
+from orderedmq.rocketmq.asking import ask_queues
+from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.connection import Pending
 from orderedmq.rocketmq.puller import READER_GROUP, Puller
-from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.route import Route, user_topics
 from orderedmq.rocketmq.search import first_at
 from orderedmq.rocketmq.sender import Sender
@@ -187,30 +187,12 @@ class RocketMQLog:
                 continue
         asked = [queue for queue in dict.fromkeys(queues) if queue in there]
         # The least first: a queue's beginning read after its end could lie behind it.
-        found = self._ask_all([(queue, make(queue)) for queue in asked for make in (requests.min_offset, requests.max_offset)])
+        found = ask_queues(
+            self._client,
+            [(queue, make(queue)) for queue in asked for make in (requests.min_offset, requests.max_offset)],
+            _soon(),
+        )
         return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(found[0::2], found[1::2]))}
-
-    def _ask_all(self, asked: Sequence[tuple[MessageQueue, Request[T]]]) -> list[T]:
-        """Answers to many questions to the masters of queues, all on their way at once."""
-        deadline = _soon()
-        sent: list[Pending[T] | None] = []
-        for queue, request in asked:
-            try:
-                address = self._client.address(queue.topic, queue.broker_name, deadline)
-                sent.append(self._client.connection(address, deadline).send(request, attempt(request, deadline)))
-            except RocketMQUnavailableError:
-                sent.append(None)
-        answers = []
-        for (queue, request), pending in zip(asked, sent):
-            try:
-                if pending is not None:
-                    answers.append(pending.result())
-                    continue
-            except RocketMQUnavailableError:
-                pass
-            # Once more, with patience.
-            answers.append(self._client.call(request, deadline, topic=queue.topic, broker_name=queue.broker_name))
-        return answers
 
     def _bounds_of(self, queue: MessageQueue) -> QueueBounds:
         """Raises TopicError MISSING or NO_SUCH_QUEUE."""

@@ -36,6 +36,7 @@ from orderedmq.rocketmq.codes import MASTER_ID
 from orderedmq.rocketmq.connection import Connection, Pending
 from orderedmq.rocketmq.decode import decode
 from orderedmq.rocketmq.pulled import average, beyond_end, bounded, once, placed, unbroken
+from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.requests import PullResult, PullStatus
 
 T = TypeVar("T")
@@ -196,6 +197,8 @@ class _Fetch:
         self._next = offset
         self._again: list[tuple[float, int, int]] = []
         self._in_flight = 0
+        #: What is to be asked, by connection, with who takes the answer.
+        self._asked: dict[Connection, list[tuple[Request[PullResult], Callable[[Pending[PullResult]], None]]]] = {}
         self._connections: dict[int, Connection] = {}
         #: What has come, from the connections' threads, and how many of it are worth waking up for.
         self._answers: deque[tuple[int, int, int, Pending[PullResult]]] = deque()
@@ -215,6 +218,7 @@ class _Fetch:
             if done >= self._stop:
                 break
             self._send_more()
+            self._write()
             if not self._in_flight and not self._again:
                 break
             self._receive()
@@ -271,7 +275,13 @@ class _Fetch:
             self._failed(error, begin, count)
             return
         self._in_flight += 1
-        connection.send(request, deadline, lambda pending: self._answered(begin, count, replica, pending))
+        self._asked.setdefault(connection, []).append((request, lambda pending: self._answered(begin, count, replica, pending)))
+
+    def _write(self) -> None:
+        """What was asked goes out, in one piece."""
+        asked, self._asked = self._asked, {}
+        for connection, requests_of_it in asked.items():
+            connection.send_all(requests_of_it, time.monotonic() + min(_PULL_TIMEOUT, self._patience))
 
     def _connection(self, replica: int, deadline: float) -> Connection:
         found = self._connections.get(replica)

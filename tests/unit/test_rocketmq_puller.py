@@ -74,7 +74,11 @@ class FakeBroker:
         class Connection:
             closed = False
 
-            def send(self, request: Any, deadline: float, on_done: Callable[[Any], None]) -> None:
+            def send_all(self, asked: list[tuple[Any, Callable[[Any], None]]], deadline: float) -> None:
+                for request, on_done in asked:
+                    self._send(request, on_done)
+
+            def _send(self, request: Any, on_done: Callable[[Any], None]) -> None:
                 begin, count = int(request.ext["queueOffset"]), int(request.ext["maxMsgNums"])
                 broker.asked.append((begin, count, int(address)))
                 answer = broker._answer(begin, count)

@@ -27,8 +27,19 @@ public class Peers {
     private static String namesrv;
     private static int number = 0;
 
-    public static void main(String[] arguments) throws Exception {
-        namesrv = arguments[0];
+    public static void main(String[] arguments) {
+        try {
+            serve(arguments[0]);
+            // Threads of the client may linger.
+            System.exit(0);
+        } catch (Exception error) {
+            error.printStackTrace();
+            System.exit(1);
+        }
+    }
+
+    private static void serve(String address) throws Exception {
+        namesrv = address;
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in));
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             String[] words = line.split(" ");
@@ -45,8 +56,6 @@ public class Peers {
             System.out.println(seconds);
             System.out.flush();
         }
-        // Threads of the client may linger.
-        System.exit(0);
     }
 
     private static double since(long begin) {
