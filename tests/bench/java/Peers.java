@@ -8,6 +8,7 @@ import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
@@ -24,6 +25,8 @@ import org.apache.rocketmq.common.message.MessageQueue;
 public class Peers {
     private static final int BODY = 100;
     private static final int BATCH = 1000;
+    /** RemotingSysResponseCode.SYSTEM_BUSY. */
+    private static final int BUSY = 2;
     private static String namesrv;
     private static int number = 0;
 
@@ -172,16 +175,37 @@ public class Peers {
                 for (int each = at; each < Math.min(at + BATCH, count / threads); each++) {
                     messages.add(message(topic, each));
                 }
-                producer.send(messages, queue);
+                patiently(() -> producer.send(messages, queue));
             }
         });
+    }
+
+    private interface Send {
+        void run() throws Exception;
+    }
+
+    /** A broker that has too much to do says so, and a user sends again. */
+    private static void patiently(Send send) throws Exception {
+        while (true) {
+            try {
+                send.run();
+                return;
+            } catch (MQBrokerException error) {
+                if (error.getResponseCode() != BUSY) {
+                    throw error;
+                }
+                Thread.sleep(20);
+            }
+        }
     }
 
     private static double ordered(String topic, int count, int threads) throws Exception {
         SelectMessageQueueByHash selector = new SelectMessageQueueByHash();
         return sent(threads, (producer, thread) -> {
             for (int at = 0; at < count / threads; at++) {
-                producer.send(message(topic, at), selector, "account-" + at % 1000);
+                Message message = message(topic, at);
+                String key = "account-" + at % 1000;
+                patiently(() -> producer.send(message, selector, key));
             }
         });
     }
