@@ -6,6 +6,9 @@ and a list of what it cannot do by nature.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -14,9 +17,10 @@ import pytest
 from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
+from orderedmq.lock import Client, LockToken
 from orderedmq.rocketmq.jars import VERSIONS
 from tests.contract.rocketmq import SERVERS, RocketMQPlace, lacks
-from tests.contract.support import FakeClock, Place
+from tests.contract.support import FakeClock, Place, locked, queues_of, rows
 
 
 class EmbeddedPlace:
@@ -48,6 +52,7 @@ class EmbeddedPlace:
             assert check(self.path) == []
 
 
+ROOT = Path(__file__).parents[2]
 #: A first fetch of jars, and the servers' boot, are part of the first test's time.
 _SERVERS_TIMEOUT = 900
 _ROCKETMQ = "rocketmq-"
@@ -130,3 +135,49 @@ def broker(place: Place) -> Broker:
 @pytest.fixture
 def clock(place: Place) -> FakeClock:
     return place.clock
+
+
+@pytest.fixture
+def token(broker: Broker) -> LockToken:
+    """The first queue, of ten messages, in the group ``g``."""
+    queue = queues_of(broker)[0]
+    broker.log.append(queue, rows(range(10)))
+    [token] = locked(broker, "g", broker.groups.join("me"), [queue])
+    return token
+
+
+MEMBER = """
+import sys
+from orderedmq.membership import Subscription
+client = broker.groups.join("them")
+broker.groups.heartbeat("g", client, Subscription("shared", "orders", "averagely"))
+broker.groups.lock("g", client, broker.log.queues("orders"))
+print(client.client_id, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def start(place: Place) -> Iterator[Callable[[], tuple[subprocess.Popen, Client]]]:
+    """Starts a process that is a member of the group ``g`` and owns all queues."""
+    started: list[subprocess.Popen] = []
+
+    def make() -> tuple[subprocess.Popen, Client]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", place.connecting() + MEMBER],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        client_id = process.stdout.readline().strip()
+        assert client_id, "the member failed to start"
+        return process, Client("them", client_id)
+
+    yield make
+    for process in started:
+        process.kill()
+        process.communicate()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pytest
@@ -13,7 +16,8 @@ import pytest
 from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
 from orderedmq.lock import Client, Instant, LockToken
-from orderedmq.model import DEFAULT_COLUMNS, PRODUCER_SCHEMA, RESERVED_PROPERTIES, MessageQueue, OffsetRange
+from orderedmq.membership import Subscription
+from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COLUMNS, PRODUCER_SCHEMA, RESERVED_PROPERTIES, MessageQueue, OffsetRange
 
 SECOND = 1_000_000
 BIG = 9000  # rows: a chunk of its own, more than merging lets a tail chunk grow to
@@ -147,3 +151,38 @@ def state(broker: Broker, topics: Sequence[str]) -> Mapping[str, Any]:
 
 def span(begin: int, end: int) -> OffsetRange:
     return OffsetRange(begin, end)
+
+
+SHARED: Final = Subscription("shared", "orders", "averagely")
+
+
+def beat(broker: Broker, client: Client, group: str = "g", subscription: Subscription = SHARED) -> list[str]:
+    return [member.client_id for member in broker.groups.heartbeat(group, client, subscription)]
+
+
+def ids(broker: Broker, group: str = "g") -> list[str]:
+    return [member.client_id for member in broker.groups.members(group)]
+
+
+def known(*clients: Client) -> list[str]:
+    return sorted(client.client_id for client in clients)
+
+
+def joined(broker: Broker, client: Client, group: str = "g") -> int:
+    [one] = [member for member in broker.groups.members(group) if member.client_id == client.client_id]
+    return one.joined
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Dead, and not reaped: a zombie."""
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def letters(offsets: Sequence[int], **columns: Any) -> pa.RecordBatch:
+    return rows([f"body {offset}" for offset in offsets], **columns)
+
+
+def aside(broker: Broker, group: str = "g") -> list[str]:
+    [queue] = queues_of(broker, DEAD_LETTER_PREFIX + group)
+    return bodies(broker, queue)
