@@ -41,7 +41,7 @@ rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 
 	@$(BIN)/orderedmq rocketmq up $(ARGS)
 
 test: $(STAMP) ## run the tests; prints the share of time of each folder; ARGS="-k name" runs those only
-	@$(BIN)/python -m $(if $(ARGS),pytest $(ARGS),tests)
+	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy
 	@$(BIN)/ruff check .

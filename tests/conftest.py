@@ -21,7 +21,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSeri
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "servers: needs real RocketMQ servers (set by the folders that start them)")
+    config.addinivalue_line("markers", 'servers: needs real RocketMQ servers; -m "not servers" leaves them out')
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from orderedmq.key_hash import java_string_hash
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.selector import select_by_hash
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.servers]
 
 
 @pytest.fixture(scope="module")
