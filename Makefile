@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint simulate bench clean
+.PHONY: help setup demo rocketmq test lint simulate bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,7 +37,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## play a year of flights through ordered queues, kill the job half-way, resume, audit
 	@$(BIN)/orderedmq demo
 
-test: $(STAMP) ## run the tests; prints the share of time of each folder
+rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" goes to it
+	@$(BIN)/orderedmq rocketmq up $(ARGS)
+
+test: $(STAMP) ## run the tests; prints the share of time of each folder; ARGS="-k name" runs those only
 	@$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy

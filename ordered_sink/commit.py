@@ -1,4 +1,8 @@
-"""The writers that Spark plans with, and what happens on the driver at the end of a batch: publish or discard."""
+"""The writers that Spark plans with, and what happens on the driver at the end of a batch: publish or discard.
+
+What that means to readers is the broker's nature (Capabilities.atomic_publish): the rows become visible, or go without a trace; or they
+have been visible since the tasks sent them, and stay.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-import orderedmq
 from ordered_sink.columns import Plan, planned
 from ordered_sink.keys import shared
-from ordered_sink.writer import Written, ensure_topic, write
+from ordered_sink.writer import Written, target_queues, write
 from orderedmq.broker import Published
+from orderedmq.connections import reach
 from orderedmq.errors import SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION
 from orderedmq.selector import selector
@@ -37,10 +41,10 @@ class _Planned:
         self.streaming = streaming
         # A user's function is loaded here once, so that a mistake shows before any task starts.
         selector(self.options.selector, 0)
-        with orderedmq.connect(self.options.path) as broker:
+        with reach(self.options.endpoint) as broker:
             if self.options.topic is not None:
                 try:
-                    ensure_topic(broker, self.options.topic, self.options)
+                    target_queues(broker, self.options.topic, self.options)
                 except StoreError as error:
                     if error.sub != "MISSING" or self.options.topic_queue_nums is None:
                         raise
@@ -60,7 +64,7 @@ class _Planned:
         if not written:
             return None
         self._check_keys(written)
-        with orderedmq.connect(self.options.path, identity=self.identity) as broker:
+        with reach(self.options.endpoint, identity=self.identity) as broker:
             return broker.outbox.publish(
                 written[0].batch,
                 [message.receipt for message in written],
@@ -72,7 +76,7 @@ class _Planned:
     def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         receipts = [message.receipt for message in messages if isinstance(message, Written)]
         if receipts:
-            with orderedmq.connect(self.options.path, identity=self.identity) as broker:
+            with reach(self.options.endpoint, identity=self.identity) as broker:
                 broker.outbox.discard(receipts)
 
     def _check_keys(self, written: Sequence[Written]) -> None:
@@ -83,18 +87,22 @@ class _Planned:
         conflicts = shared(list(tasks.values()))
         if not conflicts:
             return
-        error = SinkError(
-            "KEY_CONFLICT",
+        why = (
             f"{conflicts} sharding keys occur in more than one task of the batch, so their messages have no defined order: route the rows "
-            "first (ordered_sink.route(df, order_by=...)), or set onKeyConflict=warn or ignore if order within a batch does not matter",
+            "first (ordered_sink.route(df, order_by=...))"
         )
         if self.options.on_key_conflict == "error":
-            raise error
-        log.warning("%s", error)
+            # Only where publishing is atomic: the options refuse it elsewhere.
+            what = "or set onKeyConflict=warn or ignore if order within a batch does not matter; no row of the batch became visible"
+            raise SinkError("KEY_CONFLICT", f"{why}, {what}")
+        atomic = self.options.endpoint.capabilities.atomic_publish
+        rows = "they are published all the same" if atomic else "they were sent before this could be known"
+        what = f"or set onKeyConflict=ignore if order within a batch does not matter; {rows}"
+        log.warning("%s", SinkError("KEY_CONFLICT", f"{why}, {what}"))
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The sink of one streaming query: exactly once per (query, micro-batch)."""
+    """The sink of one streaming query: once per (query, micro-batch)."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._planned = _Planned(options, schema, overwrite, streaming=True)
@@ -110,7 +118,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """A batch write: all rows or none; once per (txnAppId, txnVersion) if these are given."""
+    """A batch write: once per (txnAppId, txnVersion) if these are given; all rows or none, where publishing is atomic."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._planned = _Planned(options, schema, overwrite, streaming=False)

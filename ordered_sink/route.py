@@ -12,8 +12,9 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import IntegerType
 
 from orderedmq.errors import OptionError, SchemaError, SinkError
+from orderedmq.key_hash import java_string_hash
 from orderedmq.option_values import parse_size
-from orderedmq.selector import java_string_hash, select_by_hash
+from orderedmq.selector import select_by_hash
 from orderedmq.sink_options import SinkOptions
 
 _BUFFER: Final = "256m"

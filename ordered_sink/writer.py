@@ -1,4 +1,4 @@
-"""One writing task: rows to queues by the selector, in row order, staged with the broker.
+"""One writing task: rows to queues by the selector, in row order, handed to the broker.
 
 Rules: rows keep their order, or get the order of ``orderBy``, which needs all rows of the task in memory (up to a limit). Rows are
 gathered to some 16 MiB before they are routed: a queue's share is then a chunk of good size.
@@ -18,12 +18,15 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ordered_sink.columns import Plan
 from ordered_sink.keys import SeenKeys
-from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging, kept
+from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging
+from orderedmq.connections import kept
 from orderedmq.errors import MessageError, SinkError, TopicError
+from orderedmq.key_hash import HashedKeys, key_hash64
 from orderedmq.micro_batch import run_of
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
+from orderedmq.rooms import queues_in
 from orderedmq.rows import normalise
-from orderedmq.selector import HashedKeys, key_hash64, selector
+from orderedmq.selector import selector
 from orderedmq.sink_options import SinkOptions
 
 GATHER_BYTES: Final = 16 * 1024 * 1024
@@ -32,7 +35,7 @@ GATHER_ROWS: Final = 131072
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the commit: the batch it wrote for, its staged rows, its keys as sorted 64-bit hashes."""
+    """What a task tells the commit: the batch it wrote for, its rows, its keys as sorted 64-bit hashes."""
 
     batch: SinkBatch
     receipt: Receipt
@@ -49,11 +52,11 @@ def sink_batch(options: SinkOptions, run: SourceRun | None, *, streaming: bool) 
 
 
 def write(rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, identity: str, *, streaming: bool) -> Written:
-    """Stage all rows of one attempt of one task; nothing is visible before the commit."""
+    """Stage all rows of one attempt of one task. Whether readers see them before the commit is the broker's nature (Capabilities)."""
     context = TaskContext.get()
     assert context is not None, "a writer runs in a Spark task"
     batch = sink_batch(options, run_of(context.getLocalProperty), streaming=streaming)
-    broker = kept(options.path, identity)
+    broker = kept(options.endpoint, identity)
     staging = broker.outbox.open(batch, context.partitionId())
     try:
         seed = batch.batch_id * 65537 + context.partitionId()
@@ -104,7 +107,8 @@ class _Task:
         self._plan = plan
         self._partition = partition
         self._rows = 0
-        self._selector = selector(options.selector, seed)
+        # What is sent stays, where it is not published at once: a retry that has its rows in another order must come to the same queues.
+        self._selector = selector(options.selector, seed, by_content=not broker.capabilities.atomic_publish)
         self._queues: dict[str, list[MessageQueue]] = {}
         self.seen = SeenKeys()
 
@@ -113,9 +117,12 @@ class _Task:
         keys = self._keys(rows)
         messages = normalise(self._messages(rows, keys), f"partition {self._partition}", self._rows)
         self._rows += rows.num_rows
+        if "queue_id" in rows.schema.names:
+            # For the selector; what is staged has no such column.
+            messages = messages.append_column("queue_id", rows.column("queue_id"))
         if self._plan.topic is None:
             assert self._options.topic is not None
-            self._route(self._options.topic, rows, messages)
+            self._route(self._options.topic, messages)
             return
         column = rows.column(rows.schema.get_field_index(self._plan.topic))
         if column.null_count:
@@ -125,22 +132,20 @@ class _Task:
             )
         for topic in pc.unique(column):
             mask = pc.equal(column, topic)
-            if mask.true_count == len(mask):
-                self._route(topic.as_py(), rows, messages)
-            else:
-                self._route(topic.as_py(), rows.filter(mask), messages.filter(mask))
+            self._route(topic.as_py(), messages if mask.true_count == len(mask) else messages.filter(mask))
 
-    def _route(self, topic: str, rows: pa.RecordBatch, messages: pa.RecordBatch) -> None:
+    def _route(self, topic: str, messages: pa.RecordBatch) -> None:
         queues = self._queues_of(topic)
         at = messages.schema.get_field_index("sharding_key")
         keys = HashedKeys(messages.column(at)) if at >= 0 else None
-        chosen = self._selector.select(rows, keys, len(queues))
+        chosen = self._selector.select(messages, keys, len(queues))
         if keys is not None and self._options.on_key_conflict != "ignore":
             hashes = keys.hash64 if keys.valid is None else keys.hash64[keys.valid]
             if self._plan.topic is not None:
                 # The same key in another topic is another key.
                 hashes = hashes ^ key_hash64(pa.array([topic]))[0]
             self.seen.add(hashes)
+        messages = messages.select([name for name in PRODUCER_COLUMNS if name in messages.schema.names])
         first = chosen[0]
         if (chosen == first).all():
             self._staging.add(queues[first], messages)
@@ -175,9 +180,15 @@ class _Task:
         if known is None:
             if self._plan.topic is not None:
                 check_topic(topic, writing=True)
-            ensure_topic(self._broker, topic, self._options)
-            known = self._queues[topic] = self._broker.log.queues(topic)
+            known = self._queues[topic] = target_queues(self._broker, topic, self._options)
         return known
+
+
+def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:
+    """The queues that rows may go to. Raises what `ensure_topic` raises, and TopicError NO_SUCH_QUEUE for a room without any."""
+    ensure_topic(broker, topic, options)
+    queues = broker.log.queues(topic)
+    return queues_in(topic, queues, options.machine_rooms) if options.machine_rooms else queues
 
 
 def ensure_topic(broker: Broker, topic: str, options: SinkOptions) -> None:

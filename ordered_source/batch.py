@@ -9,11 +9,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-import orderedmq
 from ordered_source import plan, task
 from ordered_source.columns import chosen_columns
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker
+from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, aged_out
 from orderedmq.model import MessageQueue
 from orderedmq.source_options import SourceOptions
@@ -26,18 +26,18 @@ class BatchReader(DataSourceReader):
         self.options = SourceOptions.parse(options, streaming=False)
         self.columns = chosen_columns(schema)
         self.schema = schema
-        with orderedmq.connect(self.options.path) as broker:
-            plan.topics(broker, self.options)
+        with reach(self.options.endpoint) as broker:
+            plan.check(broker, self.options)
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
-        with orderedmq.connect(options.path) as broker:
+        with reach(options.endpoint) as broker:
             topics = plan.topics(broker, options)
             incarnations = {topic.name: topic.incarnation for topic in topics}
             queues = plan.queues_of(broker, topics)
             bounds = broker.log.bounds(queues)
             begins = self._begins(broker, queues)
-            ends = plan.endings(broker.log, options.ending, queues, bounds)
+            ends = plan.endings(broker.log.reading(options.reading), options.ending, queues, bounds)
             out: list[InputPartition] = []
             for queue in queues:
                 begin, end = begins[queue], ends[queue]
@@ -52,7 +52,7 @@ class BatchReader(DataSourceReader):
                 if begin < end:
                     out.append(
                         QueuePartition(
-                            options.path,
+                            options.endpoint,
                             broker.identity,
                             queue,
                             begin,
@@ -62,20 +62,23 @@ class BatchReader(DataSourceReader):
                             options.fail_on_data_loss,
                             options.pull_batch_size,
                             streaming=False,
+                            matching=options.matching,
+                            reading=options.reading,
                         )
                     )
             # Spark reads one partition of its own making when there is none.
             return out or [InputPartition(None)]
 
     def _begins(self, broker: Broker, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        bounds = broker.log.bounds(queues)
+        source = broker.log.reading(self.options.reading)
+        bounds = source.bounds(queues)
         starting = self.options.starting
         if starting.kind != "committed":
-            return plan.beginnings(broker.log, starting, queues, bounds)
+            return plan.beginnings(source, starting, queues, bounds)
         assert self.options.consumer_group is not None
         known = broker.groups.offsets(self.options.consumer_group, queues)
         where = plan.never_committed(self.options)
-        return {**plan.beginnings(broker.log, where, queues, bounds), **known}
+        return {**plan.beginnings(source, where, queues, bounds), **known}
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueuePartition):

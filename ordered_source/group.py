@@ -11,6 +11,7 @@ from ordered_source.renewal import Renewal
 from orderedmq import membership
 from orderedmq.broker import Broker
 from orderedmq.errors import GroupError, LockError
+from orderedmq.filters import ALL
 from orderedmq.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
@@ -31,11 +32,13 @@ class GroupSession:
         self.group = options.consumer_group
         self.shared = options.assignment == "shared"
         self._groups = broker.groups
+        self._lineage = broker.capabilities.fenced
         self._options = options
         self._subscription = Subscription(
             options.assignment,
             options.topic_pattern or ",".join(sorted(options.topics)),
             options.allocation.name() if self.shared else None,
+            *((ALL, "TAG") if options.matching is None else (options.matching.expression, options.matching.kind)),
         )
         self._client = self._groups.join(owner_id)
         self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL)
@@ -50,8 +53,9 @@ class GroupSession:
     def owner(self, owner_id: str) -> Owner:
         """The Owner that decides for this query."""
         if not self.shared:
-            return Owner(owner_id)
-        return Owner(owner_id, strategy=divided(self._options.allocation, self._client.client_id), policy=Policy.HAND_OVER)
+            return Owner(owner_id, lineage=self._lineage)
+        strategy = divided(self._options.allocation, self._client.client_id)
+        return Owner(owner_id, strategy=strategy, policy=Policy.HAND_OVER, lineage=self._lineage)
 
     # -- members -----------------------------------------------------------------------------------------------------------
 
@@ -108,14 +112,14 @@ class GroupSession:
                 break
             if time.monotonic() >= deadline:
                 if action.all_or_none:
-                    raise _held(self.group, refused, len(action.queues))
+                    raise held(self.group, refused, len(action.queues))
                 break
             time.sleep(RETRY)
         self._renewal.keep(owner.tokens())
         if patient and not owner.owned:
             log.warning(
                 "all %d queues that this query should have in group %s are held by others (%s): there is nothing to read for it, it ends",
-                len(action.queues), self.group, ", ".join(sorted({refusal.client_id for refusal in refused})),
+                len(action.queues), self.group, "; ".join(sorted({refusal.holder for refusal in refused})),
             )  # fmt: skip
 
     def give_up(self, owner: Owner, action: Unlock) -> None:
@@ -179,15 +183,23 @@ class GroupSession:
         self._groups.leave(self._client)
 
 
-def _held(group: str, refused: Sequence[Refusal], wanted: int) -> LockError:
+def held(group: str, refused: Sequence[Refusal], wanted: int) -> LockError:
+    """The error of a query that wants all ``wanted`` queues and was refused these."""
     first = refused[0]
+    if not first.owner:
+        return LockError(
+            "HELD_BY_OTHER",
+            f"{len(refused)} of {wanted} queues of group {group!r} are held by {first.holder}; its lock of {first.queue} ends within "
+            f"{first.remaining:.0f} s unless it is renewed. Start this query again then, or give it a consumerGroup of its own or "
+            "messageModel=broadcasting to read everything too, or let members share the queues with assignment=shared",
+        )
     if first.lingering:
         state = "has stopped in the middle of a batch, its tasks may still be at work"
     else:
         state = "is alive" if first.alive else "is not known to be alive"
     return LockError(
         "HELD_BY_OTHER",
-        f"{len(refused)} of {wanted} queues of group {group!r} belong to query {first.owner} ({first.client_id}), which {state}; its lock "
+        f"{len(refused)} of {wanted} queues of group {group!r} belong to {first.holder}, which {state}; its lock "
         f"of {first.queue} ends in {first.remaining:.0f} s unless it is renewed. Stop that query, or give this one a consumerGroup of its "
         "own or messageModel=broadcasting to read everything too, or let both share the queues with assignment=shared; for two outputs of "
         "one stream use foreachBatch",

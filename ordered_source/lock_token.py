@@ -1,25 +1,46 @@
-"""The column lock_token: under which lock, of which broker, a row was read; as text, for whoever works on the rows."""
+"""The column lock_token: under which lock, of which broker, a row was read; as text, for whoever works on the rows.
+
+An account's keys are not in it: rows are shown, stored and sent elsewhere.
+"""
 
 from __future__ import annotations
 
-from orderedmq.broker import Broker, kept
+import json
+from typing import TYPE_CHECKING
+
+from orderedmq.broker import Broker
+from orderedmq.connections import kept
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 
-
-def encode(path: str, identity: str, token: LockToken | None) -> str | None:
-    """``epoch:group:identity:path``; None without a group. Every row carries it, so it is short."""
-    return None if token is None else f"{token.epoch}:{token.group}:{identity}:{path}"
+if TYPE_CHECKING:
+    from orderedmq import Credentials, TlsOptions
 
 
-def decode(text: str, queue: MessageQueue) -> tuple[Broker, LockToken]:
+def encode(endpoint: Endpoint, identity: str, token: LockToken | None) -> str | None:
+    """``[epoch, group, client id, identity, path or null, namesrvAddr or null]``; None without a group."""
+    if token is None:
+        return None
+    fields = [token.epoch, token.group, token.client_id, identity, endpoint.path, endpoint.namesrv_addr]
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+
+def decode(
+    text: str, queue: MessageQueue, credentials: Credentials | None = None, tls: TlsOptions | None = None
+) -> tuple[Broker, LockToken]:
     """A connection to the broker, and the token as far as the broker looks at it. Raises LockError LOST for text that is no token."""
-    epoch, _, rest = text.partition(":")
-    group, _, rest = rest.partition(":")
-    identity, _, path = rest.partition(":")
-    if not (epoch.isascii() and epoch.isdigit() and group and path):
+    try:
+        epoch, group, client_id, identity, path, namesrv_addr = json.loads(text)
+        written = isinstance(epoch, int) and all(
+            isinstance(one, str) for one in (group, client_id, identity, path or namesrv_addr)
+        )
+    except (ValueError, TypeError):
+        written = False
+    if not written:
         raise LockError(
             "LOST", f"lock_token {text!r} of queue {queue} was not written by the source; leave the column as it was read"
         )
-    return kept(path, identity), LockToken(group, queue, "", "", int(epoch), 0)
+    endpoint = Endpoint(path) if path is not None else Endpoint(None, namesrv_addr, credentials, tls)
+    return kept(endpoint, identity), LockToken(group, queue, "", client_id, epoch, 0)

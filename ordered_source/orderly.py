@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -31,6 +31,9 @@ from orderedmq.listener import (
 from orderedmq.lock import LockToken
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+
+if TYPE_CHECKING:
+    from orderedmq import Credentials, TlsOptions
 
 log = logging.getLogger("orderedmq")
 
@@ -64,6 +67,8 @@ def consume_orderly(
     suspend_current_queue_time_millis: int = 1000,
     max_reconsume_times: int = 16,
     hooks: Sequence[ConsumeMessageHook] = (),
+    credentials: Credentials | None = None,
+    tls: TlsOptions | None = None,
 ) -> DataFrame:
     """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over each queue, in order: RocketMQ's MessageListenerOrderly.
 
@@ -72,7 +77,8 @@ def consume_orderly(
     the listener again after ``suspend_current_queue_time_millis`` (10 to 30,000), ``max_reconsume_times`` times (RocketMQ retries for
     ever by default, which would hold the micro-batch for ever; -1 asks for it); then it goes to the topic %DLQ%<group>. What the
     statuses do is in orderedmq.orderly. Returns a DataFrame of outcomes, a row per consumed batch (OUTCOMES): write it somewhere, the
-    listener runs when Spark runs it. Raises SchemaError, OptionError.
+    listener runs when Spark runs it. ``credentials`` and ``tls`` are those of the source, for a cluster that wants them: rows do not carry
+    them. Raises SchemaError, OptionError.
     """
     missing = [name for name in NEEDED if name not in df.columns]
     if missing:
@@ -85,13 +91,18 @@ def consume_orderly(
     told = tuple(hooks)
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return consume(batches, listener, settings, told)
+        return consume(batches, listener, settings, told, credentials, tls)
 
     return df.mapInArrow(run, OUTCOMES)
 
 
 def consume(
-    batches: Iterator[pa.RecordBatch], listener: Listener, settings: OrderlySettings, hooks: Sequence[ConsumeMessageHook]
+    batches: Iterator[pa.RecordBatch],
+    listener: Listener,
+    settings: OrderlySettings,
+    hooks: Sequence[ConsumeMessageHook],
+    credentials: Credentials | None = None,
+    tls: TlsOptions | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """One task: the rows of its queues one after another through the listener; yields outcomes."""
     current: _Consumer | None = None
@@ -101,7 +112,8 @@ def consume(
             if current is None or (current.queue, current.text) != (queue, text):
                 if current is not None:
                     decided += current.finish()
-                current = _Consumer(queue, text, listener, settings, hooks)
+                broker, token = _place(queue, text, credentials, tls)
+                current = _Consumer(queue, text, broker, token, listener, settings, hooks)
             decided += current.feed(rows)
         if decided:
             yield _table(decided)
@@ -111,6 +123,19 @@ def consume(
             yield _table(decided)
 
 
+def _place(
+    queue: MessageQueue, text: str | None, credentials: Credentials | None, tls: TlsOptions | None
+) -> tuple[Broker, LockToken]:
+    """The broker and the lock under which rows were read. Raises OptionError UNSUPPORTED, LockError LOST."""
+    if text is None:
+        raise OptionError(
+            "UNSUPPORTED",
+            f"consume_orderly was given rows of queue {queue} that were read without a lock: it consumes a stream with a "
+            "consumerGroup, not a batch and not messageModel=broadcasting",
+        )
+    return lock_token.decode(text, queue, credentials, tls)
+
+
 class _Consumer:
     """One queue's engine, and what it needs of the world."""
 
@@ -118,18 +143,14 @@ class _Consumer:
         self,
         queue: MessageQueue,
         text: str | None,
+        broker: Broker,
+        token: LockToken,
         listener: Listener,
         settings: OrderlySettings,
         hooks: Sequence[ConsumeMessageHook],
     ) -> None:
-        if text is None:
-            raise OptionError(
-                "UNSUPPORTED",
-                f"consume_orderly was given rows of queue {queue} that were read without a lock: it consumes a stream with a "
-                "consumerGroup, not a batch and not messageModel=broadcasting",
-            )
         self.queue, self.text = queue, text
-        self._broker, self._token = lock_token.decode(text, queue)
+        self._broker, self._token = broker, token
         self._listener, self._hooks = listener, hooks
         self._engine = OrderlyQueue(queue, settings, time.monotonic())
         self._window = Window()

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql.types import StructType
 
-import orderedmq
 from ordered_source.columns import full_schema
 from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
+from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, MessageQueue
 from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets
@@ -20,9 +20,16 @@ log = logging.getLogger("orderedmq")
 def planned_schema(options: Mapping[str, str]) -> StructType:
     """The schema of ``load()`` without one; options, store and topics are checked here, while the DataFrame is built."""
     parsed = SourceOptions.parse(options, streaming=None)
-    with orderedmq.connect(parsed.path) as broker:
-        topics(broker, parsed)
+    with reach(parsed.endpoint) as broker:
+        check(broker, parsed)
     return full_schema(parsed.include_properties, parsed.include_lock_token)
+
+
+def check(broker: Broker, options: SourceOptions) -> None:
+    """Before any side effect: raises TopicError MISSING, and OptionError for a filter that a broker cannot apply."""
+    found = topics(broker, options)
+    if options.matching is not None:
+        broker.log.require_filter(options.matching, [topic.name for topic in found])
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:

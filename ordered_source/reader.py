@@ -22,13 +22,14 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-import orderedmq
 from ordered_source import plan, task
 from ordered_source.admission import Admission
+from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
 from ordered_source.group import GroupSession
 from ordered_source.task import QueuePartition
-from orderedmq.broker import Broker, TopicInfo
+from orderedmq.broker import Broker, Log, TopicInfo
+from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, TopicError, aged_out, recreated
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange
@@ -38,6 +39,8 @@ from orderedmq.source_options import SourceOptions
 
 log = logging.getLogger("orderedmq")
 
+#: Seconds between two looks at a broker that cannot tell that nothing changed, while there is nothing to read.
+POLL_INTERVAL: Final = 0.05
 #: Seconds between two looks for new topics and queues, where the broker cannot tell that nothing changed.
 LISTING_INTERVAL: Final = 1.0
 
@@ -58,11 +61,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics: list[TopicInfo] = []
         #: (change number, moment) of the last listing.
         self._listed: tuple[int | None, float] = (None, float("-inf"))
-        #: The incarnation of each topic whose queues are owned, and losses that were warned of.
+        self._anchors = Anchors()
+        #: The incarnation of each topic whose queues are owned, and losses that were accepted: topics and what was known of them.
         self._owned_topics: dict[str, str] = {}
-        self._warned: set[tuple[str, str]] = set()
-        #: (change number, start) for which there was nothing to read.
-        self._quiet: tuple[int, Mapping[str, Any]] | None = None
+        self._accepted: set[tuple[str, str]] = set()
+        #: (change number, start) for which there was nothing to read, and until when that is believed.
+        self._quiet: tuple[int | None, Mapping[str, Any]] | None = None
+        self._quiet_until = 0.0
         self._terminated = False
 
     # -- Spark's calls -----------------------------------------------------------------------------------------------------
@@ -83,7 +88,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         broker = self._connect()
         group = self._group
         change = broker.log.change()
-        if change is not None and self._quiet == (change, start) and not (group is not None and group.due()):
+        if self._quiet == (change, start) and time.monotonic() < self._quiet_until and not (group is not None and group.due()):
             if group is not None:
                 group.raise_if_lost()
             return start
@@ -93,13 +98,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._boundary(owner, since)
         self._place(owner, known)
         backlog = owner.backlog(self._ends(owner))
-        counts = self._admission.counts(broker.log, backlog, limit, time.monotonic())
+        counts = self._admission.counts(self._log, backlog, limit, time.monotonic())
         if not counts and not since.fresh:
-            self._quiet = (change, start) if change is not None and counts is not None else None
+            self._quiet = (change, start) if counts is not None else None
+            self._quiet_until = time.monotonic() + POLL_INTERVAL if change is None else float("inf")
             return start
         # A fresh checkpoint is logged even without rows, so that it is decided once where each queue begins.
-        topics = {topic.name: topic.incarnation for topic in self._topics}
-        return owner.plan(counts or {}, topics, owner.reset).to_spark()
+        topics = [topic.name for topic in self._topics]
+        following = owner.following(counts or {})
+        anchors = self._anchors.of(self._log, topics, known.topics, following, time.monotonic())
+        return owner.plan(counts or {}, anchors, owner.reset).to_spark()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._broker is None or self._owner is None:
@@ -118,11 +126,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if owner.is_planned(until):
             spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
         else:
+            if self.options.fail_on_data_loss:
+                self._same_topics(owner, until)
             spans = self._replay(owner, since, until)
         identity = broker.identity
         return [
             QueuePartition(
-                self.options.path,
+                self.options.endpoint,
                 identity,
                 queue,
                 span.begin,
@@ -132,6 +142,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self.options.fail_on_data_loss,
                 self.options.pull_batch_size,
                 streaming=True,
+                matching=self.options.matching,
+                reading=self.options.reading,
             )
             for queue, span in spans.items()
         ]
@@ -156,12 +168,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connect(self) -> Broker:
         if self._broker is None:
-            broker = orderedmq.connect(self.options.path)
-            plan.topics(broker, self.options)
+            broker = reach(self.options.endpoint)
+            plan.check(broker, self.options)
             self._broker = broker
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, self._terminate)
         return self._broker
+
+    @property
+    def _log(self) -> Log:
+        """The broker's log, for what is read of its messages."""
+        return self._connect().log.reading(self.options.reading)
 
     def _terminate(self, signum: int, frame: object) -> None:
         del signum, frame
@@ -239,19 +256,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not start.topics:
                 raise
             raise DataLossError("TOPIC_DELETED", f"{error.message}; this query has read it before") from error
-        gone = {name for name, incarnation in start.topics.items() if listed.get(name) != incarnation}
-        for name in sorted(gone):
-            deleted = DataLossError("TOPIC_DELETED", f"topic {name!r} was deleted; failOnDataLoss=false goes on without it")
-            if (name, listed.get(name, "")) not in self._warned or self.options.fail_on_data_loss:
-                self._warned.add((name, listed.get(name, "")))
-                self._lose(recreated(name) if name in listed else deleted)
         stale = {name for name, incarnation in self._owned_topics.items() if listed.get(name) != incarnation}
+        gone: set[str] = set()
+        for name, anchor in sorted(start.topics.items()):
+            loss = self._loss(name, anchor, listed)
+            if loss is None:
+                continue
+            gone.add(name)
+            if (name, anchor) not in self._accepted:
+                self._lose(loss)
+                self._accepted.add((name, anchor))
+                stale.add(name)
         if stale:
             owner.drop([queue for queue in owner.owned if queue.topic in stale])
         self._owned_topics = listed
         if not gone:
             return start
-        return replace(start, next={queue: offset for queue, offset in start.next.items() if queue.topic not in gone})
+        return replace(
+            start,
+            next={queue: offset for queue, offset in start.next.items() if queue.topic not in gone},
+            topics={name: anchor for name, anchor in start.topics.items() if name not in gone},
+        )
+
+    def _loss(self, name: str, anchor: str, listed: Mapping[str, str]) -> DataLossError | None:
+        """What became of a topic that was read before."""
+        try:
+            if name in listed:
+                return recreated(name) if self._log.is_another(name, anchor) else None
+        except TopicError:
+            pass
+        return DataLossError("TOPIC_DELETED", f"topic {name!r} was deleted; failOnDataLoss=false goes on without it")
 
     # -- where to read -----------------------------------------------------------------------------------------------------
 
@@ -266,12 +300,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reset = 0
         begins = {queue: bounds[queue].min_offset for queue in queues}
         if start.fresh and starting.kind != "committed":
-            begins = plan.beginnings(broker.log, starting, queues, bounds)
+            begins = plan.beginnings(self._log, starting, queues, bounds)
         elif start.fresh:
-            begins = plan.beginnings(broker.log, plan.never_committed(self.options), queues, bounds)
+            begins = plan.beginnings(self._log, plan.never_committed(self.options), queues, bounds)
         if group is not None:
             known = broker.groups.offsets(group, queues)
             reset = broker.groups.reset_number(group)
+            remade = {name for name, _ in self._accepted}.difference(start.topics)
+            old = {_token(owner, queue): begins[queue] for queue in known if queue.topic in remade}
+            if old and reset == start.reset and not broker.capabilities.fenced and not self._shared:
+                # Of the topic that is gone: RocketMQ 4 keeps a group's offsets of topics that were deleted.
+                reset = broker.groups.reset(old)
+                known.update((token.queue, begin) for token, begin in old.items())
             if start.fresh and starting.explicit and starting.kind != "committed" and not self._shared:
                 log.warning("group %s is reset to %s, as the options say", group, offsets_to_json(begins))
                 reset = broker.groups.reset({_token(owner, queue): begins[queue] for queue in queues})

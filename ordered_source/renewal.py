@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from orderedmq.broker import Groups
 from orderedmq.errors import OrderedMQError
 from orderedmq.lock import LockToken
 
+#: Seconds after a renewal that failed, until the next try: between two of them in their time a lock's trust would be over.
+RETRY: Final = 2.0
+
 
 class Renewal:
-    """Renews ``tokens`` and calls ``beat`` every ``interval`` seconds.
+    """Renews ``tokens`` and calls ``beat`` every ``interval`` seconds, and sooner after a failure.
 
     Until stopped, or until the parent process is gone: nobody would process what it holds.
     """
@@ -45,7 +49,7 @@ class Renewal:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval):
+        while not self._stopped.wait(self._interval if self.failed is None else min(RETRY, self._interval)):
             if os.getppid() != self._parent:
                 return
             try:

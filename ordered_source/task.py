@@ -14,11 +14,15 @@ from pyspark.sql.datasource import InputPartition
 
 from ordered_source import lock_token
 from ordered_source.columns import LOCK_TOKEN, conform
-from orderedmq.broker import Broker, kept
+from orderedmq.broker import Broker, Log
+from orderedmq.connections import kept
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, LockError, TopicError
+from orderedmq.filters import Filter
 from orderedmq.lock import LockToken
 from orderedmq.micro_batch import run_of
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.reading import USUAL, Reading
 
 log = logging.getLogger("orderedmq")
 
@@ -36,7 +40,7 @@ class QueuePartition(InputPartition):
     its run is registered with the broker.
     """
 
-    path: str
+    endpoint: Endpoint
     identity: str
     queue: MessageQueue
     begin: int
@@ -46,37 +50,52 @@ class QueuePartition(InputPartition):
     fail_on_data_loss: bool
     pull_batch_size: int
     streaming: bool
+    matching: Filter | None = None
+    reading: Reading = USUAL
 
 
 def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the partition's rows. Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT."""
-    broker = kept(partition.path, partition.identity)
+    broker = kept(partition.endpoint, partition.identity)
     _check(broker, partition)
     pulled = tuple(name for name in columns if name != LOCK_TOKEN) or ("queue_offset",)
-    proof = pa.scalar(lock_token.encode(partition.path, partition.identity, partition.token), pa.string())
+    proof = pa.scalar(lock_token.encode(partition.endpoint, partition.identity, partition.token), pa.string())
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
         broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), partition.token)
+    source = broker.log.reading(partition.reading)
     position, checked = partition.begin, time.monotonic()
     while position < partition.end:
         wanted = min(partition.pull_batch_size, partition.end - position)
         try:
-            batch = broker.log.pull(partition.queue, position, wanted, PULL_BYTES, pulled, partition.incarnation)
+            batch, after = _pull(source, partition, position, wanted, pulled)
         except (DataLossError, TopicError) as error:
             position = _behind(broker, partition, position, error)
             continue
-        if batch.num_rows == 0:
+        if after == position:
             raise DataLossError(
                 "BEYOND_END",
                 f"queue {partition.queue} ends at {position}, the batch was planned up to {partition.end}: the store was replaced by an "
                 "older copy",
             )
-        yield conform(batch if LOCK_TOKEN not in columns else _with_proof(batch, columns, proof), schema)
-        position += batch.num_rows
+        if batch.num_rows:
+            yield conform(batch if LOCK_TOKEN not in columns else _with_proof(batch, columns, proof), schema)
+        position = after
         if time.monotonic() - checked > CHECK_INTERVAL:
             _check(broker, partition)
             checked = time.monotonic()
+
+
+def _pull(
+    source: Log, partition: QueuePartition, offset: int, most: int, columns: tuple[str, ...]
+) -> tuple[pa.RecordBatch, int]:
+    """The next rows, and where to go on."""
+    queue, incarnation = partition.queue, partition.incarnation
+    if partition.matching is not None:
+        return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, incarnation)
+    batch = source.pull(queue, offset, most, PULL_BYTES, columns, incarnation)
+    return batch, offset + batch.num_rows
 
 
 def _with_proof(batch: pa.RecordBatch, columns: tuple[str, ...], proof: pa.Scalar) -> pa.RecordBatch:

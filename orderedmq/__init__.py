@@ -6,15 +6,25 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from orderedmq.errors import OrderedMQError
 
 if TYPE_CHECKING:
-    from orderedmq.broker import connect
+    from orderedmq.connections import connect
+    from orderedmq.rocketmq.acl import Credentials
+    from orderedmq.rocketmq.transport import TlsOptions
 
 __version__ = "0.1.0"
-__all__ = ["OrderedMQError", "connect", "register"]
+__all__ = ["Credentials", "OrderedMQError", "TlsOptions", "connect", "register"]
+
+#: What is loaded when it is first used: pyarrow comes along, which Spark's look-up of data sources should not load.
+_HOMES = {
+    "connect": "orderedmq.connections",
+    "Credentials": "orderedmq.rocketmq.acl",
+    "TlsOptions": "orderedmq.rocketmq.transport",
+}
 
 
 def register(spark: Any) -> None:
@@ -25,9 +35,6 @@ def register(spark: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # connect brings pyarrow along, which Spark's look-up of data sources should not load.
-    if name == "connect":
-        from orderedmq.broker import connect
-
-        return connect
-    raise AttributeError(f"module 'orderedmq' has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'orderedmq' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -15,6 +15,7 @@ from typing import Final
 
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.rooms import has_room
 
 #: What divides queues by their and the members' positions or names alone; MACHINE_ROOM_NEARBY divides each room's by one of them.
 INNER_STRATEGIES: Final = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")
@@ -132,16 +133,10 @@ def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[
 
 def _machine_room(allocation: Allocation, index: int, queues: Sequence[MessageQueue], n_clients: int) -> list[MessageQueue]:
     """AllocateMessageQueueByMachineRoom: equal blocks of the rooms' queues, then one each of the rest, to the first members."""
-    near = [queue for queue in queues if _has_room(queue.broker_name, allocation.rooms)]
+    near = [queue for queue in queues if has_room(queue.broker_name, allocation.rooms)]
     size = len(near) // n_clients
     start, rest = index * size, index + n_clients * size
     return near[start : start + size] + near[rest : rest + 1]
-
-
-def _has_room(broker_name: str, rooms: Sequence[str]) -> bool:
-    """Whether this is ``room@name`` of one of the rooms. Java's split drops what is empty at the end, so ``room@name@`` is, too."""
-    parts = broker_name.rstrip("@").split("@")
-    return len(parts) == 2 and parts[0] in rooms
 
 
 def _nearby(

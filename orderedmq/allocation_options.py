@@ -12,7 +12,7 @@ from typing import Final, Literal
 from orderedmq.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
-from orderedmq.option_values import choice, conflict, invalid, shown
+from orderedmq.option_values import choice, conflict, invalid, parse_room, parse_rooms, shown
 from orderedmq.options import Given
 from orderedmq.queue_json import brokers, elements, json_shown
 
@@ -46,7 +46,7 @@ def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assign
     return assignment
 
 
-def parse_allocation(given: Given, assignment: Assignment) -> Allocation:
+def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) -> Allocation:
     """How the queries of a shared group divide its queues. Raises OptionError.
 
     Whether the queues of CONFIG are among those asked for is checked with the topics.
@@ -65,11 +65,11 @@ def parse_allocation(given: Given, assignment: Assignment) -> Allocation:
     allocation = Allocation(
         strategy=strategy,
         queues=given.optional("allocateQueues", _queues) or (),
-        rooms=given.optional("machineRooms", _rooms) or (),
-        room=given.optional("machineRoom", _room),
+        rooms=given.optional("machineRooms", parse_rooms) or (),
+        room=given.optional("machineRoom", parse_room),
         inner=given.value("allocateInner", choice({name: name for name in INNER_STRATEGIES})),
     )
-    if strategy == "MACHINE_ROOM":
+    if strategy == "MACHINE_ROOM" and embedded:
         raise OptionError(
             "UNSUPPORTED",
             f"option {_STRATEGY}={strategy} would leave all queues without an owner: it wants brokers named room@name, and the embedded "
@@ -91,19 +91,3 @@ def _queues(text: str, option: str) -> tuple[MessageQueue, ...]:
                 raise invalid(option, f"{where}: queue {queue_id} is named twice; name it once")
             queues.append(queue)
     return tuple(queues)
-
-
-def _rooms(text: str, option: str) -> tuple[str, ...]:
-    rooms = tuple(_room(name.strip(), option) for name in text.split(","))
-    for index, room in enumerate(rooms):
-        if room in rooms[:index]:
-            raise invalid(option, f"{shown(room)} is named twice; name each room once")
-    return rooms
-
-
-def _room(text: str, option: str) -> str:
-    # What stands before the @ in a broker's name can hold neither.
-    if not text or "@" in text or "," in text or not text.isprintable():
-        example = "room-a, or room-a,room-b" if option == "machineRooms" else "room-a"
-        raise invalid(option, f"{shown(text)} is not a room; write a name without @ and comma, for example {example}")
-    return text

@@ -20,7 +20,7 @@ from orderedmq.audit import NO_KEY, ROW, Place, Rows, Words
 from orderedmq.broker import Log
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.json_field import BadJson
-from orderedmq.selector import HashedKeys
+from orderedmq.key_hash import HashedKeys
 
 #: Messages and bytes of a pull.
 PULL_ROWS: Final = 65536

@@ -1,31 +1,30 @@
 """What a broker does for the source, the sink and the command: four protocols.
 
-Rules: both sides see only this page; they never branch on the kind of broker (``Capabilities`` says what differs by nature).
-Every mutation of a group carries the lock token under which it is made. The contract suite (tests/contract) holds each broker
-to it.
+Rules: both sides see only this page; they never branch on the kind of broker (``Capabilities`` says what differs by nature). Every
+mutation of a group carries the lock token under which it is made. The contract suite (tests/contract) holds each broker to it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import pyarrow as pa
 
+from orderedmq.filters import Filter
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
+from orderedmq.reading import Reading
 
 
 @dataclass(frozen=True)
 class Capabilities:
     """What a kind of broker can promise.
 
-    fenced: a mutation under a stale lock epoch is refused by the broker itself.
+    fenced: a mutation under a stale lock epoch is refused by the broker itself, and a lock's tenure outlives a restart (lineage).
     atomic_publish: a batch becomes visible, and its source's group offsets move, in one transaction.
     names_owner: a refused lock says who holds it.
     """
@@ -33,6 +32,11 @@ class Capabilities:
     fenced: bool
     atomic_publish: bool
     names_owner: bool
+
+
+#: What the kinds promise: option checks read it before there is a connection.
+EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
+ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class SinkBatch:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one writing task hands to the commit: its staged rows by token, counted per queue."""
+    """What one writing task hands to the commit: its rows by token, counted per queue."""
 
     token: str
     partition: int
@@ -132,6 +136,10 @@ class Published:
 class Log(Protocol):
     """Messages: where they are, and how to get and add them."""
 
+    def reading(self, how: Reading) -> Log:
+        """The same log for a reader with these settings, as far as the broker has them."""
+        ...
+
     def topics(self) -> list[TopicInfo]:
         """Every topic, sorted by name."""
         ...
@@ -142,6 +150,20 @@ class Log(Protocol):
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic in order. Raises TopicError MISSING."""
+        ...
+
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        """What to keep with the next offsets of a topic's queues, to know the topic again; "" while nothing tells it from another.
+
+        Raises TopicError MISSING.
+        """
+        ...
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen; "" is never another's.
+
+        May be asked often: a broker that has to look may believe for some seconds that nothing changed. Raises TopicError MISSING.
+        """
         ...
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
@@ -171,10 +193,30 @@ class Log(Protocol):
     ) -> pa.RecordBatch:
         """Rows from ``offset`` on, without a gap, in ``columns`` order; at least one if there is one, else none.
 
-        Fewer than ``max_messages`` is no sign of the end. Raises TopicError MISSING; DataLossError AGED_OUT when ``offset``
-        lies before the first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is
-        given and is not the topic's; StoreError CORRUPT when a checksum fails.
+        Fewer than ``max_messages`` is no sign of the end. Raises TopicError MISSING; DataLossError AGED_OUT when ``offset`` lies before the
+        first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is given (what `anchor` gave) and the
+        topic is another; StoreError CORRUPT when a checksum fails.
         """
+        ...
+
+    def pull_matching(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        matching: Filter,
+        incarnation: str | None = None,
+    ) -> tuple[pa.RecordBatch, int]:
+        """The rows that match of [``offset``, next), perhaps none, and next: where to go on.
+
+        next lies at most ``max_messages`` behind ``offset``, and above it unless the queue ends there. Else as `pull`.
+        """
+        ...
+
+    def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
+        """Whether the brokers of these topics can filter so. Raises OptionError INVALID for SQL that is none, and UNSUPPORTED."""
         ...
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
@@ -250,7 +292,7 @@ class Groups(Protocol):
 
 
 class Staging(Protocol):
-    """The rows of one attempt of one writing task, invisible until published."""
+    """The rows of one attempt of one writing task; invisible until they are published, where that is atomic (Capabilities)."""
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before."""
@@ -261,12 +303,12 @@ class Staging(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Forget what was staged."""
+        """Forget what was staged; where publishing is not atomic, what was sent stays."""
         ...
 
 
 class Outbox(Protocol):
-    """Writing in batches that become visible once."""
+    """Writing in batches that are there once; invisible before they are published, where that is atomic (Capabilities)."""
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
         """A task of ``run`` reads ``offsets``: the publish of that run's batch is bound to the token."""
@@ -287,7 +329,7 @@ class Outbox(Protocol):
         """Make the receipts' rows visible, in (partition, row) order, once per (sink_id, batch_id).
 
         Raises LockError LOST when a source epoch registered by this run is stale, SinkError REPLAY_DIFFERS,
-        BATCH_TOO_OLD, TOKEN_GONE; nothing is visible then.
+        BATCH_TOO_OLD, TOKEN_GONE; nothing is visible then, where publishing is atomic.
         """
         ...
 
@@ -376,38 +418,3 @@ class Broker(Protocol):
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None: ...
-
-
-def connect(path: str | Path, *, identity: str | None = None, map_size: int | None = None) -> Broker:
-    """Open the embedded broker in directory ``path``.
-
-    Nothing is created before the first topic. ``identity``: the store id that the caller expects, refused otherwise
-    (StoreError OTHER_MACHINE). ``map_size``: the store's greatest size in bytes (default: 1 TiB of address space).
-    """
-    from orderedmq.embedded.broker import EmbeddedBroker
-
-    return EmbeddedBroker(Path(path), identity=identity, map_size=map_size)
-
-
-_kept: dict[tuple[str, str], tuple[int, tuple[int, int], Broker]] = {}
-
-
-def kept(path: str, identity: str) -> Broker:
-    """A connection that stays open for the life of this process: an executor's worker runs many short tasks.
-
-    A store that was deleted and made anew at the same place, and a fork, lead to a new connection.
-    """
-    try:
-        status = os.stat(os.path.join(path, "data.mdb"))
-        place = (status.st_dev, status.st_ino)
-    except FileNotFoundError:
-        place = (0, 0)
-    known = _kept.get((path, identity))
-    if known is not None:
-        if known[:2] == (os.getpid(), place):
-            return known[2]
-        if known[0] == os.getpid():
-            known[2].close()
-    broker = connect(path, identity=identity)
-    _kept[(path, identity)] = (os.getpid(), place, broker)
-    return broker

@@ -19,9 +19,10 @@ import pyarrow as pa
 from orderedmq import listener as noted
 from orderedmq.broker import Broker, Log
 from orderedmq.errors import LockError, OffsetError, TopicError
+from orderedmq.key_hash import java_string_hash
 from orderedmq.lock import LockToken, Refusal
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
-from orderedmq.selector import java_string_hash, select_by_hash
+from orderedmq.selector import select_by_hash
 
 #: The group whose offset of a dead-letter queue says what was replayed.
 REPLAY_GROUP: Final = "dlq-replay"
@@ -156,7 +157,7 @@ def replay(
         if isinstance(proof, Refusal):
             raise LockError(
                 "HELD_BY_OTHER",
-                f"the dead letters of {queue.topic} are being replayed by {proof.client_id}: wait for it; its lock ends in "
+                f"the dead letters of {queue.topic} are being replayed by {proof.client_id or proof.holder}: wait for it; its lock ends in "
                 f"{proof.remaining:.0f} s at the latest if it is stuck",
             )
         try:

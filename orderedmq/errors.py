@@ -53,7 +53,9 @@ class MessageError(OrderedMQError):
     """A row cannot become a message."""
 
     family = "ORDEREDMQ_MESSAGE"
-    conditions = frozenset(("NULL_BODY", "TOO_LARGE", "KEY_TOO_LONG", "BAD_QUEUE_ID", "NULL_TOPIC", "PROPERTIES_TOO_LARGE"))
+    conditions = frozenset(
+        ("NULL_BODY", "TOO_LARGE", "KEY_TOO_LONG", "BAD_QUEUE_ID", "BAD_PROPERTY", "NULL_TOPIC", "PROPERTIES_TOO_LARGE")
+    )
 
 
 class TopicError(OrderedMQError):
@@ -156,3 +158,49 @@ class JavaError(OrderedMQError):
 
     family = "ORDEREDMQ_JAVA"
     conditions = frozenset(("MISSING", "TOO_OLD"))
+
+
+class RocketMQError(OrderedMQError):
+    """A RocketMQ server refuses a request, or cannot serve what was asked."""
+
+    family = "ORDEREDMQ_ROCKETMQ"
+    conditions = frozenset(
+        (
+            "ADDRESS",
+            "CLOSED",
+            "FILTER",
+            "INVALID_PARAMETER",
+            "MESSAGE_ILLEGAL",
+            "NO_PERMISSION",
+            "NOT_SUPPORTED",
+            "OTHER_CLUSTER",
+            "SERVER_ERROR",
+            "STATIC_TOPIC",
+            "TLS",
+        )
+    )
+
+
+class ProtocolError(RocketMQError):
+    """Bytes that are not RocketMQ's remoting protocol, or more of them than a frame may have."""
+
+    conditions = frozenset(("PROTOCOL", "FRAME_TOO_LARGE"))
+
+
+class RocketMQUnavailableError(RocketMQError):
+    """A RocketMQ server is busy, away, or did not answer. Nothing was done unless ``outcome_unknown``."""
+
+    conditions = frozenset(("BUSY", "CONNECTION_LOST", "GO_AWAY", "NO_BROKER", "TIMEOUT", "UNAVAILABLE", "UNREACHABLE"))
+    retriable = True
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """Whether the server may have done what was asked: the request was on its way, and no answer came."""
+        return self.sub in ("CONNECTION_LOST", "TIMEOUT")
+
+
+class ServersError(OrderedMQError):
+    """A RocketMQ that is started on this machine cannot be had: no jars, or a server that does not come up."""
+
+    family = "ORDEREDMQ_SERVERS"
+    conditions = frozenset(("NO_JARS", "PORT_IN_USE", "NOT_READY", "DIED"))

@@ -95,7 +95,7 @@ def make_shim(java: Path, version: int) -> Path:
     It lies in the user's cache, named after its content, so every process that needs it finds or makes the same.
     """
     script = shim_script(java, version)
-    home = _cache() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    home = cache() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     shim = home / "bin" / "java"
     if shim.is_file() and shim.read_text() == script and os.access(shim, os.X_OK):
         return home
@@ -157,7 +157,7 @@ exec {shlex.quote(str(java))} "$@"
 """
 
 
-def _cache() -> Path:
+def cache() -> Path:
     """A directory that only this user can write: what lies in it is going to be executed."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:

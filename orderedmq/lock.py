@@ -62,7 +62,10 @@ class LockToken:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a lock was not granted. ``alive`` None: the broker cannot tell. ``remaining`` in seconds."""
+    """Why a lock was not granted. ``alive`` None: the broker cannot tell. ``remaining`` in seconds.
+
+    ``owner`` empty: nobody says that he has it; ``client_id`` then has the group's other members, if there are any.
+    """
 
     queue: MessageQueue
     owner: str
@@ -70,6 +73,15 @@ class Refusal:
     alive: bool | None
     lingering: bool
     remaining: float
+
+    @property
+    def holder(self) -> str:
+        """Who has the queue, for errors."""
+        if self.owner:
+            return f"query {self.owner} ({self.client_id})"
+        if self.client_id:
+            return f"a client that does not say so, a member of the group ({self.client_id}) or one that ended"
+        return "a client that is no member of the group: it ended and did not give its locks back"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from orderedmq.errors import GroupError
+from orderedmq.filters import ALL
 from orderedmq.lock import LOCK_LIFE, Client, Instant
 
 #: Seconds. A heartbeat goes with each renewal of the locks (RENEW_INTERVAL).
@@ -23,12 +24,13 @@ MEMBER_LIFE: Final = LOCK_LIFE
 
 @dataclass(frozen=True)
 class Subscription:
-    """What the members of a group must agree on. ``strategy`` None: exclusive, one member has all queues."""
+    """What the members of a group must agree on. ``strategy`` None: exclusive, one member has all queues. ``filter`` is canonical."""
 
     assignment: str
     topics: str
     strategy: str | None = None
-    filter: str = "*"
+    filter: str = ALL
+    filter_type: str = "TAG"
 
     def differences(self, other: Subscription) -> list[str]:
         """``assignment 'shared', not 'exclusive'`` and so on: what this one has, and the other has not."""

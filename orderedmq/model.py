@@ -31,40 +31,36 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
-#: RocketMQ's own message properties that a connector carries in columns, and those that only a broker or client may set.
+#: What a sink writes on messages where its rows are visible before the batch is committed (RocketMQ): who sent them.
+SINK_ID: Final = "OMQ_SINK"
+SINK_BATCH: Final = "OMQ_BATCH"
+SINK_PARTITION: Final = "OMQ_PARTITION"
+SINK_SEQUENCE: Final = "OMQ_SEQUENCE"
+#: Properties that only RocketMQ, a client or a column may set (``MessageConst``), on every broker: a user's are left out. Sent by a user
+#: they would delay, wrap or misplace a message. A sink's stamps, too: a copy of a message is not the message that the sink sent.
 RESERVED_PROPERTIES: Final = frozenset(
     (
-        "KEYS",
-        "TAGS",
-        "WAIT",
-        "DELAY",
-        "RETRY_TOPIC",
-        "REAL_TOPIC",
-        "REAL_QID",
-        "TRAN_MSG",
-        "PGROUP",
-        "MIN_OFFSET",
-        "MAX_OFFSET",
-        "BUYER_ID",
-        "ORIGIN_MESSAGE_ID",
-        "TRANSFER_FLAG",
-        "CORRECTION_FLAG",
-        "MQ2_FLAG",
-        "RECONSUME_TIME",
-        "MSG_REGION",
-        "TRACE_ON",
-        "UNIQ_KEY",
-        "EXTEND_UNIQ_INFO",
-        "MAX_RECONSUME_TIMES",
-        "CONSUME_START_TIME",
-        "INNER_NUM",
-        "INNER_BASE",
-        "DUP_INFO",
-        "CLUSTER",
-        "INSTANCE_ID",
-        "__SHARDINGKEY",
+        "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET", "MAX_OFFSET",
+        "BUYER_ID", "ORIGIN_MESSAGE_ID", "TRANSFER_FLAG", "CORRECTION_FLAG", "MQ2_FLAG", "RECONSUME_TIME", "MSG_REGION", "TRACE_ON",
+        "UNIQ_KEY", "EXTEND_UNIQ_INFO", "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "INNER_NUM", "INNER_BASE", "DUP_INFO", "CLUSTER",
+        "INSTANCE_ID", "__SHARDINGKEY",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRAN_PREPARED_QUEUE_OFFSET", "__transactionId__", "TRANSACTION_CHECK_TIMES",
+        "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "ARRIVE_TIME", "PUSH_REPLY_TIME", "MSG_TYPE",
+        "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "PROPERTY_FORWARD_QUEUE_ID", "REDIRECT",
+        "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET", "TRACE_CONTEXT",
+        "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES",
+        "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
+        "__BORNHOST", "BORN_TIMESTAMP", "__CRC32#", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID",
+        SINK_ID, SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE,
     )
-)
+)  # fmt: skip
+#: Reserved are all names that begin so: a client's own, never stored.
+TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a property's name is none that a user may set."""
+    return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PREFIX)
 
 
 class MessageQueue(NamedTuple):

@@ -63,7 +63,7 @@ class Checkpoint:
 
     owner: drawn once, lives in the checkpoint (None: the constant initial offset).
     gen: per queue, the epoch at which the owner's tenure began; replays are judged by it.
-    topics: the incarnation of each topic. reset: the group's reset number that these offsets follow.
+    topics: what `Log.anchor` gave of each topic. reset: the group's reset number that these offsets follow.
     """
 
     owner: str | None = None

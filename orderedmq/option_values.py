@@ -174,3 +174,20 @@ def parse_group(text: str, option: str) -> str:
     except GroupError as error:
         raise GroupError(error.sub, f"option {option}: {error.message}; write for example billing") from error
     return text
+
+
+def parse_rooms(text: str, option: str) -> tuple[str, ...]:
+    """The machine rooms of a list, each once, in its order."""
+    rooms = tuple(parse_room(name.strip(), option) for name in text.split(","))
+    for index, room in enumerate(rooms):
+        if room in rooms[:index]:
+            raise invalid(option, f"{shown(room)} is named twice; name each room once")
+    return rooms
+
+
+def parse_room(text: str, option: str) -> str:
+    """What may stand before the @ in a broker's name: it can hold neither @ nor a comma."""
+    if not text or "@" in text or "," in text or not text.isprintable():
+        example = "room-a, or room-a,room-b" if option == "machineRooms" else "room-a"
+        raise invalid(option, f"{shown(text)} is not a room; write a name without @ and comma, for example {example}")
+    return text

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
-from orderedmq.option_values import Parser, conflict, invalid, parse_path, shown
+from orderedmq.option_values import Parser, conflict, invalid, shown
 
 Role = Literal["source", "sink"]
 T = TypeVar("T")
@@ -42,14 +42,39 @@ class OptionRow(NamedTuple):
     meaning: str
 
 
-_PATH = Option(
-    "path", None, "directory of the embedded broker, on a local disk", f"{DEFAULT_DIRECTORY} in the working directory"
+#: Which broker: both roles have them.
+BROKER_OPTIONS: Final = (
+    Option("path", None, "directory of the embedded broker, on a local disk", f"{DEFAULT_DIRECTORY} in the working directory"),
+    Option("namesrvAddr", None, "in place of path: nameservers of a RocketMQ cluster, host:port;host:port"),
+    Option("accessKey", None, "with namesrvAddr: the account, where the cluster has access control"),
+    Option("secretKey", None, "its secret key"),
+    Option("securityToken", None, "its token, if it is a temporary one"),
+    Option("useTLS", "false", "with namesrvAddr: encrypt the connections"),
+    Option("tlsTrustCertPath", None, "PEM file of the authorities to trust", "the system's"),
+    Option("tlsCertPath", None, "PEM file of the client's certificate"),
+    Option("tlsKeyPath", None, "PEM file of the client's key"),
+    Option("tlsKeyPassword", None, "the key's password"),
+    Option("tlsVerify", "true", "false: trust every server"),
+    Option("tlsVerifyHostname", "true", "false: a server may have a certificate of another name (routes have addresses)"),
 )
 
 SOURCE_OPTIONS: Final = (
-    _PATH,
+    *BROKER_OPTIONS,
     Option("topic", None, "topic to read, or several: a,b", "this or topicPattern is required"),
     Option("topicPattern", None, "regular expression that the whole name of a topic must match", "this or topic is required"),
+    Option(
+        "tags",
+        None,
+        "only messages with one of these tags: A || B; * is all. Offsets, limits and lag count the others too",
+        "all messages",
+    ),
+    Option(
+        "filterSql",
+        None,
+        "with namesrvAddr, in place of tags: only messages whose properties fit, in RocketMQ's SQL: TAGS = 'A' AND amount > 5; the "
+        "brokers need enablePropertyFilter=true",
+        "all messages",
+    ),
     Option("consumerGroup", None, "group whose locks and offsets the query uses", "required by a stream in clustering"),
     Option(
         "messageModel", "clustering", "clustering: locks and offsets of the group; broadcasting: every query sees everything"
@@ -80,7 +105,7 @@ SOURCE_OPTIONS: Final = (
     Option(
         "allocateInner", "AVG", "MACHINE_ROOM_NEARBY: how each room's queues are divided: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH"
     ),
-    Option("lockTimeout", "10s", "how long to try for queue locks that somebody else holds"),
+    Option("lockTimeout", None, "how long to try for queue locks that somebody else holds", "10s, 75s with namesrvAddr"),
     Option(
         "startingOffsets",
         None,
@@ -97,29 +122,46 @@ SOURCE_OPTIONS: Final = (
     Option(
         "failOnDataLoss", "true", "fail when messages are gone that were not read; false: go on with a warning that counts them"
     ),
-    Option("maxOffsetsPerTrigger", None, "stream only: at most so many messages in a micro-batch", "no limit"),
+    Option("maxOffsetsPerTrigger", None, "stream only: at most so many messages in a micro-batch, filtered or not", "no limit"),
     Option("minOffsetsPerTrigger", None, "stream only: wait until so many messages are there", "no waiting"),
     Option("maxTriggerDelay", "15m", "stream only: wait no longer than that for minOffsetsPerTrigger"),
     Option("maxBytesPerTrigger", None, "stream only: at most so many bytes in a micro-batch, such as 64m", "no limit"),
     Option("pullBatchSize", "16384", f"rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
+    Option(
+        "pullThresholdForQueue",
+        "65536",
+        "with namesrvAddr: of a queue, a task holds at most so many messages that it has pulled ahead",
+    ),
+    Option("pullThresholdSizeForQueue", "100m", "with namesrvAddr: and at most about so many bytes"),
     Option("includeProperties", "false", "add the column properties"),
     Option("includeLockToken", "false", "add the column lock_token, which `consume_orderly` needs"),
 )
 SINK_OPTIONS: Final = (
-    _PATH,
+    *BROKER_OPTIONS,
     Option("topic", None, "topic to write to; overrides the column topic", "the column topic"),
     Option("shardingKey", "sharding_key", "column of the sharding key; rows with one key go to one queue, in order"),
     Option(
         "messageQueueSelector",
         "hash",
-        "how a key chooses its queue: hash (Java's), random, queueId (the column queue_id), or module:function",
+        "how a key chooses its queue: hash (Java's), random, queueId (the column queue_id), machineRoom, or module:function",
+    ),
+    Option(
+        "machineRooms",
+        None,
+        "machineRoom: a,b for brokers a@... and b@..., among whose queues the key's hash chooses; with namesrvAddr only",
+        "required by machineRoom",
     ),
     Option(
         "topicQueueNums", None, f"create a missing topic with so many queues, 1 to {MAX_QUEUES}; assert it of others", "none"
     ),
     Option("orderBy", None, "columns that order the rows of a task, such as: created_at, id desc", "the rows' own order"),
     Option("orderBufferSize", "256m", "bytes that orderBy may hold in memory, per task"),
-    Option("onKeyConflict", "error", "one key in two tasks of a batch has no defined order: error|warn|ignore"),
+    Option(
+        "onKeyConflict",
+        None,
+        "one key in two tasks of a batch has no defined order: error|warn|ignore",
+        "error, warn with namesrvAddr",
+    ),
     Option("onReplayDiffers", "error", "a repeated batch that is not what was committed: error|skip"),
     Option("compression", None, "of a topic that is created: none|lz4", "lz4"),
     Option("txnAppId", None, "batch write only: with txnVersion makes it idempotent, as in Delta"),
@@ -129,8 +171,6 @@ SINK_OPTIONS: Final = (
 SINK_IGNORED: Final = ("checkpointLocation", "queryName")
 OPTIONS: Final[Mapping[Role, tuple[Option, ...]]] = {"source": SOURCE_OPTIONS, "sink": SINK_OPTIONS}
 
-_EMBEDDED_ONLY: Final = "this version speaks to the embedded broker only"
-_CLUSTER: Final = f"it belongs to a RocketMQ cluster, and {_EMBEDDED_ONLY}; drop it (a store is guarded by file permissions)"
 _KAFKA: Final = "it is the Kafka connector's; the options here are path, topic and, to read, consumerGroup"
 #: Known to users of Spark or RocketMQ and not supported: names, what to do instead when reading, and when writing.
 _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
@@ -147,20 +187,12 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("endingOffsetsByTimestamp",), "use endingTimestamp", _KAFKA),
     (("includeHeaders",), "use includeProperties", "write a column properties"),
     (("paths",), "a query reads one embedded broker; give one path", "a query writes to one embedded broker; give one path"),
+    (("subExpression",), "use tags, or filterSql", "a tag belongs to a message; write a column tags"),
+    (("tags", "filterSql"), "", "it chooses what is read; a message's tag is in the column tags"),
     (
-        ("tags", "filterSql", "subExpression"),
-        f"the RocketMQ broker's filter, and {_EMBEDDED_ONLY}; filter the DataFrame on its columns instead",
-        "a tag belongs to a message; write a column tags",
-    ),
-    (
-        ("accessKey", "secretKey", "securityToken", "onsChannel", "useTLS", "namespace", "instanceName", "unitName"),
-        _CLUSTER,
-        _CLUSTER,
-    ),
-    (
-        ("namesrvAddr",),
-        f"it names a RocketMQ cluster, and {_EMBEDDED_ONLY}; use path",
-        f"it names a RocketMQ cluster, and {_EMBEDDED_ONLY}; use path",
+        ("onsChannel", "namespace", "instanceName", "unitName"),
+        "write a namespace into the names, namespace%topic; drop it",
+        "write a namespace into the names, namespace%topic; drop it",
     ),
 )
 _ROLE: Final[Mapping[Role, str]] = {
@@ -174,9 +206,10 @@ _IGNORED: Final = {name.lower(): name for name in SINK_IGNORED}
 _WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sink in _REFUSED for name in names}
 
 
-def option_table(kind: Role) -> tuple[OptionRow, ...]:
-    """The options of the reader or the writer, in the order of the declaration, for the README's tables."""
-    return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in OPTIONS[kind])
+def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
+    """The options that name the broker, or those of the reader's or the writer's own, in the order of the declaration, for the README."""
+    options = BROKER_OPTIONS if kind == "broker" else [option for option in OPTIONS[kind] if option not in BROKER_OPTIONS]
+    return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in options)
 
 
 class Given:
@@ -191,8 +224,7 @@ class Given:
         keys = [name.lower() for name in options]
         if "path" in keys and "namesrvaddr" in keys:
             raise conflict(
-                "options path and namesrvAddr exclude each other: path is an embedded broker, namesrvAddr a RocketMQ cluster; "
-                f"drop namesrvAddr ({_EMBEDDED_ONLY})",
+                "options path and namesrvAddr exclude each other: path is an embedded broker, namesrvAddr a RocketMQ cluster; drop one",
             )
         for given, value in options.items():
             key = given.lower()
@@ -225,11 +257,6 @@ class Given:
         if text is None:
             raise AssertionError(f"option {name} has no default")
         return parse(text, name)
-
-    def path(self) -> str:
-        """The absolute directory of the embedded broker."""
-        text = self.text("path")
-        return parse_path(DEFAULT_DIRECTORY if text is None else text, "path")
 
 
 def _not_an_option(given: str, role: Role) -> OptionError:

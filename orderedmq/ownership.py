@@ -10,7 +10,8 @@ Where a queue that was just locked is read from (design of the lineage rules; th
 - otherwise somebody may have processed it in between → the group's offset, and the queue is *entered* there;
 - the group has none → the checkpoint's offset if there is one, else the beginning that the reader was asked for.
 
-A replay of a logged batch repeats all of a queue's range in the first case and nothing of it in the others.
+A broker that keeps no lineage cannot say which case it is: see ``unbroken``. A replay of a logged batch repeats all of a queue's range in
+the first case and nothing of it in the others.
 
 Exclusive is the strategy "all queues" with the policy "refuse": every queue or none. Shared is an AllocateMessageQueueStrategy with the
 policy "hand over": at a boundary, where nothing is in flight, a queue that the strategy gives to another member is committed and unlocked,
@@ -137,10 +138,14 @@ class Owner:
     ``owner_id`` is the query's (it lives in its checkpoint). Not thread-safe: the reader's main thread drives it.
     """
 
-    def __init__(self, owner_id: str, *, strategy: Strategy = all_queues, policy: Policy = Policy.REFUSE) -> None:
+    def __init__(
+        self, owner_id: str, *, strategy: Strategy = all_queues, policy: Policy = Policy.REFUSE, lineage: bool = True
+    ) -> None:
+        """``lineage``: the broker tells a tenure that goes on from a new one."""
         self.owner_id = owner_id
         self.strategy = strategy
         self.policy = policy
+        self.lineage = lineage
         #: False: no further queue is asked for (a run with availableNow has its queues from its first boundary on).
         self.taking = True
         self.owned: dict[MessageQueue, Owned] = {}
@@ -231,9 +236,15 @@ class Owner:
         return ReadOffset(tuple(sorted(queue for queue, owned in self.owned.items() if owned.position is None)))
 
     def unbroken(self, owned: Owned, logged: Checkpoint, reset: int) -> bool:
-        """Whether nobody else had the queue, and nobody reset the group, since ``logged`` was written."""
+        """Whether nobody else had the queue, and nobody reset the group, since ``logged`` was written.
+
+        Where the broker does not know, an exclusive query believes it: a batch that is repeated is known to the sink, one that is left out
+        and read again under other batches is not. A shared one does not: its queues are meant to be others' in between.
+        """
         if owned.token is None:
             return True
+        if not self.lineage and self.policy is Policy.REFUSE:
+            return reset == logged.reset
         return reset == logged.reset and logged.gen.get(owned.queue) == owned.token.tenure
 
     def enter(
@@ -284,9 +295,17 @@ class Owner:
         """Messages before ``offset`` are lost, and the user accepts it: enter the queue there."""
         self.owned[queue].place(offset, entered=True)
 
+    def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """The next offset of each queue behind ``counts`` messages of it."""
+        return {
+            queue: owned.position + counts.get(queue, 0)
+            for queue, owned in sorted(self.owned.items())
+            if owned.position is not None
+        }
+
     def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str], reset: int) -> Checkpoint:
         """Take ``counts`` messages of each queue into the next batch and return the offset to log."""
-        following: dict[MessageQueue, int] = {}
+        following = self.following(counts)
         entered: dict[MessageQueue, int] = {}
         gen: dict[MessageQueue, int] = {}
         for queue in sorted(self.owned):
@@ -299,7 +318,6 @@ class Owner:
             if count:
                 owned.pending.take(count, 0.0)
                 owned.position += count
-            following[queue] = owned.position
             if owned.token is not None:
                 gen[queue] = owned.token.tenure
         self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), reset)

@@ -17,9 +17,12 @@ from orderedmq.model import (
     PRODUCER_COLUMNS,
     PRODUCER_SCHEMA,
     RESERVED_PROPERTIES,
+    TRANSIENT_PREFIX,
+    is_reserved,
 )
 
 _TEXT = ("tags", "keys", "sharding_key")
+_RESERVED = pa.array(sorted(RESERVED_PROPERTIES))
 
 
 def normalise(rows: pa.RecordBatch, where: str, first: int = 0) -> pa.RecordBatch:
@@ -92,13 +95,17 @@ def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
         )
 
 
+def reserved(names: pa.Array) -> pa.Array:
+    """Of each of the properties' names, whether it is none that a user may set (`model.is_reserved`)."""
+    return pc.or_(pc.is_in(names, value_set=_RESERVED), pc.starts_with(names, TRANSIENT_PREFIX))
+
+
 def _without_reserved(column: pa.Array) -> pa.Array:
     """Properties that only RocketMQ or a column may set do not travel from a source's rows into a sink's."""
-    names = column.keys
-    if not pc.any(pc.is_in(names, pa.array(sorted(RESERVED_PROPERTIES)))).as_py():
+    if not pc.any(reserved(column.keys)).as_py():
         return column
     kept = [
-        None if pairs is None else [(key, value) for key, value in pairs if key not in RESERVED_PROPERTIES]
+        None if pairs is None else [(key, value) for key, value in pairs if not is_reserved(key)]
         for pairs in column.to_pylist()
     ]
     return pa.array(kept, column.type)

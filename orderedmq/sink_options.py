@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Self
 
+from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
-from orderedmq.model import MAX_QUEUES
-from orderedmq.option_values import choice, integer, invalid, parse_size, parse_topic, shown
+from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES
+from orderedmq.option_values import choice, conflict, integer, invalid, parse_rooms, parse_size, parse_topic, shown
 from orderedmq.options import Given
 
 OnKeyConflict = Literal["error", "warn", "ignore"]
@@ -24,7 +25,7 @@ Compression = Literal["none", "lz4"]
 _ON_KEY_CONFLICT: Final[Mapping[str, OnKeyConflict]] = {"error": "error", "warn": "warn", "ignore": "ignore"}
 _ON_REPLAY_DIFFERS: Final[Mapping[str, OnReplayDiffers]] = {"error": "error", "skip": "skip"}
 _COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4"}
-_SELECTORS: Final = {"hash": "hash", "random": "random", "queueid": "queueId"}
+_SELECTORS: Final = {"hash": "hash", "random": "random", "queueid": "queueId", "machineroom": "machineRoom"}
 #: An application's name is a key in the store.
 MAX_APP_ID_LENGTH: Final = 255
 
@@ -41,15 +42,16 @@ class SinkOptions:
     """The checked options of a writer. Sizes in bytes.
 
     ``topic`` None: the column topic is needed. ``sharding_key`` is a column; it must exist only if ``sharding_key_explicit``.
-    ``selector`` is ``hash``, ``random``, ``queueId`` or ``module:function``. ``topic_queue_nums`` None: a missing topic is an
-    error. ``txn_app_id`` and ``txn_version`` are both None or both set.
+    ``selector`` is ``hash``, ``random``, ``queueId``, ``machineRoom`` or ``module:function``; ``machine_rooms`` come with ``machineRoom``.
+    ``topic_queue_nums`` None: a missing topic is an error. ``txn_app_id`` and ``txn_version`` are both None or both set.
     """
 
-    path: str
+    endpoint: Endpoint
     topic: str | None
     sharding_key: str
     sharding_key_explicit: bool
     selector: str
+    machine_rooms: tuple[str, ...]
     topic_queue_nums: int | None
     order_by: tuple[SortColumn, ...]
     order_buffer_size: int
@@ -71,22 +73,65 @@ class SinkOptions:
         Raises OptionError, and TopicError for a bad or reserved topic.
         """
         given = Given(options, "sink")
+        endpoint = parse_endpoint(given)
         _check_txn(given, streaming)
+        selector = given.value("messageQueueSelector", _selector)
         return cls(
-            path=given.path(),
+            endpoint=endpoint,
             topic=given.optional("topic", _topic),
             sharding_key=given.value("shardingKey", _column),
             sharding_key_explicit=given.has("shardingKey"),
-            selector=given.value("messageQueueSelector", _selector),
+            selector=selector,
+            machine_rooms=_machine_rooms(given, selector, endpoint),
             topic_queue_nums=given.optional("topicQueueNums", integer(1, MAX_QUEUES, 8)),
             order_by=given.optional("orderBy", _order_by) or (),
             order_buffer_size=given.value("orderBufferSize", parse_size),
-            on_key_conflict=given.value("onKeyConflict", choice(_ON_KEY_CONFLICT)),
+            on_key_conflict=_key_conflict(given, endpoint),
             on_replay_differs=given.value("onReplayDiffers", choice(_ON_REPLAY_DIFFERS)),
-            compression=given.optional("compression", choice(_COMPRESSIONS)),
+            compression=_compression(given, endpoint),
             txn_app_id=given.optional("txnAppId", _app_id),
             txn_version=given.optional("txnVersion", integer(0, example=7)),
         )
+
+
+def _machine_rooms(given: Given, selector: str, endpoint: Endpoint) -> tuple[str, ...]:
+    rooms = given.optional("machineRooms", parse_rooms) or ()
+    if selector != "machineRoom":
+        if rooms:
+            raise conflict(
+                f"option machineRooms needs messageQueueSelector=machineRoom, not {selector}; set it, or drop machineRooms"
+            )
+        return ()
+    if endpoint.embedded:
+        raise OptionError(
+            "UNSUPPORTED",
+            f"option messageQueueSelector=machineRoom is not supported with path: it wants brokers named room@name, and the embedded broker's "
+            f"name is {EMBEDDED_BROKER}; use hash",
+        )
+    if not rooms:
+        raise OptionError("MISSING", "option messageQueueSelector=machineRoom needs the rooms to write to; set machineRooms")
+    return rooms
+
+
+def _key_conflict(given: Given, endpoint: Endpoint) -> OnKeyConflict:
+    chosen = given.optional("onKeyConflict", choice(_ON_KEY_CONFLICT))
+    if chosen is None:
+        return "error" if endpoint.capabilities.atomic_publish else "warn"
+    if chosen == "error" and not endpoint.capabilities.atomic_publish:
+        raise OptionError(
+            "UNSUPPORTED",
+            "option onKeyConflict=error is not supported with namesrvAddr: a cluster shows rows as they are sent, so a conflict is found too "
+            "late to hold them back; use warn, and ordered_sink.route",
+        )
+    return chosen
+
+
+def _compression(given: Given, endpoint: Endpoint) -> Compression | None:
+    if given.has("compression") and not endpoint.embedded:
+        raise conflict(
+            "option compression belongs to the embedded broker's topics: drop it, or use path instead of namesrvAddr"
+        )
+    return given.optional("compression", choice(_COMPRESSIONS))
 
 
 def _check_txn(given: Given, streaming: bool | None) -> None:
@@ -128,16 +173,11 @@ def _selector(text: str, option: str) -> str:
     known = _SELECTORS.get(text.lower())
     if known:
         return known
-    if text.lower() == "machineroom":
-        raise OptionError(
-            "UNSUPPORTED",
-            f"option {option}=machineRoom is not supported: rooms are RocketMQ's broker names, and this version speaks to the "
-            "embedded broker only; use hash",
-        )
     module, colon, function = text.partition(":")
     if not colon or not all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), function)):
         raise invalid(
-            option, f"{shown(text)} is not hash, random, queueId or module:function; write for example my.rules:choose"
+            option,
+            f"{shown(text)} is not hash, random, queueId, machineRoom or module:function; write for example my.rules:choose",
         )
     return text
 

@@ -13,7 +13,10 @@ from typing import Final, Literal, Self
 
 from orderedmq.allocate import Allocation
 from orderedmq.allocation_options import Assignment, parse_allocation, parse_assignment
+from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
+from orderedmq.filter_options import parse_filter
+from orderedmq.filters import Filter
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
 from orderedmq.option_values import (
     MAX_LONG,
@@ -31,7 +34,11 @@ from orderedmq.option_values import (
 )
 from orderedmq.options import MAX_PULL_BATCH, Given
 from orderedmq.queue_json import brokers, json_shown, members
+from orderedmq.reading import USUAL, Reading
 
+#: Seconds to try for locks that somebody else holds. A cluster's outlive a killed owner by as long as they live, 60 s.
+LOCK_TIMEOUT: Final = 10.0
+CLUSTER_LOCK_TIMEOUT: Final = 75.0
 #: In place of an offset: the queue's end, and its first message that is still there.
 LATEST: Final = -1
 EARLIEST: Final = -2
@@ -84,12 +91,13 @@ class SourceOptions:
 
     Exactly one of ``topics`` (as given, no duplicates; else empty) and ``topic_pattern`` is set. ``consumer_group`` is None in
     broadcasting and in a batch without one. ``allocation`` is how the members of a shared group divide its queues.
-    ``consume_from`` is where a group that never committed begins.
+    ``matching`` None: all messages. ``consume_from`` is where a group that never committed begins.
     """
 
-    path: str
+    endpoint: Endpoint
     topics: tuple[str, ...]
     topic_pattern: str | None
+    matching: Filter | None
     consumer_group: str | None
     message_model: MessageModel
     assignment: Assignment
@@ -105,6 +113,7 @@ class SourceOptions:
     max_trigger_delay: float
     max_bytes_per_trigger: int | None
     pull_batch_size: int
+    reading: Reading
     include_properties: bool
     include_lock_token: bool
 
@@ -115,18 +124,19 @@ class SourceOptions:
         Raises OptionError, and TopicError or GroupError for a bad name.
         """
         given = Given(options, "source")
+        endpoint = parse_endpoint(given)
         _check_kind(given, streaming)
         topics, pattern = _topics(given)
         model = given.value("messageModel", choice(_MODELS))
         group = _group(given, model, streaming)
         assignment = parse_assignment(given, model, streaming)
-        allocation = parse_allocation(given, assignment)
-        _check_asked("allocateQueues", allocation.queues, topics, pattern)
+        allocation = parse_allocation(given, assignment, embedded=endpoint.embedded)
+        _check_asked("allocateQueues", allocation.queues, topics, pattern, endpoint)
         consume_from, consume_timestamp = _consume_from(given)
         starting = _starting(given, model, group, consume_from, consume_timestamp, streaming)
         ending = _ending(given)
         for option, offsets in (("startingOffsets", starting.offsets), ("endingOffsets", ending.offsets)):
-            _check_named(option, offsets, topics, pattern)
+            _check_named(option, offsets, topics, pattern, endpoint)
         _check_range(starting, ending)
         most = given.optional("maxOffsetsPerTrigger", integer(1, example=100000))
         least = given.optional("minOffsetsPerTrigger", integer(1))
@@ -135,14 +145,15 @@ class SourceOptions:
         if given.has("maxTriggerDelay") and least is None:
             raise OptionError("MISSING", "option maxTriggerDelay needs what it waits for; set minOffsetsPerTrigger")
         return cls(
-            path=given.path(),
+            endpoint=endpoint,
             topics=topics,
             topic_pattern=pattern,
+            matching=parse_filter(given, embedded=endpoint.embedded),
             consumer_group=group,
             message_model=model,
             assignment=assignment,
             allocation=allocation,
-            lock_timeout=given.value("lockTimeout", parse_duration),
+            lock_timeout=_lock_timeout(given, endpoint),
             starting=starting,
             ending=ending,
             consume_from=consume_from,
@@ -153,6 +164,7 @@ class SourceOptions:
             max_trigger_delay=given.value("maxTriggerDelay", parse_duration),
             max_bytes_per_trigger=given.optional("maxBytesPerTrigger", parse_size),
             pull_batch_size=given.value("pullBatchSize", integer(1, MAX_PULL_BATCH, 16384)),
+            reading=_reading(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
             include_lock_token=given.value("includeLockToken", parse_bool),
         )
@@ -162,8 +174,31 @@ class SourceOptions:
         return _asked(topic, self.topics, self.topic_pattern)
 
 
+def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
+    if endpoint.embedded:
+        for name in ("pullThresholdForQueue", "pullThresholdSizeForQueue"):
+            if given.has(name):
+                raise conflict(
+                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (from a store nothing is pulled ahead; "
+                    "pullBatchSize says how many rows a task has at once)"
+                )
+        return USUAL
+    return Reading(
+        group,
+        given.value("pullThresholdForQueue", integer(1, example=65536)),
+        given.value("pullThresholdSizeForQueue", parse_size),
+    )
+
+
 def _asked(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:
     return topic in topics if pattern is None else re.fullmatch(pattern, topic) is not None
+
+
+def _lock_timeout(given: Given, endpoint: Endpoint) -> float:
+    chosen = given.optional("lockTimeout", parse_duration)
+    if chosen is not None:
+        return chosen
+    return LOCK_TIMEOUT if endpoint.embedded else CLUSTER_LOCK_TIMEOUT
 
 
 def _check_kind(given: Given, streaming: bool | None) -> None:
@@ -307,22 +342,26 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     return EndingOffsets("json", offsets=offsets)
 
 
-def _check_asked(option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None) -> None:
+def _check_asked(
+    option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
+) -> None:
     """Refuse a queue of another topic, or of another broker than the embedded one."""
     for queue in queues:
         if not _asked(queue.topic, topics, pattern):
             which = "topic" if pattern is None else "topicPattern"
             raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}; drop it")
-        if queue.broker_name != EMBEDDED_BROKER:
+        if endpoint.embedded and queue.broker_name != EMBEDDED_BROKER:
             raise invalid(
                 option, f"there is no broker {shown(queue.broker_name)}; the embedded broker's name is {EMBEDDED_BROKER}"
             )
 
 
-def _check_named(option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None) -> None:
+def _check_named(
+    option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
+) -> None:
     if offsets is None:
         return
-    _check_asked(option, offsets, topics, pattern)
+    _check_asked(option, offsets, topics, pattern, endpoint)
     named = {queue.topic for queue in offsets}
     for topic in topics:
         if topic not in named:

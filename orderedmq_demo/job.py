@@ -2,6 +2,8 @@
 
     python -m orderedmq_demo.job STORE CHECKPOINT QUEUES EVENTS_PER_BATCH
 
+STORE is the absolute directory of an embedded broker, or a cluster's nameservers; an account is in the environment, as the command's is.
+
 An aircraft's state must outlive a restart, so it is Spark's: one group per queue, not per aircraft. A queue is the unit of order and
 already has all events of its aircraft, so a batch is a few calls on columns instead of thousands on rows (a quarter of the time), and the
 rows of a queue leave in one task, in order.
@@ -17,6 +19,7 @@ from typing import Any, Final
 
 from orderedmq.demo import IN, OUT
 from orderedmq.demo.turnaround import follow
+from orderedmq.endpoint import account
 from orderedmq.java import ensure_java
 
 #: Where Spark's own files go, in the working directory: a killed Spark leaves them behind.
@@ -60,10 +63,11 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> Non
     java: Any = spark._jvm
     # What started us needs it to kill the job as a whole.
     print(json.dumps({"jvm": java.java.lang.ProcessHandle.current().pid()}), flush=True)  # noqa: T201
+    broker = {"path": store} if os.path.isabs(store) else account() | {"namesrvAddr": store}
     flights = (
         spark.readStream.format("orderedmq")
+        .options(**broker)
         .schema("queue_id int, queue_offset long, body binary")
-        .option("path", store)
         .option("topic", IN)
         .option("consumerGroup", OUT)
         .option("maxOffsetsPerTrigger", events_per_batch)
@@ -74,7 +78,7 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> Non
     )
     query = (
         turnarounds.writeStream.format("orderedmq")
-        .option("path", store)
+        .options(**broker)
         .option("topic", OUT)
         .option("topicQueueNums", queues)
         .option("checkpointLocation", checkpoint)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", 'servers: needs real RocketMQ servers; -m "not servers" leaves them out')
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One classic session for all tests that need no JVM of their own; they leave nothing registered or running in it."""

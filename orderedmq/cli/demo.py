@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -38,10 +38,12 @@ def demo(
     Every departure from New York in 2013 and every landing is an event; its sharding key is the aircraft. A Spark query reads them and
     works out what depends on their order: how much of a delay an aircraft brought along from its flight before. It is killed with SIGKILL
     in the middle of a batch. It runs in a new temporary folder, or in the one given with --path; store, checkpoint and log stay there.
+    With --namesrv its topics, flights and turnarounds, are made in that cluster.
     """
     from orderedmq.demo.play import Demo
 
-    play = Demo(shell.path or Path(tempfile.mkdtemp(prefix="orderedmq-demo-")), events, queues, batches)
+    cluster = None if shell.namesrv is None else replace(shell, path=None).endpoint
+    play = Demo(shell.path or Path(tempfile.mkdtemp(prefix="orderedmq-demo-")), events, queues, batches, cluster)
     shell.say(f"A year of flights from New York, in {play.folder}\n")
     produced = _step(shell, "producing", play.produce)
     speed = produced.events / produced.seconds
@@ -103,7 +105,8 @@ def _close(shell: Shell, play: Demo, found: Audit, result: Result) -> None:
     legs, chain = result.most_legs, result.longest_chain
     held = sum(file.stat().st_size for file in play.folder.rglob("*") if file.is_file())
     examples = "".join(f"\n             {e.kind}: {e.side} {e.where}, key {e.key}, {e.id}" for e in found.examples)
-    command_line = f"orderedmq --path '{play.store}'"
+    place = play.endpoint
+    command_line = f"orderedmq --path '{place}'" if place.embedded else f"orderedmq --namesrv '{place}'"
     shell.say(
         f"{' ' * 12}{same:,} of {result.messages:,} results are those of one uninterrupted pass{examples}\n\n"
         f"  {legs['tailnum']} left New York most often: {legs['leg']} times.\n"

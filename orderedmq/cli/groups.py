@@ -92,7 +92,7 @@ def list_groups(shell: Shell) -> None:
         Column("owned_queues", "owned", number, right=True),
         Column("alive", "at work", yes_no),
     )
-    shell.show(rows, columns, none=f"no consumer groups in {shell.store}")
+    shell.show(rows, columns, none=f"no consumer groups in {shell.place}")
 
 
 @command(app, "describe")

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple
 
 import typer
 
+from orderedmq.endpoint import ACCOUNT, Endpoint, account, parse_endpoint
 from orderedmq.errors import GroupError, OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.option_values import parse_path
-from orderedmq.options import DEFAULT_DIRECTORY
+from orderedmq.options import DEFAULT_DIRECTORY, Given
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,6 +52,16 @@ PathOption = Annotated[
         "--path", help=f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY}).", show_default=False, metavar="DIR"
     ),
 ]
+NamesrvOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namesrv",
+        help="Nameservers of a RocketMQ cluster, host:port;host:port, in place of --path; an account is read from the variables "
+        f"{' and '.join(list(ACCOUNT.values())[:2])}.",
+        show_default=False,
+        metavar="ADDR",
+    ),
+]
 JsonOption = Annotated[
     bool | None,
     typer.Option(
@@ -74,20 +85,30 @@ class Shell:
 
     path: Path | None = None
     as_json: bool | None = None
+    namesrv: str | None = None
 
     @property
     def json(self) -> bool:
         return not sys.stdout.isatty() if self.as_json is None else self.as_json
 
     @property
-    def store(self) -> Path:
-        """Raises OptionError INVALID or UNSUPPORTED."""
-        return Path(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
+    def endpoint(self) -> Endpoint:
+        """The broker that is meant. Raises OptionError CONFLICT, INVALID, MISSING or UNSUPPORTED."""
+        if self.namesrv is None:
+            return Endpoint(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
+        if self.path is not None:
+            raise OptionError("CONFLICT", "--path and --namesrv exclude each other: give the one broker that is meant")
+        return parse_endpoint(Given({"namesrvAddr": self.namesrv, **account()}, "sink"))
+
+    @property
+    def place(self) -> str:
+        """Where the broker is, for a line of text."""
+        return str(self.endpoint)
 
     def broker(self) -> Broker:
-        from orderedmq.broker import connect
+        from orderedmq.connections import reach
 
-        return connect(self.store)
+        return reach(self.endpoint)
 
     def show(
         self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, title: str = "", none: str = "nothing"
@@ -229,9 +250,13 @@ def command(
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
         @functools.wraps(function)
-        def run(context: typer.Context, path: Path | None, as_json: bool | None, **arguments: Any) -> None:
+        def run(context: typer.Context, path: Path | None, as_json: bool | None, namesrv: str | None, **arguments: Any) -> None:
             above: Shell = context.obj or Shell()
-            shell = Shell(above.path if path is None else path, above.as_json if as_json is None else as_json)
+            shell = Shell(
+                above.path if path is None else path,
+                above.as_json if as_json is None else as_json,
+                above.namesrv if namesrv is None else namesrv,
+            )
             with exit_codes():
                 call(shell, **arguments)
                 sys.stdout.flush()
@@ -242,6 +267,7 @@ def command(
             *(parameter.replace(kind=kind) for parameter in own),
             inspect.Parameter("path", kind, default=None, annotation=PathOption),
             inspect.Parameter("as_json", kind, default=None, annotation=JsonOption),
+            inspect.Parameter("namesrv", kind, default=None, annotation=NamesrvOption),
         ]
         run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in shared}

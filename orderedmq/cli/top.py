@@ -67,7 +67,7 @@ def top(
     rates = Rates()
     with shell.broker() as broker:
         if once or shell.json or not sys.stdout.isatty():
-            shell.show(_look(broker, group, rates), _COLUMNS, none=f"no consumer groups in {shell.store}")
+            shell.show(_look(broker, group, rates), _COLUMNS, none=f"no consumer groups in {shell.place}")
         else:
             _watch(lambda: _look(broker, group, rates), seconds)
 

@@ -67,7 +67,7 @@ def create(
             retention_bytes=None if retention_size is None else parse_size(retention_size.strip(), "--retention-size"),
             compression=compression,
         )
-    shell.done(topic_row(made), f"created topic {name} with {queues} queues in {shell.store}")
+    shell.done(topic_row(made), f"created topic {name} with {queues} queues in {shell.place}")
 
 
 @command(app, "list")
@@ -84,7 +84,7 @@ def list_topics(shell: Shell) -> None:
         Column("messages", "messages", number, right=True),
         *_KEPT,
     )
-    shell.show(rows, columns, none=f"no topics in {shell.store}")
+    shell.show(rows, columns, none=f"no topics in {shell.place}")
 
 
 @command(app, "describe")
@@ -199,6 +199,6 @@ def delete(shell: Shell, name: Name, yes: Yes = False) -> None:
     with shell.broker() as broker:
         bounds = broker.log.bounds(broker.log.queues(name)).values()
         messages = sum(at.max_offset - at.min_offset for at in bounds)
-        shell.ask(f"Delete topic {name} with {messages:,} messages from {shell.store}?", yes)
+        shell.ask(f"Delete topic {name} with {messages:,} messages from {shell.place}?", yes)
         broker.admin.delete_topic(name)
     shell.done({"topic": name, "deleted": messages}, f"deleted topic {name} with {messages:,} messages")

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, ClassVar
 
-import orderedmq
 from orderedmq.audit import Audit, audit
 from orderedmq.audit_sides import TopicSide
 from orderedmq.broker import Broker
+from orderedmq.connections import reach
 from orderedmq.demo import IN, OUT, flights
 from orderedmq.demo.result import Result, verify
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.java import ensure_java
 from orderedmq.producer import Producer
@@ -61,12 +62,13 @@ class Ran:
 
 @dataclass
 class Demo:
-    """One demo in a folder of its own: the store, the checkpoint and Spark's log stay there."""
+    """One demo in a folder of its own: the store, the checkpoint and Spark's log stay there. ``cluster``: use it, and no store."""
 
     folder: Path
     limit: int | None = None
     queues: int = 8
     batches: int = 10
+    cluster: Endpoint | None = None
     events: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -79,8 +81,8 @@ class Demo:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @property
-    def store(self) -> Path:
-        return self.folder / "store"
+    def endpoint(self) -> Endpoint:
+        return self.cluster or Endpoint(str(self.folder / "store"))
 
     @property
     def checkpoint(self) -> Path:
@@ -95,7 +97,7 @@ class Demo:
         began = time.monotonic()
         rows = flights.events(self.limit)
         self.events = rows.num_rows
-        with orderedmq.connect(self.store) as broker:
+        with reach(self.endpoint) as broker:
             broker.admin.create_topic(IN, self.queues)
             producer = Producer(broker.log, IN)
             for begin in range(0, rows.num_rows, _PRODUCE_AT_ONCE):
@@ -112,7 +114,7 @@ class Demo:
         before = len(self._logged("commits"))
         victim = max(1, self.batches // 2) if kill else None
         first = float("nan")
-        with orderedmq.connect(self.store) as broker, _Job(self) as job:
+        with reach(self.endpoint) as broker, _Job(self) as job:
             # When each batch was seen to be committed: how long one takes says when the next one is in full flight.
             seen: dict[int, float] = {}
             while job.running:
@@ -136,7 +138,7 @@ class Demo:
 
     def audit(self, progress: Progress) -> Audit:
         """Every event of the first topic against what came out of the job."""
-        with orderedmq.connect(self.store) as broker:
+        with reach(self.endpoint) as broker:
             read = 0
             expected, actual = TopicSide(broker.log, IN, "id"), TopicSide(broker.log, OUT, "id")
 
@@ -149,7 +151,7 @@ class Demo:
 
     def verify(self) -> Result:
         """What came out against one pass without Spark, and what is worth telling of it."""
-        with orderedmq.connect(self.store) as broker:
+        with reach(self.endpoint) as broker:
             return verify(broker.log)
 
     def tidy(self) -> None:
@@ -197,7 +199,7 @@ class _Job:
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
         }
-        arguments = (demo.store, demo.checkpoint, demo.queues, -(-demo.events // demo.batches))
+        arguments = (demo.endpoint, demo.checkpoint, demo.queues, -(-demo.events // demo.batches))
         with open(demo.log, "ab") as log:
             self._driver = subprocess.Popen(
                 [sys.executable, "-m", "orderedmq_demo.job", *map(str, arguments)],

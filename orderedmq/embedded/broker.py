@@ -6,9 +6,9 @@ import os
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
-from orderedmq.broker import Capabilities
+from orderedmq.broker import EMBEDDED, Capabilities
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.clock import Clock, SystemClock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -16,8 +16,6 @@ from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.embedded.store import Store
 from orderedmq.errors import StoreError
-
-CAPABILITIES: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
 
 
 class EmbeddedBroker:
@@ -58,7 +56,7 @@ class EmbeddedBroker:
 
     @property
     def capabilities(self) -> Capabilities:
-        return CAPABILITIES
+        return EMBEDDED
 
     @property
     def identity(self) -> str:

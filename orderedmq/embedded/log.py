@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -17,8 +17,10 @@ from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store, Transaction
-from orderedmq.errors import DataLossError, aged_out, recreated
+from orderedmq.errors import DataLossError, OptionError, aged_out, recreated
+from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
+from orderedmq.reading import Reading
 from orderedmq.rows import normalise
 
 _BODY = ("body",)
@@ -54,6 +56,11 @@ class EmbeddedLog:
         #: Bytes of payloads read since the map's memory was given back.
         self._read_bytes = 0
 
+    def reading(self, how: Reading) -> EmbeddedLog:
+        """This one: rows are where they are, nothing is pulled ahead."""
+        del how
+        return self
+
     def topics(self) -> list[TopicInfo]:
         with self._store.read() as txn:
             return [TopicInfo(**json.loads(value)) for _, value in txn.scan("topics")]
@@ -64,6 +71,14 @@ class EmbeddedLog:
 
     def queues(self, topic: str) -> list[MessageQueue]:
         return index.queues_of(self.topic(topic))
+
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        """The topic's incarnation, wherever it is read."""
+        del offsets
+        return self.topic(topic).incarnation
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        return anchor not in ("", self.topic(topic).incarnation)
 
     def change(self) -> int:
         """A number that differs when anything in the store has changed."""
@@ -153,6 +168,29 @@ class EmbeddedLog:
             self._read_bytes = 0
             self._store.unmap()
         return self._join(parts, queue, offset, max_messages, max_bytes, columns, topic.incarnation)
+
+    def pull_matching(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        matching: Filter,
+        incarnation: str | None = None,
+    ) -> tuple[pa.RecordBatch, int]:
+        select_schema(columns)
+        wanted = columns if "tags" in columns else (*columns, "tags")
+        batch = self.pull(queue, offset, max_messages, max_bytes, wanted, incarnation)
+        rows = batch.filter(matching.matching(batch.column("tags")))
+        return rows.select(list(columns)), offset + batch.num_rows
+
+    def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
+        del topics
+        if matching.sql:
+            raise OptionError(
+                "UNSUPPORTED", "the embedded broker does not filter by SQL; filter the DataFrame (DataFrame.filter)"
+            )
 
     def _gather(
         self, txn: Transaction, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]

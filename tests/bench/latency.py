@@ -6,14 +6,16 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 from pyspark.sql import DataFrame
 
 import orderedmq
+from orderedmq.broker import Broker
 from tests.bench import data
 from tests.bench.measure import Bench, Figure, interleaved
 from tests.bench.throughput import COLUMNS
@@ -21,14 +23,18 @@ from tests.bench.throughput import COLUMNS
 ROWS = 10
 
 
+#: A label, our sink, the null peer's, our sink's options.
+Way: TypeAlias = tuple[str, str, str, dict[str, str]]
+
+
 @contextlib.contextmanager
-def _producer(path: Path, every: float) -> Iterator[None]:
-    """Ten rows into the only queue of topic ``t``, each ``every`` seconds."""
+def _producer(connect: Callable[[], Broker], topic: str, every: float) -> Iterator[None]:
+    """Ten rows into the only queue of a topic, each ``every`` seconds."""
     stop = threading.Event()
 
     def produce() -> None:
-        with orderedmq.connect(path) as broker:
-            (queue,) = broker.log.queues("t")
+        with connect() as broker:
+            (queue,) = broker.log.queues(topic)
             made = data.messages(ROWS)
             while not stop.wait(every):
                 broker.log.append(queue, made)
@@ -50,34 +56,51 @@ def _store(bench: Bench, topic: str = "t") -> Path:
 
 
 def micro_batch(bench: Bench) -> list[Figure]:
-    """The producer runs beside the null source, too: it uses the disk."""
     out = []
     for pace, every, batches in (("10 rows/s", 1.0, 8), ("100 rows/s", 0.1, 40)):
         path, target = _store(bench), _store(bench, "out")
-        ways: list[tuple[str, str, str, dict[str, str]]] = [
+        ways: list[Way] = [
             ("to noop", "noop", "noop", {}),
             ("to sink", "orderedmq", "null_sink", {"path": str(target), "topic": "out"}),
         ]
-        for label, sink, null_sink, options in ways:
-            ours = partial(bench.source, COLUMNS, path, "t")
-            null = partial(bench.null_source, COLUMNS, ROWS, 1, every)
-            count = batches // 4 if bench.quick else batches
-            with _producer(path, every):
-                found = interleaved(
-                    1 if bench.quick else 3,
-                    {
-                        "ours": partial(_paced, bench, ours, sink, count, options),
-                        "null": partial(_paced, bench, null, null_sink, count, {}),
-                    },
-                    warm=False,
-                )
-            for phase, mine in found["ours"].items():
-                other = found["null"][phase]
-                judged = 1.15 if phase == "triggerExecution" and label == "to noop" else None
-                ratio = mine / other if other else None
-                out.append(
-                    Figure("10-row micro-batch", f"{label}, {pace}, {phase}", mine, "ms", other, ratio, judged, low=True)
-                )
+        ours = partial(bench.source, COLUMNS, path, "t")
+        out += against_null(
+            bench, "10-row micro-batch", ours, partial(orderedmq.connect, path), "t", ways, pace, every, batches, 1.15
+        )
+    return out
+
+
+def against_null(
+    bench: Bench,
+    case: str,
+    ours: Callable[[], DataFrame],
+    connect: Callable[[], Broker],
+    topic: str,
+    ways: Sequence[Way],
+    pace: str,
+    every: float,
+    batches: int,
+    target: float,
+) -> list[Figure]:
+    """Micro-batches of ten rows. The producer runs beside the null source, too: it uses the machine."""
+    out = []
+    for label, sink, null_sink, options in ways:
+        null = partial(bench.null_source, COLUMNS, ROWS, 1, every)
+        count = batches // 4 if bench.quick else batches
+        with _producer(connect, topic, every):
+            found = interleaved(
+                1 if bench.quick else 3,
+                {
+                    "ours": partial(_paced, bench, ours, sink, count, options),
+                    "null": partial(_paced, bench, null, null_sink, count, {}),
+                },
+                warm=False,
+            )
+        for phase, mine in found["ours"].items():
+            other = found["null"][phase]
+            judged = target if phase == "triggerExecution" and label == "to noop" else None
+            ratio = mine / other if other else None
+            out.append(Figure(case, f"{label}, {pace}, {phase}", mine, "ms", other, ratio, judged, low=True))
     return out
 
 

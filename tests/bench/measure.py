@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import statistics
@@ -20,6 +21,10 @@ from orderedmq.java import ensure_java
 from tests.bench import peers
 
 ROOT: Final = Path(__file__).parents[2]
+
+
+class Skipped(Exception):
+    """A case that cannot be measured on this machine, and why."""
 
 
 @dataclass
@@ -68,6 +73,9 @@ class Bench:
         self.rounds = 2 if quick else 5
         self.rows = 400_000 if quick else 4_000_000
         self._number = 0
+        #: What cases make for each other, by name; and what is to be closed at the end, the last one first.
+        self.shared: dict[str, Any] = {}
+        self.closing = contextlib.ExitStack()
 
     def fresh(self, name: str) -> Path:
         """A path that nobody has used."""
@@ -75,6 +83,7 @@ class Bench:
         return self.folder / f"{name}-{self._number}"
 
     def close(self) -> None:
+        self.closing.close()
         if "spark" in self.__dict__:
             self.spark.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -144,6 +153,14 @@ class Bench:
             phase: median([float(one.get(phase, 0)) for one in seen[3:]])
             for phase in ("triggerExecution", "addBatch", "latestOffset", "queryPlanning", "walCommit", "commitOffsets")
         }
+
+
+def status(field: str) -> int:
+    """A line of this process's status, in KiB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1])
+    raise OSError(f"/proc/self/status has no {field}")
 
 
 def disk_speed(folder: Path) -> float:

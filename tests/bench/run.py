@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench import groups, latency, stores, throughput
-from tests.bench.measure import ROOT, Bench, Figure
+from tests.bench import groups, latency, rocketmq, stores, throughput
+from tests.bench.measure import ROOT, Bench, Figure, Skipped
 
 RESULTS: Final = ROOT / "bench-results.json"
 CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
@@ -31,6 +31,12 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "shared": groups.shared,
     "hand-over": groups.hand_over,
     "listener": groups.listener,
+    "rocketmq-pull": rocketmq.pull,
+    "rocketmq-source": rocketmq.source,
+    "rocketmq-sink": rocketmq.sink,
+    "rocketmq-micro-batch": rocketmq.micro_batch,
+    "rocketmq-queues": rocketmq.many_queues,
+    "rocketmq-memory": rocketmq.memory,
 }
 
 
@@ -48,7 +54,11 @@ def main() -> None:
     try:
         for name in asked.only or CASES:
             begin = time.perf_counter()
-            figures = CASES[name](bench)
+            try:
+                figures = CASES[name](bench)
+            except Skipped as reason:
+                print(f"\n{name}: skipped: {reason}", flush=True)
+                continue
             print(f"\n{name} ({time.perf_counter() - begin:.0f} s)\n{_table(figures)}", flush=True)
             kept[name] = [asdict(figure) for figure in figures]
             if not asked.quick:

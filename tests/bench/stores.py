@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,9 +18,10 @@ from ordered_source.columns import full_schema
 from ordered_source.reader import StreamReader
 from ordered_source.task import QueuePartition, read
 from orderedmq.broker import Broker, SinkBatch
+from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from tests.bench import data
-from tests.bench.measure import ROOT, Bench, Figure, interleaved, median
+from tests.bench.measure import ROOT, Bench, Figure, interleaved, median, status
 
 QUEUES = 1000
 
@@ -182,18 +182,13 @@ def read_all(path: str, rows: int) -> None:
     with orderedmq.connect(path) as broker:
         (queue,) = broker.log.queues("t")
         incarnation = broker.log.topic("t").incarnation
-        partition = QueuePartition(path, broker.identity, queue, 0, rows, None, incarnation, True, 16384, streaming=False)
-    before = _status("VmRSS")
+        partition = QueuePartition(
+            Endpoint(path), broker.identity, queue, 0, rows, None, incarnation, True, 16384, streaming=False
+        )
+    before = status("VmRSS")
     with pa.OSFile("/dev/null", "wb") as sink:
         writer = None
         for batch in read(partition, DEFAULT_COLUMNS, to_arrow_schema(full_schema(False), timezone="UTC")):
             writer = writer or pa.ipc.new_stream(sink, batch.schema)
             writer.write_batch(batch)
-    print(before, _status("VmHWM"), _status("RssFile"))
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1])
-    raise OSError(f"/proc/self/status has no {field}")
+    print(before, status("VmHWM"), status("RssFile"))

@@ -1,11 +1,15 @@
 """The brokers that the contract suite holds to the protocols of orderedmq/broker.py.
 
-A new kind of broker is one more entry of KINDS: something that makes connections to one place, with a clock that tests move.
+A new kind of broker is one more entry of KINDS and a Place: something that makes connections to one place, with a clock that tests move,
+and a list of what it cannot do by nature.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,13 +17,17 @@ import pytest
 from orderedmq.broker import Broker
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
-from tests.contract.support import FakeClock, Place
+from orderedmq.lock import Client, LockToken
+from orderedmq.rocketmq.jars import VERSIONS
+from tests.contract.rocketmq import SERVERS, RocketMQPlace, lacks
+from tests.contract.support import FakeClock, Place, locked, queues_of, rows
 
 
 class EmbeddedPlace:
     """A directory. What a test leaves there must be consistent."""
 
     def __init__(self, folder: Path) -> None:
+        self.lacks: Mapping[str, str] = {}
         self.path = folder / "store"
         self.clock = FakeClock()
         self._connections: list[Broker] = []
@@ -44,18 +52,66 @@ class EmbeddedPlace:
             assert check(self.path) == []
 
 
-KINDS: dict[str, Callable[[Path], EmbeddedPlace]] = {"embedded": EmbeddedPlace}
+ROOT = Path(__file__).parents[2]
+#: A first fetch of jars, and the servers' boot, are part of the first test's time.
+_SERVERS_TIMEOUT = 900
+_ROCKETMQ = "rocketmq-"
+KINDS = ("embedded", *(_ROCKETMQ + version for version in VERSIONS))
 
 
-@pytest.fixture(params=sorted(KINDS))
-def broker_factory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
-    """Each call is a new, empty place of its own."""
-    made: list[EmbeddedPlace] = []
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "needs(*features): skipped for kinds of brokers that lack one of these; see support.needs"
+    )
+
+
+def _version(item: pytest.Item) -> str | None:
+    """Of the servers that a test needs."""
+    kind = item.callspec.params.get("kind", "") if hasattr(item, "callspec") else ""
+    return kind.removeprefix(_ROCKETMQ) if isinstance(kind, str) and kind.startswith(_ROCKETMQ) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _version(item) is not None:
+            item.add_marker(pytest.mark.servers)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_SERVERS_TIMEOUT))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    versions = dict.fromkeys(version for item in session.items if (version := _version(item)) is not None)
+    if versions and not session.config.option.collectonly:
+        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+        SERVERS.prepare(factory.mktemp("contract-rocketmq"), versions)
+
+
+def pytest_sessionfinish() -> None:
+    SERVERS.close()
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> Iterator[str]:
+    """One after the other: pytest sorts the tests so that each version's servers boot once."""
+    yield request.param
+    SERVERS.stop(request.param.removeprefix(_ROCKETMQ))
+
+
+@pytest.fixture
+def broker_factory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
+    """Each call is a new, empty place of its own; a cluster is one place only."""
+    made: list[Place] = []
+    cannot = {} if kind == "embedded" else lacks(kind.removeprefix(_ROCKETMQ))
+    for marker in request.node.iter_markers("needs"):
+        for feature in marker.args:
+            if feature in cannot:
+                pytest.skip(f"{kind} has no {feature}: {cannot[feature]}")
 
     def make() -> Place:
         folder = tmp_path / str(len(made))
         folder.mkdir()
-        made.append(KINDS[request.param](folder))
+        made.append(EmbeddedPlace(folder) if kind == "embedded" else RocketMQPlace(kind.removeprefix(_ROCKETMQ)))
         return made[-1]
 
     yield make
@@ -79,3 +135,49 @@ def broker(place: Place) -> Broker:
 @pytest.fixture
 def clock(place: Place) -> FakeClock:
     return place.clock
+
+
+@pytest.fixture
+def token(broker: Broker) -> LockToken:
+    """The first queue, of ten messages, in the group ``g``."""
+    queue = queues_of(broker)[0]
+    broker.log.append(queue, rows(range(10)))
+    [token] = locked(broker, "g", broker.groups.join("me"), [queue])
+    return token
+
+
+MEMBER = """
+import sys
+from orderedmq.membership import Subscription
+client = broker.groups.join("them")
+broker.groups.heartbeat("g", client, Subscription("shared", "orders", "averagely"))
+broker.groups.lock("g", client, broker.log.queues("orders"))
+print(client.client_id, flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def start(place: Place) -> Iterator[Callable[[], tuple[subprocess.Popen, Client]]]:
+    """Starts a process that is a member of the group ``g`` and owns all queues."""
+    started: list[subprocess.Popen] = []
+
+    def make() -> tuple[subprocess.Popen, Client]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", place.connecting() + MEMBER],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        client_id = process.stdout.readline().strip()
+        assert client_id, "the member failed to start"
+        return process, Client("them", client_id)
+
+    yield make
+    for process in started:
+        process.kill()
+        process.communicate()

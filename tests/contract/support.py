@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pytest
@@ -13,7 +16,8 @@ import pytest
 from orderedmq.broker import Broker
 from orderedmq.errors import OrderedMQError
 from orderedmq.lock import Client, Instant, LockToken
-from orderedmq.model import DEFAULT_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
+from orderedmq.membership import Subscription
+from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COLUMNS, PRODUCER_SCHEMA, RESERVED_PROPERTIES, MessageQueue, OffsetRange
 
 SECOND = 1_000_000
 BIG = 9000  # rows: a chunk of its own, more than merging lets a tail chunk grow to
@@ -46,11 +50,25 @@ class Place(Protocol):
     """One broker, to which any number of connections can be made."""
 
     clock: FakeClock
+    #: What this kind of broker cannot do, and why; see `needs`.
+    lacks: Mapping[str, str]
 
     def connect(self) -> Broker: ...
     def connecting(self) -> str:
         """What another process runs to have a connection ``broker``, at the time that it is here now."""
         ...
+
+    def close(self) -> None:
+        """The test is over."""
+        ...
+
+
+def needs(*features: str) -> pytest.MarkDecorator:
+    """A test of what a kind of broker may not be able to do by nature: it is skipped for a place that ``lacks`` one, with its reason.
+
+    What `Capabilities` says is asked inside of tests; a feature is for the rest. Names of features are the keys of a kind's ``lacks``.
+    """
+    return pytest.mark.needs(*features)
 
 
 def queues_of(broker: Broker, topic: str = "orders") -> list[MessageQueue]:
@@ -84,6 +102,15 @@ def read(
         assert batch.num_rows
         out += batch.to_pylist()
         at += batch.num_rows
+    return out
+
+
+def users_properties(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without the properties that a broker adds: nothing but those is the same as no properties."""
+    out = []
+    for row in found:
+        pairs = [(name, value) for name, value in row["properties"] or () if name not in RESERVED_PROPERTIES]
+        out.append({**row, "properties": pairs or None})
     return out
 
 
@@ -124,3 +151,38 @@ def state(broker: Broker, topics: Sequence[str]) -> Mapping[str, Any]:
 
 def span(begin: int, end: int) -> OffsetRange:
     return OffsetRange(begin, end)
+
+
+SHARED: Final = Subscription("shared", "orders", "averagely")
+
+
+def beat(broker: Broker, client: Client, group: str = "g", subscription: Subscription = SHARED) -> list[str]:
+    return [member.client_id for member in broker.groups.heartbeat(group, client, subscription)]
+
+
+def ids(broker: Broker, group: str = "g") -> list[str]:
+    return [member.client_id for member in broker.groups.members(group)]
+
+
+def known(*clients: Client) -> list[str]:
+    return sorted(client.client_id for client in clients)
+
+
+def joined(broker: Broker, client: Client, group: str = "g") -> int:
+    [one] = [member for member in broker.groups.members(group) if member.client_id == client.client_id]
+    return one.joined
+
+
+def kill(process: subprocess.Popen) -> None:
+    """Dead, and not reaped: a zombie."""
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+def letters(offsets: Sequence[int], **columns: Any) -> pa.RecordBatch:
+    return rows([f"body {offset}" for offset in offsets], **columns)
+
+
+def aside(broker: Broker, group: str = "g") -> list[str]:
+    [queue] = queues_of(broker, DEAD_LETTER_PREFIX + group)
+    return bodies(broker, queue)

@@ -95,7 +95,7 @@ class FaultyReader(StreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueuePartition)
-        points = points_of(self.options.path)
+        points = points_of(str(self.options.endpoint))
         context = TaskContext.get()
         run = run_of(context.getLocalProperty) if context is not None else None
         if run is not None:
@@ -129,7 +129,7 @@ class FaultyWriter(StreamWriter):
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
-        self.path = self._planned.options.path
+        self.path = str(self._planned.options.endpoint)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         points = points_of(self.path)

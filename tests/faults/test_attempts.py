@@ -22,6 +22,7 @@ from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker, Receipt, SourceRun
 from orderedmq.embedded.check import check
 from orderedmq.embedded.store import Store
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, SinkError
 from orderedmq.lock import LockToken
 from orderedmq.micro_batch import BATCH, QUERY, RUN
@@ -88,7 +89,7 @@ class Rig:
 
     def rows(self, partition: int, begin: int, end: int, token: LockToken | None) -> Iterator[pa.RecordBatch]:
         queue = self.source[partition]
-        where = (self.path, self.broker.identity, queue, begin, end, token, self.broker.log.topic("in").incarnation)
+        where = (Endpoint(self.path), self.broker.identity, queue, begin, end, token, self.broker.log.topic("in").incarnation)
         part = QueuePartition(*where, fail_on_data_loss=True, pull_batch_size=5, streaming=True)
         columns = ("body", "sharding_key", "queue_offset")
         schema = pa.schema([("body", pa.binary()), ("sharding_key", pa.string()), ("queue_offset", pa.int64())])

@@ -91,7 +91,7 @@ def test_an_available_now_run_whose_queues_are_all_held_by_others_says_so_and_en
     world.produce(5)
     world.run(source={**SHARED, "lockTimeout": "1s"})
     assert world.count() == 0
-    assert "all 3 queues that this query should have in group g are held by others (other@" in world.log()
+    assert "all 3 queues that this query should have in group g are held by others (query other (other@" in world.log()
     world.broker.groups.unlock([token for token in held.values() if not hasattr(token, "alive")])
     world.broker.groups.leave(other)
     world.run(source=SHARED)

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol
 from unittest import mock
 
-import orderedmq
 from ordered_source import group, reader
 from ordered_source.renewal import Renewal
-from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.broker import EMBEDDED, QueueBounds, TopicInfo
 from orderedmq.errors import StoreError
 from orderedmq.lock import Client, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
+from orderedmq.reading import Reading
 from tests.sim.world import TICK, World
 
 #: What may happen to a call, as often as it stands here. One that is late takes effect when its caller has given it up.
@@ -121,6 +121,7 @@ class Process:
     """The source runner of one run of a query: its connection to the broker (Broker, Log and Groups), and its renewals."""
 
     identity = "simulation"
+    capabilities = EMBEDDED
 
     def __init__(self, network: Network, name: str) -> None:
         self.network = network
@@ -165,11 +166,20 @@ class Process:
 
     # -- Log -----------------------------------------------------------------------------------------------------------------
 
+    def reading(self, how: Reading) -> Process:
+        return self
+
     def change(self) -> int:
         return self.world.changes
 
     def topic(self, name: str) -> TopicInfo:
         return self.world.topic_info
+
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        return self.world.topic_info.incarnation
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        return anchor != self.world.topic_info.incarnation
 
     def queues(self, name: str) -> list[MessageQueue]:
         return self.world.queues
@@ -272,7 +282,7 @@ def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[Non
             mock.patch.object(reader, "uuid", drawn),
             mock.patch.object(reader, "signal", signals),
             mock.patch.object(group, "Renewal", VirtualRenewal),
-            mock.patch.object(orderedmq, "connect", connect),
+            mock.patch.object(reader, "reach", lambda endpoint: connect(endpoint.path)),
         ):
             yield
     finally:

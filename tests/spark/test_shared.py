@@ -95,6 +95,7 @@ def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: 
     ("other", "difference"),
     [
         ({"allocateMessageQueueStrategy": "AVG_BY_CIRCLE"}, "strategy 'AVG_BY_CIRCLE', not 'AVG'"),
+        ({"tags": "b || a"}, "filter 'a || b', not '*'"),
         ({"topic": "in,more"}, "topics 'in,more', not 'in'"),
         ({"assignment": "exclusive"}, "assignment 'exclusive', not 'shared'"),
     ],

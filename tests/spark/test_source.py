@@ -250,3 +250,20 @@ def test_a_stream_without_a_group_is_refused_with_what_to_do(rig: Rig) -> None:
     query = rig.start(rig.stream(topic="in"), topic="out", topicQueueNums=2)
     with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.MISSING.*consumerGroup.*broadcasting"):
         query.awaitTermination()
+
+
+def test_tags_choose_messages_and_offsets_count_all(rig: Rig) -> None:
+    rig.topic("in", 1)
+    rows = [f"0:{number}".encode() for number in range(60)]
+    tags = pa.array([("a", "b", None)[number % 3] for number in range(60)])
+    rig.broker.log.append(rig.broker.log.queues("in")[0], pa.record_batch({"body": pa.array(rows, pa.binary()), "tags": tags}))
+    expected = [number for number in range(60) if number % 3 == 0]
+    assert rig.batch(topic="in", tags=" a ").count() == 20
+    assert sorted(copied(rig, tags="a || c", maxOffsetsPerTrigger="20")) == [6, 7, 7]
+    assert numbers(rig.bodies("out")) == expected
+    assert rig.offsets("g") == {0: 60}
+    rig.fill("in", 5, first=60)
+    assert copied(rig, tags="a || c") == []
+    assert rig.offsets("g") == {0: 65}
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.UNSUPPORTED.*filterSql.*DataFrame.filter"):
+        rig.batch(topic="in", filterSql="a > 5")

@@ -114,4 +114,4 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
     with pytest.raises(DemoError, match=r"FOLDER_IN_USE.* is not empty"):
         Demo(tmp_path)
-    assert Demo(tmp_path / "new").store == tmp_path / "new" / "store"
+    assert Demo(tmp_path / "new").endpoint.path == str(tmp_path / "new" / "store")

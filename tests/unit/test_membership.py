@@ -110,7 +110,7 @@ def test_the_earlier_member_wins_and_the_later_is_told_who_that_is_and_all_that_
     assert "\n" not in error.message
 
 
-@pytest.mark.parametrize("field", ["topics", "strategy", "filter"])
+@pytest.mark.parametrize("field", ["topics", "strategy", "filter", "filter_type"])
 def test_one_difference_is_enough_and_only_it_is_named(field: str):
     other = replace(SHARED, **{field: "other"})
     assert other.differences(SHARED) == [f"{field} 'other', not {getattr(SHARED, field)!r}"]

@@ -18,10 +18,13 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from orderedmq.allocate import Allocation
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
+from orderedmq.filters import Filter
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.option_values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
 from orderedmq.options import OPTIONS, Role, option_table
+from orderedmq.reading import Reading
 from orderedmq.sink_options import SinkOptions, SortColumn
 from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets, parse_offsets_json
 
@@ -29,6 +32,8 @@ STREAM = {"path": "/data/omq", "topic": "orders", "consumerGroup": "billing"}
 BATCH = {"path": "/data/omq", "topic": "orders"}
 ALONE = {**BATCH, "messageModel": "broadcasting"}
 SINK = {"path": "/data/omq", "topic": "invoices"}
+CLUSTER = {"namesrvAddr": "h:9876", "topic": "orders", "consumerGroup": "billing"}
+SINK_CLUSTER = {"namesrvAddr": "h:9876", "topic": "invoices"}
 SECRET = "hunter2"
 MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
@@ -63,7 +68,7 @@ BAD_SOURCE = [
     # Names.
     Bad("a misspelt name", {**STREAM, "consumergruop": "b"}, "UNKNOWN", ("consumergruop", "did you mean consumerGroup?")),
     Bad("a name in snake case", {**STREAM, "starting_offsets": "earliest"}, "UNKNOWN", ("did you mean startingOffsets?",)),
-    Bad("a name like no other", {**STREAM, "xyzzy": SECRET}, "UNKNOWN", ("'xyzzy'", "its options are path, topic")),
+    Bad("a name like no other", {**STREAM, "xyzzy": SECRET}, "UNKNOWN", ("'xyzzy'", "its options are path, namesrvAddr")),
     Bad("a name with a line break", {**STREAM, "x\ny": "1"}, "UNKNOWN", ("x\\ny",)),
     Bad("an option of the writer", {**STREAM, "shardingKey": "id"}, "UNKNOWN", ("shardingKey", "of the writer", "move it")),
     Bad("the writer's, lower case", {**STREAM, "topicqueuenums": "8"}, "UNKNOWN", ("topicQueueNums", "of the writer")),
@@ -81,19 +86,33 @@ BAD_SOURCE = [
     Bad("Kafka's servers", {**STREAM, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
     Bad("any of Kafka's", {**STREAM, "Kafka.sasl.jaas.config": SECRET}, "UNSUPPORTED", ("Kafka.sasl.jaas.config", "topic")),
     Bad("several paths", {**STREAM, "paths": "[]"}, "UNSUPPORTED", ("paths", "one path")),
-    Bad("a filter by tag", {**STREAM, "tags": "a || b"}, "UNSUPPORTED", ("tags", "filter the DataFrame")),
-    Bad("a filter in SQL", {**STREAM, "filtersql": "a > 1"}, "UNSUPPORTED", ("filterSql", "filter the DataFrame")),
-    Bad("an access key", {**STREAM, "accesskey": SECRET}, "UNSUPPORTED", ("accessKey", "RocketMQ", "drop it")),
-    Bad("a secret key", {**STREAM, "secretKey": SECRET}, "UNSUPPORTED", ("secretKey", "RocketMQ", "drop it")),
-    Bad("a security token", {**STREAM, "SECURITYTOKEN": SECRET}, "UNSUPPORTED", ("securityToken", "RocketMQ", "drop it")),
-    # Where the broker is.
-    Bad("two brokers", {**STREAM, "namesrvaddr": "h:9876"}, "CONFLICT", ("path", "namesrvAddr", "drop namesrvAddr")),
+    Bad("SQL for a store", {**STREAM, "filtersql": "a > 1"}, "UNSUPPORTED", ("filterSql", "DataFrame.filter", "use tags")),
+    Bad("a filter twice", {**CLUSTER, "filterSql": "a > 1", "tags": "a"}, "CONFLICT", ("tags", "filterSql", "drop one")),
     Bad(
-        "a RocketMQ cluster",
-        {**without(STREAM, "path"), "namesrvAddr": "h:9876"},
-        "UNSUPPORTED",
-        ("namesrvAddr", "embedded broker only", "use path"),
+        "a cluster's threshold", {**STREAM, "pullThresholdForQueue": "9"}, "CONFLICT", ("pullThresholdForQueue", "namesrvAddr")
     ),
+    Bad("another of a cluster's", {**STREAM, "pullThresholdSizeForQueue": "9"}, "CONFLICT", ("SizeForQueue", "pullBatchSize")),
+    Bad("no messages at all", {**CLUSTER, "pullThresholdForQueue": "0"}, "INVALID", ("pullThresholdForQueue", "65536")),
+    Bad("no bytes at all", {**CLUSTER, "pullThresholdSizeForQueue": "0"}, "INVALID", ("pullThresholdSizeForQueue", "64m")),
+    Bad("SQL without a word", {**CLUSTER, "filterSql": " "}, "INVALID", ("filterSql", "empty", "TAGS = 'a'")),
+    Bad("Java's name of a filter", {**STREAM, "subExpression": "a"}, "UNSUPPORTED", ("subExpression", "use tags")),
+    *(
+        Bad(f"tags like {text!r}", {**STREAM, "tags": text}, "INVALID", ("option tags", "A || B", "* for all"))
+        for text in ("", "a | b", "a ||", "|| a", "a || || b", "a || *", "a ||| b")
+    ),
+    Bad("an access key", {**STREAM, "accesskey": SECRET}, "CONFLICT", ("accessKey", "RocketMQ", "namesrvAddr")),
+    Bad("half an account", {**CLUSTER, "accesskey": "me"}, "MISSING", ("accessKey", "secretKey", "set both")),
+    Bad("a token without an account", {**CLUSTER, "securityToken": SECRET}, "MISSING", ("securityToken", "accessKey")),
+    Bad("an empty key", {**CLUSTER, "accessKey": "me", "secretKey": ""}, "INVALID", ("secretKey", "empty")),
+    Bad("a secret key", {**STREAM, "secretKey": SECRET}, "CONFLICT", ("secretKey", "RocketMQ", "namesrvAddr")),
+    Bad("a security token", {**STREAM, "SECURITYTOKEN": SECRET}, "CONFLICT", ("securityToken", "RocketMQ", "namesrvAddr")),
+    Bad("TLS files without TLS", {**CLUSTER, "tlsTrustCertPath": "ca.pem"}, "CONFLICT", ("tlsTrustCertPath", "useTLS=true")),
+    Bad("TLS to a directory", {**STREAM, "useTLS": "true"}, "CONFLICT", ("useTLS", "namesrvAddr")),
+    Bad("half a certificate", {**CLUSTER, "useTLS": "true", "tlsCertPath": "c"}, "MISSING", ("tlsCertPath", "tlsKeyPath")),
+    Bad("no port", {**CLUSTER, "namesrvAddr": "h"}, "INVALID", ("namesrvAddr", "'h'", "host:port")),
+    Bad("no address", {**CLUSTER, "namesrvAddr": " ; "}, "INVALID", ("namesrvAddr", "host:port")),
+    # Where the broker is.
+    Bad("two brokers", {**STREAM, "namesrvaddr": "h:9876"}, "CONFLICT", ("path", "namesrvAddr", "drop one")),
     Bad(
         "a bucket", {**STREAM, "path": f"s3://me:{SECRET}@b/x"}, "UNSUPPORTED", ("path", "s3:", "local directory", "/data/omq")
     ),
@@ -391,12 +410,17 @@ BAD_SINK = [
     Bad("an option of the reader", {**SINK, "consumergroup": "b"}, "UNKNOWN", ("consumerGroup", "of the reader", "move it")),
     Bad("a pattern to write to", {**SINK, "topicPattern": "b"}, "UNKNOWN", ("topicPattern", "of the reader")),
     Bad("properties to write", {**SINK, "includeProperties": "true"}, "UNKNOWN", ("includeProperties", "of the reader")),
-    Bad("a secret key", {**SINK, "secretKey": SECRET}, "UNSUPPORTED", ("secretKey", "RocketMQ", "drop it")),
-    Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "write a column tags")),
+    Bad("a secret key", {**SINK, "secretKey": SECRET}, "CONFLICT", ("secretKey", "RocketMQ", "namesrvAddr")),
+    Bad(
+        "conflicts held back", {**SINK_CLUSTER, "onKeyConflict": "error"}, "UNSUPPORTED", ("onKeyConflict", "too late", "warn")
+    ),
+    Bad("compression of a cluster", {**SINK_CLUSTER, "compression": "lz4"}, "CONFLICT", ("compression", "embedded")),
+    Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "chooses what is read", "column tags")),
+    Bad("a filter for the writer", {**SINK, "filterSql": "a"}, "UNSUPPORTED", ("filterSql", "chooses what is read")),
     Bad("Kafka's servers", {**SINK, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
     Bad("partitions", {**SINK, "numPartitions": "8"}, "UNSUPPORTED", ("numPartitions", "topicQueueNums")),
-    Bad("a cluster", {**without(SINK, "path"), "namesrvAddr": "h"}, "UNSUPPORTED", ("namesrvAddr", "use path")),
-    Bad("two brokers", {**SINK, "namesrvAddr": "h"}, "CONFLICT", ("path", "namesrvAddr", "drop namesrvAddr")),
+    Bad("a cluster without a port", {**without(SINK, "path"), "namesrvAddr": "h"}, "INVALID", ("namesrvAddr", "host:port")),
+    Bad("two brokers", {**SINK, "namesrvAddr": "h"}, "CONFLICT", ("path", "namesrvAddr", "drop one")),
     Bad("a bucket", {**SINK, "path": "gs://b"}, "UNSUPPORTED", ("path", "gs:", "local directory")),
     Bad("two topics", {**SINK, "topic": "a,b"}, "INVALID", ("topic", "'a,b'", "write a column topic")),
     Bad("dead letters", {**SINK, "topic": "%DLQ%g"}, "TOPIC.RESERVED", ("option topic", "'%DLQ%g'", "choose a name")),
@@ -421,10 +445,28 @@ BAD_SINK = [
         ("messageQueueSelector", "'a.class:f'"),
     ),
     Bad(
-        "rooms",
-        {**SINK, "messageQueueSelector": "machineRoom"},
+        "rooms of the embedded broker",
+        {**SINK, "messageQueueSelector": "machineRoom", "machineRooms": "a"},
         "UNSUPPORTED",
-        ("messageQueueSelector", "RocketMQ", "use hash"),
+        ("messageQueueSelector=machineRoom", "room@name", "embedded", "use hash"),
+    ),
+    Bad(
+        "no rooms",
+        {**SINK_CLUSTER, "messageQueueSelector": "MachineRoom"},
+        "MISSING",
+        ("messageQueueSelector=machineRoom", "set machineRooms"),
+    ),
+    Bad(
+        "rooms that are not looked at",
+        {**SINK_CLUSTER, "machineRooms": "a"},
+        "CONFLICT",
+        ("machineRooms", "messageQueueSelector=machineRoom", "not hash", "drop"),
+    ),
+    Bad(
+        "a room twice",
+        {**SINK_CLUSTER, "messageQueueSelector": "machineRoom", "machineRooms": "a,a"},
+        "INVALID",
+        ("machineRooms", "'a'", "twice"),
     ),
     Bad("no queues", {**SINK, "topicQueueNums": "0"}, "INVALID", ("topicQueueNums", "'0'", f"1 to {MAX_QUEUES}", "example 8")),
     Bad(
@@ -525,9 +567,10 @@ def test_good_offsets_keep_their_queues_and_special_numbers() -> None:
 
 def test_the_readers_defaults() -> None:
     assert SourceOptions.parse(STREAM, streaming=True) == SourceOptions(
-        path="/data/omq",
+        endpoint=Endpoint("/data/omq"),
         topics=("orders",),
         topic_pattern=None,
+        matching=None,
         consumer_group="billing",
         message_model="clustering",
         assignment="exclusive",
@@ -543,6 +586,7 @@ def test_the_readers_defaults() -> None:
         max_trigger_delay=900.0,
         max_bytes_per_trigger=None,
         pull_batch_size=16384,
+        reading=Reading(),
         include_properties=False,
         include_lock_token=False,
     )
@@ -552,6 +596,7 @@ def test_every_option_of_the_reader_arrives() -> None:
     options = {
         "path": "data/../omq",
         "topicPattern": "orders-.*",
+        "tags": " b c||a || a",
         "consumerGroup": "billing",
         "messageModel": "CLUSTERING",
         "assignment": "Exclusive",
@@ -567,9 +612,10 @@ def test_every_option_of_the_reader_arrives() -> None:
     }
     parsed = SourceOptions.parse(options, streaming=True)
     assert parsed == SourceOptions(
-        path=os.path.abspath("omq"),
+        endpoint=Endpoint(os.path.abspath("omq")),
         topics=(),
         topic_pattern="orders-.*",
+        matching=Filter(tags=("a", "b c")),
         consumer_group="billing",
         message_model="clustering",
         assignment="exclusive",
@@ -585,6 +631,7 @@ def test_every_option_of_the_reader_arrives() -> None:
         max_trigger_delay=120.0,
         max_bytes_per_trigger=64 * 1024 * 1024,
         pull_batch_size=1048576,
+        reading=Reading(),
         include_properties=True,
         include_lock_token=False,
     )
@@ -692,11 +739,12 @@ def test_stream_or_batch_is_checked_only_when_it_is_known() -> None:
 
 def test_the_writers_defaults() -> None:
     assert SinkOptions.parse({"path": "/data/omq"}, streaming=True) == SinkOptions(
-        path="/data/omq",
+        endpoint=Endpoint("/data/omq"),
         topic=None,
         sharding_key="sharding_key",
         sharding_key_explicit=False,
         selector="hash",
+        machine_rooms=(),
         topic_queue_nums=None,
         order_by=(),
         order_buffer_size=256 * 1024 * 1024,
@@ -727,11 +775,12 @@ def test_every_option_of_the_writer_arrives() -> None:
     }
     parsed = SinkOptions.parse(options, streaming=False)
     assert parsed == SinkOptions(
-        path="/data/omq",
+        endpoint=Endpoint("/data/omq"),
         topic="invoices",
         sharding_key="order_id",
         sharding_key_explicit=True,
         selector="queueId",
+        machine_rooms=(),
         topic_queue_nums=8,
         order_by=(SortColumn("created_at"), SortColumn("a, b", True), SortColumn("c d"), SortColumn("e")),
         order_buffer_size=1024**3,
@@ -768,8 +817,8 @@ def test_absolute_paths(text: str, expected: str) -> None:
 def test_relative_paths_are_made_absolute_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]) -> None:
     monkeypatch.chdir(tmp_path)
     here = os.getcwd()
-    assert SourceOptions.parse(without(STREAM, "path"), streaming=True).path == os.path.join(here, "orderedmq-data")
-    assert SinkOptions.parse({}, streaming=True).path == os.path.join(here, "orderedmq-data")
+    assert SourceOptions.parse(without(STREAM, "path"), streaming=True).endpoint.path == os.path.join(here, "orderedmq-data")
+    assert SinkOptions.parse({}, streaming=True).endpoint.path == os.path.join(here, "orderedmq-data")
     assert parse_path("omq", "path") == parse_path("file:omq", "path") == os.path.join(here, "omq")
 
 
@@ -781,7 +830,7 @@ def test_a_working_directory_that_is_gone_is_named(monkeypatch: pytest.MonkeyPat
     with pytest.raises(OptionError, match=r"option path.*absolute") as caught:
         SinkOptions.parse({}, streaming=True)
     assert caught.value.sub == "INVALID"
-    assert SinkOptions.parse(SINK, streaming=True).path == "/data/omq"
+    assert SinkOptions.parse(SINK, streaming=True).endpoint.path == "/data/omq"
 
 
 @given(st.integers(0, 10**12 - 1), st.sampled_from([("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)]), st.booleans())
@@ -851,7 +900,7 @@ def test_any_text_is_a_value_or_one_line(text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["source", "sink"])
 def test_the_table_shows_every_option_once(kind: Role) -> None:
-    rows = option_table(kind)
+    rows = (*option_table("broker"), *option_table(kind))
     assert [row.name for row in rows] == [option.name for option in OPTIONS[kind]]
     assert len({row.name.lower() for row in rows}) == len(rows)
     for row in rows:
@@ -860,3 +909,49 @@ def test_the_table_shows_every_option_once(kind: Role) -> None:
         assert "\n" not in "".join(row)
     assert ("pullBatchSize", "16384") in [row[:2] for row in option_table("source")]
     assert ("topicQueueNums", "none") in [row[:2] for row in option_table("sink")]
+
+
+# -- a cluster -----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cluster_is_named_by_its_nameservers_with_defaults_of_its_own() -> None:
+    reader = SourceOptions.parse({**CLUSTER, "namesrvAddr": " a:1 ;b:2; a:1"}, streaming=True)
+    assert reader.endpoint == Endpoint(None, "a:1;b:2")
+    assert (reader.lock_timeout, SourceOptions.parse(STREAM, streaming=True).lock_timeout) == (75.0, 10.0)
+    assert SourceOptions.parse({**CLUSTER, "lockTimeout": "2s"}, streaming=True).lock_timeout == 2.0
+    writer = SinkOptions.parse(SINK_CLUSTER, streaming=True)
+    assert (writer.endpoint.namesrv_addr, writer.on_key_conflict, writer.compression) == ("h:9876", "warn", None)
+    assert SinkOptions.parse({**SINK_CLUSTER, "onKeyConflict": "ignore"}, streaming=True).on_key_conflict == "ignore"
+    assert (reader.endpoint.capabilities.atomic_publish, Endpoint("/data/omq").capabilities.atomic_publish) == (False, True)
+
+
+def test_how_a_cluster_is_pulled_from() -> None:
+    assert SourceOptions.parse(CLUSTER, streaming=True).reading == Reading("billing", 65_536, 100 * 1024 * 1024)
+    given = {**CLUSTER, "pullThresholdForQueue": "1000", "pullThresholdSizeForQueue": "5m"}
+    assert SourceOptions.parse(given, streaming=True).reading == Reading("billing", 1000, 5 * 1024 * 1024)
+
+
+def test_a_clusters_brokers_have_any_name_and_rooms() -> None:
+    offsets = '{"orders": {"broker-a": {"0": 5}}}'
+    assert SourceOptions.parse({**CLUSTER, "startingOffsets": offsets}, streaming=True).starting.offsets == {
+        MessageQueue("orders", "broker-a", 0): 5
+    }
+    rooms = {"assignment": "shared", "allocateMessageQueueStrategy": "MACHINE_ROOM", "machineRooms": "a,b"}
+    assert SourceOptions.parse({**CLUSTER, **rooms}, streaming=True).allocation.rooms == ("a", "b")
+
+
+def test_a_writer_to_machine_rooms_names_them() -> None:
+    rooms = {"messageQueueSelector": "machineroom", "machineRooms": "b, a"}
+    parsed = SinkOptions.parse({**SINK_CLUSTER, **rooms}, streaming=True)
+    assert (parsed.selector, parsed.machine_rooms) == ("machineRoom", ("b", "a"))
+
+
+def test_an_accounts_keys_are_in_no_repr_and_travel_in_a_pickle() -> None:
+    account = {"accessKey": "me", "secretKey": SECRET, "securityToken": SECRET}
+    encrypted = {"useTLS": "true", "tlsCertPath": "/c", "tlsKeyPath": "/k", "tlsKeyPassword": SECRET, "tlsVerify": "false"}
+    parsed = SourceOptions.parse({**CLUSTER, **account, **encrypted}, streaming=True)
+    assert SECRET not in repr(parsed)
+    assert SECRET not in str(parsed.endpoint)
+    again = pickle.loads(pickle.dumps(parsed.endpoint))
+    assert again == parsed.endpoint
+    assert (again.credentials.secret_key, again.tls.key_password, again.tls.verify) == (SECRET, SECRET, False)

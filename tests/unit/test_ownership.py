@@ -21,7 +21,7 @@ from orderedmq.errors import OffsetError
 from orderedmq.lock import UNLOCK_DELAY, Client, Instant, LockToken, QueueLock
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.offsets import Checkpoint, ranges
-from orderedmq.ownership import Behind, Commit, Lock, Owned, Owner
+from orderedmq.ownership import Behind, Commit, Lock, Owned, Owner, Policy
 
 Q0, Q1 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(2))
 Ranges = dict[MessageQueue, OffsetRange]
@@ -181,6 +181,22 @@ def test_a_skip_enters_the_queue_behind_what_is_lost():
     owner.skip(Q0, 4)
     assert owner.backlog({Q0: 9}) == {Q0: OffsetRange(4, 9)}
     assert owner.plan({Q0: 5}, {}, 0).entered == {Q0: 4}
+
+
+def test_without_lineage_an_exclusive_query_believes_its_checkpoint_and_a_shared_one_the_group():
+    for policy, position, repeated in ((Policy.REFUSE, 5, {Q0: OffsetRange(2, 5)}), (Policy.HAND_OVER, 7, {})):
+        owner = Owner("me", policy=policy, lineage=False)
+        owner.locked([token(Q0, 99)])
+        start, end = logged({Q0: 2}, {Q0: 4}), logged({Q0: 5}, {Q0: 4})
+        assert owner.replay(start, end, 0) == repeated
+        owner = Owner("me", policy=policy, lineage=False)
+        owner.locked([token(Q0, 99)])
+        owner.enter(end, {Q0: 7}, 0, {})
+        assert owner.owned[Q0].position == position
+        owner = Owner("me", policy=policy, lineage=False)
+        owner.locked([token(Q0, 99)])
+        owner.enter(end, {Q0: 7}, 1, {})
+        assert owner.owned[Q0].position == 7, "the group was reset"
 
 
 def test_stop_keeps_the_locks_of_what_is_in_flight_unless_it_was_published():

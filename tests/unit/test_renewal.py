@@ -88,6 +88,15 @@ def test_a_renewal_that_failed_is_tried_again(renewal: Renewal, groups: Groups) 
     until(lambda: renewal.failed is None, "it goes on", 10.0)
 
 
+def test_after_a_failure_the_next_try_does_not_wait_for_its_time(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ordered_source.renewal.RETRY", 0.01)
+    made = Renewal(groups, groups.beat, 0.5)
+    groups.fails = True
+    made.start()
+    until(lambda: len(groups.asked) >= 30, "thirty tries, which would be 15 s", 10.0)
+    made.stop()
+
+
 def test_it_ends_when_it_is_stopped_and_when_the_parent_process_is_gone(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Renewal(groups, groups.beat, 0.005)
     monkeypatch.setattr("ordered_source.renewal.os.getppid", lambda: 1)

@@ -149,7 +149,9 @@ def test_properties_of_a_slice_are_its_own():
 def test_reserved_properties_do_not_travel():
     rows = batch(
         body=bodies(3),
-        properties=properties([("KEYS", "k"), ("mine", "1")], None, [(name, "x") for name in sorted(RESERVED_PROPERTIES)]),
+        properties=properties(
+            [("KEYS", "k"), ("mine", "1")], None, [(name, "x") for name in [*sorted(RESERVED_PROPERTIES), "__RMQ.TRANSIENT.X"]]
+        ),
     )
     assert normalise(rows, "queue q").column("properties").to_pylist() == [[("mine", "1")], None, []]
 

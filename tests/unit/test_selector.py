@@ -12,16 +12,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orderedmq import selector as module
+from orderedmq import key_hash as module
 from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
+from orderedmq.key_hash import HashedKeys, java_string_hash, key_hash64
 from orderedmq.selector import (
     FunctionSelector,
-    HashedKeys,
     HashSelector,
     QueueIdSelector,
     RandomSelector,
-    java_string_hash,
-    key_hash64,
     load_function,
     select_by_hash,
     selector,
@@ -161,7 +159,7 @@ def test_equal_keys_and_only_they_have_one_64_bit_hash(keys):
 
 def test_64_bit_hashes_are_the_same_in_every_process():
     keys = ["", "order-1", "order-2", "é😀" * 9]
-    program = f"import pyarrow as pa\nfrom orderedmq.selector import key_hash64\nprint(key_hash64(pa.array({keys!r})).tolist())"
+    program = f"import pyarrow as pa\nfrom orderedmq.key_hash import key_hash64\nprint(key_hash64(pa.array({keys!r})).tolist())"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=sys.path[0] or None)
     assert other.stdout.strip() == str(key_hash64(pa.array(keys)).tolist())
 

@@ -1,0 +1,54 @@
+"""``orderedmq rocketmq``: a RocketMQ on this machine, to try things with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from orderedmq.cli.shell import Shell, command, commands
+from orderedmq.errors import ServersError
+from orderedmq.rocketmq.jars import DEFAULT_VERSION, VERSIONS, jars
+
+app = commands("A RocketMQ on this machine.")
+
+#: Where nothing else is said; in the working directory, so that it is seen.
+DEFAULT_FOLDER: Final = "rocketmq-data"
+
+
+@command(app, "up")
+def up(
+    shell: Shell,
+    port: Annotated[int, typer.Option(min=1024, max=65535, help="Port of the nameserver.")] = 9876,
+    brokers: Annotated[int, typer.Option(min=1, max=4, help="How many brokers.")] = 1,
+    release: Annotated[
+        str, typer.Option("--release", help=f"Of RocketMQ; known to run: {', '.join(VERSIONS)}.")
+    ] = DEFAULT_VERSION,
+) -> None:
+    """Run a nameserver and a broker until Ctrl-C, and keep their data.
+
+    Topics, messages and groups stay in the folder `rocketmq-data`, or the one given with --path. The first start fetches RocketMQ's jars
+    (80 MB) with Spark's resolver. All listens on loopback only, but for release 4.9's broker.
+    """
+    from orderedmq.rocketmq.servers import Cluster
+
+    folder = shell.path or Path(DEFAULT_FOLDER)
+    shell.note(f"RocketMQ {release} in {folder.absolute()}: fetching jars if need be, starting")
+    jars(release)
+    cluster = Cluster(folder, release, brokers=brokers, port=port)
+    try:
+        cluster.start()
+        shell.done(
+            {"namesrvAddr": cluster.address, "brokers": [broker.address for broker in cluster.brokers]},
+            f"namesrvAddr {cluster.address}  (Ctrl-C ends it)",
+        )
+        while not (dead := [server for server in cluster.servers if not server.running]):
+            time.sleep(0.5)
+        raise ServersError("DIED", f"{dead[0].home.name} ended; the end of {dead[0].log} may say why")
+    except KeyboardInterrupt:
+        shell.note("stopping in order, which takes up to 12 s; Ctrl-C again ends it at once")
+        cluster.shut_down()
+    finally:
+        cluster.stop()

@@ -1,0 +1,118 @@
+"""Where a broker is: a directory, or a cluster's nameservers and how to be let in. What options, partitions and lock tokens carry.
+
+Rules: as in options.py. An Endpoint is pickled to executors with its secrets; no repr, message or column of it shows them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from orderedmq.broker import EMBEDDED, ROCKETMQ, Capabilities
+from orderedmq.errors import OptionError, RocketMQError
+from orderedmq.option_values import conflict, invalid, parse_bool, parse_path
+from orderedmq.options import DEFAULT_DIRECTORY, Given
+
+if TYPE_CHECKING:
+    from orderedmq.rocketmq.acl import Credentials
+    from orderedmq.rocketmq.transport import TlsOptions
+
+#: Options of an account, and the variables of the environment from which the command takes them: everyone on a machine sees arguments.
+ACCOUNT: Final = {
+    "accessKey": "ORDEREDMQ_ACCESS_KEY",
+    "secretKey": "ORDEREDMQ_SECRET_KEY",
+    "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
+}
+_TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword", "tlsVerify", "tlsVerifyHostname")
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Exactly one of ``path``, the absolute directory of an embedded broker, and ``namesrv_addr``, "host:port;host:port" of a cluster.
+
+    Files of ``tls`` are on each machine that runs Spark.
+    """
+
+    path: str | None = None
+    namesrv_addr: str | None = None
+    credentials: Credentials | None = None
+    tls: TlsOptions | None = None
+
+    @property
+    def embedded(self) -> bool:
+        return self.path is not None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the broker there can promise."""
+        return EMBEDDED if self.embedded else ROCKETMQ
+
+    def __str__(self) -> str:
+        return self.path or self.namesrv_addr or ""
+
+
+def account() -> dict[str, str]:
+    """The options of the account in the environment, if there is one."""
+    return {name: os.environ[variable] for name, variable in ACCOUNT.items() if os.environ.get(variable)}
+
+
+def parse_endpoint(given: Given) -> Endpoint:
+    """The broker that the options name. Raises OptionError."""
+    if not given.has("namesrvAddr"):
+        for name in (*ACCOUNT, "useTLS", *_TLS):
+            if given.has(name):
+                raise conflict(
+                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (a store is guarded by files)"
+                )
+        text = given.text("path")
+        return Endpoint(path=parse_path(DEFAULT_DIRECTORY if text is None else text, "path"))
+    for name, other in (("accessKey", "secretKey"), ("secretKey", "accessKey"), ("securityToken", "accessKey")):
+        if given.has(name) and not given.has(other):
+            raise OptionError("MISSING", f"option {name} needs {other}; set both, or neither")
+    return Endpoint(namesrv_addr=given.value("namesrvAddr", _addresses), credentials=_credentials(given), tls=_tls(given))
+
+
+def _credentials(given: Given) -> Credentials | None:
+    access_key, secret_key = given.optional("accessKey", _not_empty), given.optional("secretKey", _not_empty)
+    if access_key is None or secret_key is None:
+        return None
+    from orderedmq.rocketmq.acl import Credentials
+
+    return Credentials(access_key, secret_key, given.optional("securityToken", _not_empty))
+
+
+def _tls(given: Given) -> TlsOptions | None:
+    if not given.value("useTLS", parse_bool):
+        for name in _TLS:
+            if given.has(name):
+                raise conflict(f"option {name} needs useTLS=true; set it, or drop {name}")
+        return None
+    if given.has("tlsCertPath") != given.has("tlsKeyPath"):
+        raise OptionError("MISSING", "options tlsCertPath and tlsKeyPath belong together; set both, or neither")
+    from orderedmq.rocketmq.transport import TlsOptions
+
+    return TlsOptions(
+        given.optional("tlsTrustCertPath", parse_path),
+        given.optional("tlsCertPath", parse_path),
+        given.optional("tlsKeyPath", parse_path),
+        given.optional("tlsKeyPassword", _not_empty),
+        given.value("tlsVerify", parse_bool),
+        given.value("tlsVerifyHostname", parse_bool),
+    )
+
+
+def _addresses(text: str, option: str) -> str:
+    from orderedmq.rocketmq.client import parse_nameservers
+
+    try:
+        return ";".join(parse_nameservers(text))
+    except RocketMQError as error:
+        raise invalid(option, error.message) from error
+
+
+def _not_empty(text: str, option: str) -> str:
+    if not text:
+        # Not shown: it may be a secret with a typing error.
+        raise invalid(option, "the value is empty; set it, or drop the option")
+    return text

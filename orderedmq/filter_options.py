@@ -1,0 +1,39 @@
+"""The reader's options of which messages it gets: ``tags`` or ``filterSql``. Rules as in options.py."""
+
+from __future__ import annotations
+
+from orderedmq.errors import OptionError
+from orderedmq.filters import ALL, Filter
+from orderedmq.option_values import conflict, invalid, shown
+from orderedmq.options import Given
+
+
+def parse_filter(given: Given, *, embedded: bool) -> Filter | None:
+    """None when all messages are asked for. Raises OptionError; whether SQL is right is for the brokers to say."""
+    if given.has("tags") and given.has("filterSql"):
+        raise conflict("options tags and filterSql exclude each other; drop one, or write the tags into the SQL: TAGS = 'a'")
+    if given.has("filterSql") and embedded:
+        raise OptionError(
+            "UNSUPPORTED",
+            "option filterSql is not supported by the embedded broker: RocketMQ's brokers evaluate it; filter the DataFrame instead "
+            "(DataFrame.filter), or use tags",
+        )
+    tags = given.optional("tags", _tags)
+    sql = given.optional("filterSql", _sql)
+    return Filter(sql=sql) if sql is not None else Filter.by_tags(ALL if tags is None else tags)
+
+
+def _tags(text: str, option: str) -> str:
+    if text == ALL:
+        return text
+    for tag in (part.strip() for part in text.split("||")):
+        # Java drops empty ones and takes the others for tags: a typing error would silently read nothing.
+        if not tag or tag == ALL or "|" in tag:
+            raise invalid(option, f"{shown(text)} is not an expression of tags; write for example A || B, or {ALL} for all")
+    return text
+
+
+def _sql(text: str, option: str) -> str:
+    if not text:
+        raise invalid(option, "the expression is empty; write for example TAGS = 'a' AND amount > 5, or drop the option")
+    return text

@@ -1,0 +1,216 @@
+"""Admin over a cluster. Topics are here.
+
+A topic lives at brokers, and the nameservers know of it: it is made at each broker, and deleted at all of them before it is deleted at the
+nameservers (MQAdminExt). Its queues are divided evenly among the brokers, so that their number is what was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Final, NoReturn
+
+from orderedmq.broker import QueueInfo, TopicInfo
+from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
+from orderedmq.rocketmq import admin_requests
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.group_admin import GroupAdmin
+from orderedmq.rocketmq.group_requests import all_consumer_offsets
+from orderedmq.rocketmq.log import RocketMQLog, missing
+from orderedmq.rocketmq.requests import topic_stats
+from orderedmq.rocketmq.stamp import is_bookmark_group
+
+#: Seconds for a request with all its retries.
+_TIMEOUT: Final = 30.0
+#: Seconds within which a broker's new topic is known to the nameservers; it takes a few ms.
+_REGISTERED: Final = 30.0
+_POLL: Final = 0.01
+
+
+class TopicAdmin:
+    """The topics' part of the Admin protocol."""
+
+    def __init__(self, client: Client, log: RocketMQLog) -> None:
+        self._client = client
+        self._log = log
+
+    def create_topic(
+        self,
+        name: str,
+        queues: int,
+        *,
+        retention_seconds: float | None = None,
+        retention_bytes: int | None = None,
+        compression: str = DEFAULT_COMPRESSION,
+    ) -> TopicInfo:
+        """As the protocol has it; ``queues`` are those of all brokers together. Raises OptionError UNSUPPORTED for settings, too."""
+        check_topic(name, writing=True)
+        _check_queues(name, queues)
+        for what, value, default in (
+            ("retention_seconds", retention_seconds, None),
+            ("retention_bytes", retention_bytes, None),
+            ("compression", compression, DEFAULT_COMPRESSION),
+        ):
+            if value != default:
+                raise OptionError(
+                    "UNSUPPORTED",
+                    f"{what} of topic {name!r} cannot be set: RocketMQ has it for a whole broker only (fileReservedTime, compressType); "
+                    "leave it out",
+                )
+        there = self._counts(name)
+        if there:
+            raise TopicError("EXISTS", f"topic {name!r} exists with {sum(there.values())} queues")
+        self._resize(name, dict.fromkeys(self._masters(), 0), queues)
+        return self._log.topic(name)
+
+    def add_queues(self, name: str, queues: int) -> TopicInfo:
+        """As the protocol has it: the brokers with the fewest queues get the new ones."""
+        _check_queues(name, queues)
+        there = self._counts(name)
+        if not there:
+            raise missing(name)
+        total = sum(there.values())
+        if queues < total:
+            raise TopicError("QUEUE_COUNT", f"topic {name!r} has {total} queues and cannot shrink to {queues}")
+        self._resize(name, {broker: there.get(broker, 0) for broker in self._masters()}, queues, already=total)
+        return self._log.topic(name)
+
+    def delete_topic(self, name: str) -> None:
+        """As the protocol has it; from RocketMQ 5.0 on the groups' offsets go, too. What sinks kept about the topic goes with it."""
+        self._log.forget(name)
+        self._log.route(name)
+        for master in self._masters().values():
+            sinks = self._bookmarks(master, name)
+            delete_at_broker(self._client, master, name)
+            for group in sinks:
+                with contextlib.suppress(RocketMQError):
+                    self._client.call_address(master, admin_requests.delete_group(group), _soon())
+        failed: RocketMQUnavailableError | None = None
+        for nameserver in self._client.nameservers:
+            try:
+                self._client.call_address(nameserver, admin_requests.delete_topic_in_nameserver(name), _soon())
+            except RocketMQUnavailableError as error:
+                # It keeps no routes on disk: one that is down has nothing to forget.
+                failed = error
+        self._log.forget(name)
+        if failed is not None and len(self._client.nameservers) == 1:
+            raise failed
+
+    def describe_topic(self, name: str) -> list[QueueInfo]:
+        """As the protocol has it; ``chunks`` and ``stored_bytes`` are 0: brokers do not tell how a queue is stored."""
+        queues = self._log.queues(name)
+        bounds = self._log.bounds(queues)
+        out = []
+        for queue in queues:
+            first = last = None
+            if queue in bounds and bounds[queue].min_offset < bounds[queue].max_offset:
+                first = self._log.stored(queue, bounds[queue].min_offset)
+                last = self._log.stored(queue, bounds[queue].max_offset - 1)
+            if queue in bounds:
+                out.append(QueueInfo(queue, bounds[queue], 0, 0, first, last))
+        return out
+
+    def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:  # noqa: ARG002
+        """Raises OptionError UNSUPPORTED."""
+        self._log.queues(name)
+        raise OptionError(
+            "UNSUPPORTED",
+            f"topic {name!r} cannot be trimmed: a RocketMQ broker deletes messages by age alone, whole files of all topics together "
+            "(fileReservedTime, deleteWhen); delete the topic, or set fileReservedTime",
+        )
+
+    # --- inside
+
+    def _bookmarks(self, master: str, topic: str) -> list[str]:
+        """The groups of sinks that wrote to a topic; none for who may not ask for those of all groups."""
+        try:
+            offsets = self._client.call_address(master, all_consumer_offsets(), _soon())
+        except RocketMQError as error:
+            if error.sub not in ("NO_PERMISSION", "NOT_SUPPORTED"):
+                raise
+            return []
+        return [
+            name
+            for name, queues in offsets.items()
+            if is_bookmark_group(name) and any(queue.topic == topic for queue in queues)
+        ]
+
+    def _masters(self) -> dict[str, str]:
+        """Where each broker's master listens, by the broker's name. Raises RocketMQUnavailableError NO_BROKER."""
+        cluster = self._client.cluster(_soon())
+        away = sorted(name for name, broker in cluster.brokers.items() if broker.master is None)
+        if away or not cluster.brokers:
+            raise RocketMQUnavailableError(
+                "NO_BROKER",
+                f"topics can be changed while every broker has a master; missing now: {', '.join(away) or 'all brokers'}",
+            )
+        return {name: str(cluster.brokers[name].master) for name in sorted(cluster.brokers)}
+
+    def _counts(self, name: str) -> dict[str, int]:
+        """Queues of a topic by broker; empty for one that does not exist."""
+        self._log.forget(name)
+        try:
+            return {data.broker_name: max(data.read_queues, data.write_queues) for data in self._log.route(name).queues}
+        except TopicError as error:
+            if error.sub != "MISSING":
+                raise
+            return {}
+
+    def _resize(self, name: str, counts: Mapping[str, int], queues: int, already: int = 0) -> None:
+        """Add queues to the brokers with the fewest until there are so many, and wait until the nameserver knows."""
+        grown = dict(counts)
+        for _ in range(queues - already):
+            grown[min(grown, key=lambda broker: (grown[broker], broker))] += 1
+        masters = self._masters()
+        for broker, count in grown.items():
+            if count > counts[broker]:
+                self._client.call_address(masters[broker], admin_requests.create_topic(name, count), _soon())
+        _wait(lambda: sum(self._counts(name).values()) == queues, name)
+
+
+def delete_at_broker(client: Client, master: str, topic: str) -> None:
+    """Delete a topic at one broker, where it may be missing."""
+    try:
+        client.call_address(master, admin_requests.delete_topic(topic), _soon())
+    except RocketMQError as error:
+        # With timerWheelEnable=false 5.x fails behind its last step (AdminBrokerProcessor.deleteTopicInBroker).
+        if error.sub != "SERVER_ERROR" or _is_at_broker(client, master, topic):
+            raise
+
+
+def _is_at_broker(client: Client, master: str, topic: str) -> bool:
+    try:
+        client.call_address(master, topic_stats(topic), _soon())
+    except TopicError:
+        return False
+    return True
+
+
+def _wait(until: Callable[[], bool], name: str) -> None:
+    limit = time.monotonic() + _REGISTERED
+    while not until():
+        if time.monotonic() > limit:
+            _unregistered(name)
+        time.sleep(_POLL)
+
+
+def _unregistered(name: str) -> NoReturn:
+    raise RocketMQUnavailableError(
+        "TIMEOUT",
+        f"the brokers made topic {name!r}, and the nameserver does not know its queues after {_REGISTERED:.0f} s: do all brokers report to it?",
+    )
+
+
+def _check_queues(name: str, queues: int) -> None:
+    if not 1 <= queues <= MAX_QUEUES:
+        raise TopicError("QUEUE_COUNT", f"topic {name!r} cannot have {queues} queues; between 1 and {MAX_QUEUES} are possible")
+
+
+def _soon() -> float:
+    return time.monotonic() + _TIMEOUT
+
+
+class RocketMQAdmin(TopicAdmin, GroupAdmin):
+    """The Admin protocol."""

@@ -1,0 +1,69 @@
+"""What tells a topic from a later one of its name: where one of its messages lies in its broker's commit log.
+
+A broker keeps nothing about a topic's making. But places in a commit log are given once: if the message at an offset of a queue lies where
+it lay before, the queue is the one from before; if it lies elsewhere, or the queue ends before it, the topic was deleted and made again
+(or the broker lost its messages, which is no better). A message that was deleted by age tells nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from orderedmq.errors import ProtocolError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import requests
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.requests import PullStatus
+from orderedmq.rocketmq.stored import parse_stored
+
+_TEXT = re.compile(r"(.+)/([0-9]{1,6})/([0-9]{1,19})@([0-9a-f]{1,16})")
+_TIMEOUT: Final = 30.0
+_BEYOND: Final = -1
+
+
+class Anchor(NamedTuple):
+    """A message: its queue and offset, and its place in the broker's commit log."""
+
+    broker_name: str
+    queue_id: int
+    offset: int
+    place: int
+
+    def __str__(self) -> str:
+        return f"{self.broker_name}/{self.queue_id}/{self.offset}@{self.place:x}"
+
+
+def parse_anchor(text: str) -> Anchor | None:
+    """The anchor that a text is; None for one that is none."""
+    found = _TEXT.fullmatch(text)
+    return Anchor(found[1], int(found[2]), int(found[3]), int(found[4], 16)) if found else None
+
+
+def anchor_before(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> Anchor | None:
+    """The message before the highest of these offsets of one topic, which is the last to be deleted; None if no queue has one there."""
+    for queue, offset in sorted(offsets.items(), key=lambda item: (-item[1], item[0])):
+        place = _place(client, group, queue, offset - 1) if offset > 0 else None
+        if place is not None and place != _BEYOND:
+            return Anchor(queue.broker_name, queue.queue_id, offset - 1, place)
+    return None
+
+
+def holds(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None:
+    """Whether the topic is the one of the anchor; None when its message was deleted by age, so that nobody knows."""
+    place = _place(client, group, MessageQueue(topic, anchor.broker_name, anchor.queue_id), anchor.offset)
+    return None if place is None else place == anchor.place
+
+
+def _place(client: Client, group: str, queue: MessageQueue, offset: int) -> int | None:
+    """Where the message at an offset lies in the commit log; _BEYOND when the queue ends before it, None when it was deleted."""
+    request = requests.pull(queue, group, offset, 1)
+    result = client.call(request, time.monotonic() + _TIMEOUT, topic=queue.topic, broker_name=queue.broker_name)
+    if result.status is PullStatus.FOUND:
+        message, _ = parse_stored(bytes(result.body), 0)
+        if message.queue_offset != offset:
+            raise ProtocolError("PROTOCOL", f"queue {queue}: a pull at offset {offset} begins with {message.queue_offset}")
+        return message.physical_offset
+    return None if offset < result.min_offset else _BEYOND

@@ -1,0 +1,93 @@
+"""Many questions to many brokers, all on their way at once."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from orderedmq.errors import RocketMQUnavailableError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import group_requests
+from orderedmq.rocketmq.client import Client, attempt
+from orderedmq.rocketmq.connection import Connection, Pending
+from orderedmq.rocketmq.request import Request
+
+T = TypeVar("T")
+
+
+def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]], deadline: float) -> list[T]:
+    """Answers of the masters of queues, in order. Raises what `Client.call` raises; others may be done by then."""
+
+    def again(place: int) -> T:
+        queue, request = asked[place]
+        return client.call(request, deadline, topic=queue.topic, broker_name=queue.broker_name)
+
+    def where(place: int) -> str:
+        queue, _ = asked[place]
+        return client.address(queue.topic, queue.broker_name, deadline)
+
+    return _ask(client, [request for _, request in asked], where, again, deadline)
+
+
+def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadline: float) -> list[T]:
+    """As `ask_queues`, by address."""
+    return _ask(
+        client,
+        [request for _, request in asked],
+        lambda place: asked[place][0],
+        lambda place: client.call_address(*asked[place], deadline),
+        deadline,
+    )
+
+
+def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> set[MessageQueue]:
+    """Ask each queue's broker for its lock under a name for each; which are granted. Raises what `Client.call` raises."""
+    together = _by_broker_and_name(names)
+    asked = [(queues[0], group_requests.lock(group, name, queues)) for name, queues in together]
+    granted: set[MessageQueue] = set()
+    for (_, queues), answer in zip(together, ask_queues(client, asked, time.monotonic() + seconds)):
+        granted.update(answer.intersection(queues))
+    return granted
+
+
+def unlock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> None:
+    """Give locks back. What a broker that is away is not told ends by itself, when a lock's life is over."""
+    for name, queues in _by_broker_and_name(names):
+        with contextlib.suppress(RocketMQUnavailableError):
+            ask_queues(client, [(queues[0], group_requests.unlock(group, name, queues))], time.monotonic() + seconds)
+
+
+def _by_broker_and_name(names: Mapping[MessageQueue, str]) -> list[tuple[str, list[MessageQueue]]]:
+    together: dict[tuple[str, str], list[MessageQueue]] = {}
+    for queue, name in names.items():
+        together.setdefault((queue.broker_name, name), []).append(queue)
+    return [(name, queues) for (_, name), queues in together.items()]
+
+
+def _ask(
+    client: Client,
+    requests: Sequence[Request[T]],
+    where: Callable[[int], str],
+    again: Callable[[int], T],
+    deadline: float,
+) -> list[T]:
+    by_connection: dict[Connection, list[int]] = {}
+    for place in range(len(requests)):
+        # Once more below, with patience.
+        with contextlib.suppress(RocketMQUnavailableError):
+            by_connection.setdefault(client.connection(where(place), deadline), []).append(place)
+    sent: dict[int, Pending[T]] = {}
+    for connection, places in by_connection.items():
+        made = connection.send_all([(requests[place], None) for place in places], attempt(requests[places[0]], deadline))
+        sent.update(zip(places, made))
+    answers: list[T] = []
+    for place in range(len(requests)):
+        # All that is asked here may be done twice.
+        with contextlib.suppress(RocketMQUnavailableError):
+            if place in sent:
+                answers.append(sent[place].result())
+                continue
+        answers.append(again(place))
+    return answers

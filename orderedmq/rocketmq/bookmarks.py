@@ -1,0 +1,96 @@
+"""A sink's bookmarks in the queues of one topic: offsets of a consumer group that nobody consumes with. See lookback.py.
+
+A group says more than its offsets: a broker writes it to disk when it is made, offsets only within 5 s. So where the group is, the sink
+may have sent, bookmark or not, and the queue's history is read. Where it is not, the sink is new (or forgotten, so the queue's last
+messages are looked at), and its bookmarks are set at the ends that the topic's queues had before anybody could send. Tasks that find
+no group at the same time set lower ones at worst.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from orderedmq.errors import GroupError, RocketMQError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import admin_requests, requests
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.group_requests import consumer_offset, update_consumer_offset
+from orderedmq.rocketmq.request import Request
+from orderedmq.rocketmq.stamp import bookmark_group
+
+T = TypeVar("T")
+
+#: Seconds for a question with all its retries: a broker may be about to start again.
+TIMEOUT: Final = 60.0
+
+
+class Bookmarks:
+    """Of one sink in one topic."""
+
+    def __init__(self, client: Client, sink: str, topic: str) -> None:
+        self.group = bookmark_group(sink, topic)
+        self._client = client
+        self._topic = topic
+
+    def get(self, queue: MessageQueue) -> int | None:
+        """None where the sink never was; before 5.0 a broker may say 0 instead."""
+        return self._ask(queue, consumer_offset(self.group, queue))
+
+    def move(self, queue: MessageQueue, bookmark: int) -> None:
+        """Set it. A reset by an admin that is pending keeps it lower, which is harmless."""
+        try:
+            self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
+        except GroupError:
+            # From 5.3 on a broker wants the group to be there.
+            self._make_group(queue)
+            self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
+
+    def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool]) -> int | None:
+        """The bookmark for a task that is about to write; None where it is lost.
+
+        ``seen_before(end)`` tells whether messages of the sink stand shortly before an offset.
+        """
+        bookmark = self.get(queue)
+        if bookmark:
+            return bookmark
+        ends = self._ends(queue)
+        if self._has_group(queue):
+            # Another task may just have set it.
+            return self.get(queue)
+        if seen_before(ends[queue]):
+            return None
+        self._make_group(queue)
+        for place, end in ends.items():
+            self.move(place, end)
+        return ends[queue]
+
+    def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
+        """Of all queues of the topic at the queue's broker: the group is the broker's."""
+        route = self._client.route(self._topic, time.monotonic() + TIMEOUT)
+        places = [place for place in route.publish_list() if place.broker_name == queue.broker_name]
+        return {place: self._ask(place, requests.max_offset(place)) for place in dict.fromkeys([*places, queue])}
+
+    def _has_group(self, queue: MessageQueue) -> bool:
+        try:
+            return self.group in self._ask(queue, admin_requests.groups())
+        except RocketMQError as error:
+            if error.sub not in ("NO_PERMISSION", "NOT_SUPPORTED"):
+                raise
+            # Who may not ask has to read the history.
+            return True
+
+    def _make_group(self, queue: MessageQueue) -> None:
+        try:
+            self._ask(queue, admin_requests.create_group(self.group))
+        except RocketMQError as error:
+            if error.sub not in ("NO_PERMISSION", "NOT_SUPPORTED"):
+                raise
+            # A pull makes it, too, where a broker lets groups be made so.
+            with contextlib.suppress(GroupError):
+                self._ask(queue, requests.pull(queue, self.group, 0, 1))
+
+    def _ask(self, queue: MessageQueue, request: Request[T]) -> T:
+        return self._client.call(request, time.monotonic() + TIMEOUT, topic=queue.topic, broker_name=queue.broker_name)

@@ -1,0 +1,129 @@
+"""A RocketMQ cluster as a Broker: the four protocols over one client, which connects when it is first asked for something.
+
+What tells a cluster from another is where its brokers listen, as its nameserver says it: that is the same on every machine, whatever
+``localhost:9876`` leads to there, and differs where two clusters were installed from one template and have the same names.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from hashlib import blake2b
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from orderedmq.broker import ROCKETMQ, Capabilities
+from orderedmq.errors import RocketMQError
+from orderedmq.rocketmq.acl import Credentials
+from orderedmq.rocketmq.admin import RocketMQAdmin
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.route import ClusterInfo
+from orderedmq.rocketmq.transport import TlsOptions
+
+if TYPE_CHECKING:
+    from orderedmq.rocketmq.groups import RocketMQGroups
+    from orderedmq.rocketmq.outbox import RocketMQOutbox
+
+#: Seconds for a question to the nameservers.
+_TIMEOUT: Final = 30.0
+_MOST_BROKERS: Final = 4
+
+
+class RocketMQBroker:
+    """A connection to one cluster. Safe to use from many threads, and in a child after fork, which connects anew."""
+
+    def __init__(
+        self,
+        namesrv_addr: str,
+        *,
+        identity: str | None = None,
+        credentials: Credentials | None = None,
+        tls: TlsOptions | None = None,
+    ) -> None:
+        """``namesrv_addr``: "host:port", several with ";" between them. ``identity``: what `identity` was elsewhere; another cluster is
+        then refused when it is first used (RocketMQError OTHER_CLUSTER). No I/O yet. Raises RocketMQError ADDRESS."""
+        self._client = Client(namesrv_addr, credentials=credentials, tls=tls)
+        self._expected = identity
+
+    def __repr__(self) -> str:
+        return f"<RocketMQBroker {';'.join(self._client.nameservers)}>"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return ROCKETMQ
+
+    @cached_property
+    def identity(self) -> str:
+        """Up to four brokers, as 8 hex digits each: every row may carry it. As it was found first: brokers may come and go.
+
+        Raises RocketMQUnavailableError, RocketMQError OTHER_CLUSTER.
+        """
+        found = sorted(_brokers(self._client.cluster(time.monotonic() + _TIMEOUT)))
+        if not found:
+            raise RocketMQError(
+                "OTHER_CLUSTER", f"{self!r}: the nameserver knows no broker; start one, or name another nameserver"
+            )
+        return ",".join(found[:_MOST_BROKERS])
+
+    @cached_property
+    def _checked(self) -> Client:
+        """The client, once it is known to lead to the cluster that is expected: one that has a broker of it.
+
+        Others may come, go, and be away while a query runs.
+        """
+        if self._expected is not None:
+            here = _brokers(self._client.cluster(time.monotonic() + _TIMEOUT))
+            if here.keys().isdisjoint(self._expected.split(",")):
+                raise RocketMQError(
+                    "OTHER_CLUSTER",
+                    f"on this machine, the nameserver {';'.join(self._client.nameservers)} leads to {', '.join(here.values()) or 'no broker'}, "
+                    "and to other brokers where the query was planned: use a namesrvAddr that means the same cluster on every machine; if its "
+                    "brokers have moved, start the query again",
+                )
+        return self._client
+
+    @cached_property
+    def log(self) -> RocketMQLog:
+        return RocketMQLog(self._checked)
+
+    @cached_property
+    def groups(self) -> RocketMQGroups:
+        from orderedmq.rocketmq.groups import RocketMQGroups
+
+        return RocketMQGroups(self._checked, self.log)
+
+    @cached_property
+    def outbox(self) -> RocketMQOutbox:
+        from orderedmq.rocketmq.outbox import RocketMQOutbox
+
+        return RocketMQOutbox(self._checked, self.log)
+
+    @cached_property
+    def admin(self) -> RocketMQAdmin:
+        return RocketMQAdmin(self._checked, self.log)
+
+    def close(self) -> None:
+        """Give back what is held, as far as the servers can be reached, and end every connection."""
+        groups = self.__dict__.get("groups")
+        try:
+            if groups is not None:
+                groups.close()
+        finally:
+            self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _brokers(cluster: ClusterInfo) -> dict[str, str]:
+    """Each broker as 8 hex digits and as ``cluster/name@address``: its master's, or its first replica's while there is no master."""
+    names = (
+        f"{broker.cluster}/{broker.name}@{broker.addresses[min(broker.addresses)]}"
+        for broker in cluster.brokers.values()
+        if broker.addresses
+    )
+    return {blake2b(name.encode(), digest_size=4).hexdigest(): name for name in sorted(names)}

@@ -1,0 +1,47 @@
+"""Compressed bodies: which codec a record's flags name, and how much may come out of one."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import pyarrow as pa
+
+from orderedmq.model import MAX_BODY_BYTES
+from orderedmq.rocketmq.stored import COMPRESSION_MASK, COMPRESSION_SHIFT, malformed
+
+#: Four times what a broker takes by default. More is taken for a bomb: a few hundred bytes of zstd can stand for gigabytes.
+MAX_BYTES: Final = 4 * MAX_BODY_BYTES
+#: ``CompressionType``: 0 is what producers before 4.9.4 and 5.0 send. lz4 is the frame format (``LZ4FrameOutputStream``).
+_CODECS: Final = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
+
+
+def decompress(body: bytes, sys_flag: int) -> bytes:
+    """The body of a message with the flag COMPRESSED. An empty one stays empty. Raises ProtocolError."""
+    if not body:
+        return body
+    number = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT
+    codec = _CODECS.get(number)
+    if codec is None:
+        raise malformed(f"a body is compressed with the unknown method {number}")
+    try:
+        plain = _inflate(body) if codec == "zlib" else _stream(body, codec)
+    except (zlib.error, OSError, pa.ArrowException) as error:
+        raise malformed(f"a body of {len(body)} bytes is no {codec} ({error})".replace("\n", " ")) from error
+    if len(plain) > MAX_BYTES:
+        raise malformed(f"a body of {len(body)} bytes of {codec} becomes more than {MAX_BYTES} bytes")
+    return plain
+
+
+def _inflate(body: bytes) -> bytes:
+    stream = zlib.decompressobj()
+    plain = stream.decompress(body, MAX_BYTES + 1)
+    if not stream.eof and len(plain) <= MAX_BYTES:
+        raise zlib.error("it is cut off")
+    return plain
+
+
+def _stream(body: bytes, codec: str) -> bytes:
+    with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+        plain: bytes = stream.read(MAX_BYTES + 1)
+    return plain

@@ -1,0 +1,197 @@
+"""Dead letters in %DLQ%<group>, where RocketMQ's own tools look for them.
+
+The topic is the broker's to make: it does so for a message of %RETRY%<group> that was tried too often (AbstractSendMessageProcessor.
+handleRetryAndDLQ), as a Java orderly consumer sends it when it gives up. So the first letter goes that way, which needs no right to make
+topics, and each one where the account may not write to the topic itself; the others go there directly, in batches. Letters lie at the
+broker of the queue that they come from.
+
+A letter is known by its UNIQ_KEY, made of (group, queue, offset): whoever puts one aside looks for its key among the last LOOK_BACK
+letters first. Two that do so at once for the same queue can both miss the other's, which its lock should prevent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import pyarrow as pa
+
+from orderedmq.errors import GroupError, RocketMQError
+from orderedmq.listener import dead_letter_id
+from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
+from orderedmq.rocketmq import requests
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.encode import SendBody, encode
+from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
+from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rows import normalise
+
+#: Letters at the end among which a repeat is looked for.
+LOOK_BACK: Final = 32 * 1024
+#: Of a letter's properties, those that no producer may set and that say where it comes from (listener.dead_letter_properties).
+_ORIGIN: Final = ("REAL_TOPIC", "REAL_QID", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME")
+_PIECE: Final = 4096
+#: Seconds between looks whether what was sent can be seen.
+_POLL: Final = 0.005
+
+
+def key_of(group: str, queue: MessageQueue, offset: int) -> str:
+    """The UNIQ_KEY of a letter: 32 hex digits, as RocketMQ's tools want them."""
+    return hashlib.blake2b(dead_letter_id(group, queue, offset).encode(), digest_size=16).hexdigest().upper()
+
+
+class DeadLetterTopic:
+    """Puts letters aside. Thread-safe."""
+
+    def __init__(self, client: Client, log: RocketMQLog, offsets: GroupOffsets) -> None:
+        self._client = client
+        self._log = log
+        self._offsets = offsets
+        #: Per dead-letter queue: the keys that were seen, and the offset up to which.
+        self._seen: dict[MessageQueue, tuple[set[str], int]] = {}
+
+    def put(self, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
+        """Append the letters that are not there yet, in order; how many these are. Raises what `normalise` and `Client.call` raise."""
+        where = f"dead letters of queue {queue}"
+        rows = normalise(letters, where)
+        if not rows.num_rows:
+            return 0
+        target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
+        seen, end = self._look(target)
+        new: dict[str, int] = {}
+        for place, offset in enumerate(offsets):
+            key = key_of(group, queue, offset)
+            if key not in new and key not in seen:
+                new[key] = place
+        if not new:
+            return 0
+        chosen = pa.array(list(new.values()), pa.int64())
+        keys = pa.array(list(new), pa.string())
+        origin = _origin(letters.take(chosen), queue)
+        rows = rows.take(chosen)
+        # Where there is no letter, there is no topic. All are encoded, and so checked, before one is sent.
+        first = 0 if end else 1
+        alone = list(encode(rows.slice(0, first), keys.slice(0, first), where, extra=_part(origin, 0, first)))
+        others = list(
+            encode(rows.slice(first), keys.slice(first), where, extra=_part(origin, first, len(new) - first), first=first)
+        )
+        for body in alone:
+            end = self._by_retry(group, queue, rows.slice(0, 1), keys, _part(origin, 0, 1), where)
+            seen.update(keys[body.first : body.first + body.rows].to_pylist())
+        for body in others:
+            begin = first + body.first
+            end = self._send(group, queue, target, rows.slice(begin, body.rows), body, keys.slice(begin), origin, begin)
+            seen.update(keys[begin : begin + body.rows].to_pylist())
+        self._wait(target, end)
+        return len(new)
+
+    # -- looking
+
+    def _look(self, target: MessageQueue) -> tuple[set[str], int]:
+        """The keys of the last letters, and the queue's end: 0 also where there is none."""
+        bounds = self._log.bounds([target]).get(target)
+        seen, upto = self._seen.pop(target, (set(), 0))
+        if bounds is None:
+            return set(), 0
+        if upto > bounds.max_offset:
+            # Deleted and made anew.
+            seen, upto = set(), 0
+        at = max(bounds.min_offset, bounds.max_offset - LOOK_BACK, upto)
+        while at < bounds.max_offset:
+            batch = self._log.pull(target, at, min(_PIECE, bounds.max_offset - at), 1 << 40, ("message_id",))
+            if not batch.num_rows:
+                break
+            seen.update(batch.column(0).to_pylist())
+            at += batch.num_rows
+        self._seen[target] = (seen, max(at, upto))
+        return seen, bounds.max_offset
+
+    def _wait(self, target: MessageQueue, end: int) -> None:
+        """Until letters below ``end`` can be seen, and the topic, if it is new: some ms, or whoever comes next would not find them."""
+        deadline = soon()
+        while time.monotonic() < deadline:
+            bounds = self._log.bounds([target]).get(target)
+            if bounds is not None and bounds.max_offset >= end:
+                return
+            time.sleep(_POLL)
+
+    # -- sending
+
+    def _send(
+        self,
+        group: str,
+        queue: MessageQueue,
+        target: MessageQueue,
+        rows: pa.RecordBatch,
+        body: SendBody,
+        keys: pa.Array,
+        origin: dict[str, pa.Array],
+        first: int,
+    ) -> int:
+        """A batch into the topic itself; one by one the other way round where that is not allowed."""
+        request = requests.send(
+            target, body.body, body.properties or "", group=group, born=_now(), batch=body.properties is None
+        )
+        try:
+            stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+            return stored.queue_offset + body.rows
+        except RocketMQError as error:
+            if error.sub != "NO_PERMISSION":
+                raise
+        end = 0
+        for row in range(rows.num_rows):
+            part = _part(origin, first + row, 1)
+            end = self._by_retry(group, queue, rows.slice(row, 1), keys.slice(row), part, f"dead letters of queue {queue}")
+        return end
+
+    def _by_retry(
+        self, group: str, queue: MessageQueue, row: pa.RecordBatch, keys: pa.Array, origin: dict[str, pa.Array], where: str
+    ) -> int:
+        """One letter as a message of the group's retry topic that was tried once too often; the offset behind it."""
+        [batch] = encode(row, keys.slice(0, 1), where, extra=origin)
+        body, properties = _alone(batch)
+        request = requests.send(
+            MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0), body, properties, group=group, born=_now()
+        )
+        # 4.9: at least as often as may be, 5.x: more often.
+        request = replace(request, ext={**request.ext, "j": "1", "l": "0"})
+        try:
+            stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+        except GroupError:
+            self._offsets.make(group, [queue], soon())
+            stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+        return stored.queue_offset + 1
+
+
+def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]:
+    """Where each letter is from, as properties: `encode` takes them from a producer's own."""
+    given: list[dict[str, str]] = [{} for _ in range(letters.num_rows)]
+    place = letters.schema.get_field_index("properties")
+    if place >= 0:
+        given = [dict(pairs or ()) for pairs in letters.column(place).cast(PROPERTIES_TYPE).to_pylist()]
+    found = {name: pa.array([one.get(name) for one in given], pa.string()) for name in _ORIGIN}
+    # What Java's tools look for in a dead letter.
+    found["RETRY_TOPIC"] = pa.array([queue.topic] * letters.num_rows, pa.string())
+    found["DLQ_ORIGIN_TOPIC"] = found["RETRY_TOPIC"]
+    found["DLQ_ORIGIN_MESSAGE_ID"] = found["ORIGIN_MESSAGE_ID"]
+    assert set(found) <= RESERVED_PROPERTIES
+    return found
+
+
+def _part(columns: dict[str, pa.Array], begin: int, count: int) -> dict[str, pa.Array]:
+    return {name: column.slice(begin, count) for name, column in columns.items()}
+
+
+def _alone(batch: SendBody) -> tuple[memoryview, str]:
+    """A body of one message as it is sent without others: its frame is 20 bytes, its body, 2 bytes, its properties."""
+    if batch.properties is not None:
+        return batch.body, batch.properties
+    length = int.from_bytes(batch.body[16:20], "big")
+    return batch.body[20 : 20 + length], bytes(batch.body[22 + length :]).decode()
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000

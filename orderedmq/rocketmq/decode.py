@@ -1,0 +1,266 @@
+"""Pull responses → a RecordBatch of exactly the asked columns.
+
+Rules: pure. Join the responses of many pulls before they are decoded: arrays have a fixed cost that some dozens of messages
+repay, and 16k messages repay best. What is as usual (V1 records of one topic with the same kinds of hosts and orderly properties;
+bodies may be compressed) is decoded by columns; anything else by the exact path, which decides what is right (exact.py).
+Rows are in the order of the responses; a pull may answer with fewer messages than were asked for, and with gaps where messages
+were filtered out, so where to read next is the response's nextBeginOffset, not the last row's offset + 1.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.errors import ProtocolError
+from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
+from orderedmq.rocketmq import properties as names
+from orderedmq.rocketmq.compression import decompress
+from orderedmq.rocketmq.decode_properties import columns_of, find_entries, maps_of
+from orderedmq.rocketmq.exact import MAX_TIME, MIN_TIME, PIECE_BYTES, Wanted, decode_exactly
+from orderedmq.rocketmq.message_id import fixed_strings, hex_digits
+from orderedmq.rocketmq.slots import Bytes, gather
+from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP
+from orderedmq.rocketmq.walk import Walked, positions, walk
+
+MIN_OFFSET: Final = 0
+MAX_OFFSET: Final = 2**63 - 1
+#: Fewer messages are faster one at a time.
+FEWEST: Final = 48
+#: So many bytes of responses are decoded at once, or one response.
+GROUP_BYTES: Final = 16 * 1024 * 1024
+#: More bytes of bodies, decompressed, are refused as one batch; `decode_pieces` gives them in pieces.
+MOST_BYTES: Final = 512 * 1024 * 1024
+
+_PROPERTY_OF: Final = {
+    "tags": names.TAGS,
+    "keys": names.KEYS,
+    "sharding_key": names.SHARDING_KEY,
+    "message_id": names.UNIQ_KEY,
+}
+
+
+def decode(
+    responses: Sequence[bytes | memoryview],
+    columns: tuple[str, ...],
+    broker_name: str,
+    *,
+    begin: int = MIN_OFFSET,
+    end: int = MAX_OFFSET,
+    tags: frozenset[str] = frozenset(),
+    verify_crc: bool = False,
+) -> pa.RecordBatch:
+    """The bodies of pull responses as one RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), in the responses' order.
+
+    Only messages with offsets in [begin, end) and, when ``tags`` has any, with exactly one of these tags: a broker filters by
+    the tags' hash codes only. ``broker_name`` is not in a message. ``verify_crc`` compares each body's checksum, which halves the
+    speed: TCP and the broker have their own. Raises ProtocolError for bytes that are no messages, a body of more than 16 MiB and
+    more than 512 MiB of bodies; SchemaError UNKNOWN_COLUMN.
+    """
+    schema = select_schema(columns)
+    pieces, size = [], 0
+    for piece in decode_pieces(responses, columns, broker_name, begin=begin, end=end, tags=tags, verify_crc=verify_crc):
+        size += piece.nbytes
+        if size > MOST_BYTES:
+            raise ProtocolError(
+                "PROTOCOL",
+                f"messages of {len(responses)} pulls have more than {MOST_BYTES} bytes together; decode fewer at once",
+            )
+        pieces.append(piece)
+    if not pieces:
+        return _empty(schema)
+    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def decode_pieces(
+    responses: Sequence[bytes | memoryview],
+    columns: tuple[str, ...],
+    broker_name: str,
+    *,
+    begin: int = MIN_OFFSET,
+    end: int = MAX_OFFSET,
+    tags: frozenset[str] = frozenset(),
+    verify_crc: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """As `decode`, in pieces of some 80 MiB of bodies at most, however well they were compressed; none is empty.
+
+    A ProtocolError may come after pieces.
+    """
+    wanted = Wanted(columns, begin, end, tags, verify_crc)
+    schema = select_schema(columns)
+    for group in _groups(responses):
+        batch = _decode_columns(group, broker_name, wanted, schema)
+        if batch is None:
+            yield from decode_exactly(map(bytes, group), broker_name, wanted)
+        elif batch.num_rows:
+            yield batch
+
+
+def _groups(responses: Sequence[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
+    group: list[bytes | memoryview] = []
+    size = 0
+    for response in responses:
+        if group and size + len(response) > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        if len(response):
+            group.append(response)
+            size += len(response)
+    if group:
+        yield group
+
+
+def _decode_columns(
+    responses: list[bytes | memoryview], broker_name: str, wanted: Wanted, schema: pa.Schema
+) -> pa.RecordBatch | None:
+    """The asked rows, or None for what the exact path must decode."""
+    lengths = np.array([len(response) for response in responses], dtype=np.int64)
+    ends = np.cumsum(lengths)
+    if ends[-1] >= 2**31:
+        return None
+    data = _join(responses, int(ends[-1]))
+    at = positions(data, ends - lengths, ends)
+    if at is None or len(at) < FEWEST:
+        return None
+    walked = walk(data, at)
+    if walked is None or (walked.heads["sys_flag"] & UNWRAP == UNWRAP).any():
+        return None
+    offsets = walked.heads["queue_offset"]
+    inside = (offsets >= wanted.begin) & (offsets < wanted.end)
+    if not inside.all():
+        walked = walked.take(inside)
+    if not len(walked.heads):
+        return _empty(schema)
+    if wanted.verify_crc and not _checksums_agree(data, walked):
+        return None
+    found = _Columns(data, walked, broker_name).build(wanted)
+    if found is None:
+        return None
+    batch = pa.RecordBatch.from_arrays([found[name] for name in wanted.columns], schema=schema)
+    if wanted.tags:
+        batch = batch.filter(pc.is_in(found["tags"], value_set=pa.array(sorted(wanted.tags))))
+    return batch
+
+
+def _join(responses: list[bytes | memoryview], size: int) -> Bytes:
+    if len(responses) == 1:
+        return np.frombuffer(responses[0], dtype=np.uint8)
+    # In Arrow's memory: the C library gives so large a buffer back each time, and fresh pages cost more than the copy.
+    buffer = pa.allocate_buffer(size)
+    view, at = memoryview(buffer).cast("B"), 0
+    for response in responses:
+        view[at : at + len(response)] = response
+        at += len(response)
+    return np.frombuffer(buffer, dtype=np.uint8)
+
+
+def _checksums_agree(data: Bytes, walked: Walked) -> bool:
+    view = memoryview(data.data)
+    bounds = zip(walked.body_begins.tolist(), walked.body_ends.tolist(), walked.heads["body_crc"].tolist())
+    return all(zlib.crc32(view[begin:end]) & 0x7FFFFFFF == crc for begin, end, crc in bounds)
+
+
+class _Columns:
+    """Makes the columns of records of one layout."""
+
+    def __init__(self, data: Bytes, walked: Walked, broker_name: str) -> None:
+        self._buffer = pa.py_buffer(data)
+        self._walked = walked
+        self._heads = walked.heads
+        self._rows = len(walked.heads)
+        self._broker_name = broker_name
+
+    def build(self, wanted: Wanted) -> dict[str, pa.Array] | None:
+        """The asked columns, and ``tags`` when messages are chosen by them. None for what the exact path must decode."""
+        columns = dict.fromkeys((*wanted.columns, "tags") if wanted.tags else wanted.columns)
+        retried = "topic" in columns and self._walked.topic.startswith(RETRY_PREFIX.encode())
+        properties = self._properties(columns, retried)
+        if properties is None:
+            return None
+        found: dict[str, pa.Array] = {}
+        for name in columns:
+            column = properties[name] if name in properties else self._column(name)
+            if column is None:
+                return None
+            found[name] = column
+        return found
+
+    def _properties(self, columns: dict[str, Any], retried: bool) -> dict[str, pa.Array] | None:
+        """The columns that come from properties, and RETRY_TOPIC where it stands for the topic. None as in `build`."""
+        texts = tuple(name for name in columns if name in _PROPERTY_OF)
+        if not texts and not retried and "properties" not in columns:
+            return {}
+        entries = find_entries(gather(self._buffer, self._walked.properties_begins, self._walked.properties_ends, pa.binary()))
+        if entries is None:
+            return None
+        wanted = (*(_PROPERTY_OF[name] for name in texts), *((names.RETRY_TOPIC,) if retried else ()))
+        values = columns_of(entries, wanted)
+        if values is None:
+            return None
+        found: dict[str, pa.Array] = {name: values[_PROPERTY_OF[name]] for name in texts}
+        if "message_id" in found:
+            found["message_id"] = self._message_id(found["message_id"])
+        if retried:
+            found["topic"] = values[names.RETRY_TOPIC].fill_null(self._walked.topic.decode(errors="replace"))
+        if "properties" in columns:
+            maps = maps_of(entries)
+            if maps is None:
+                return None
+            found["properties"] = maps
+        return found
+
+    def _column(self, name: str) -> pa.Array | None:
+        match name:
+            case "topic":
+                return pa.repeat(pa.scalar(self._walked.topic.decode(errors="replace"), pa.string()), self._rows)
+            case "broker_name":
+                return pa.repeat(pa.scalar(self._broker_name, pa.string()), self._rows)
+            case "body":
+                return self._body()
+            case "queue_id" | "reconsume_times":
+                return pa.array(self._heads[name].astype(np.int32))
+            case "queue_offset":
+                return pa.array(self._heads[name].astype(np.int64))
+            case "born_timestamp" | "store_timestamp":
+                times = np.clip(self._heads[name].astype(np.int64), MIN_TIME, MAX_TIME) * 1000
+                return pa.array(times).view(TIMESTAMP_TYPE)
+            case _:
+                raise AssertionError(name)
+
+    def _message_id(self, unique_keys: pa.Array) -> pa.Array:
+        """The producer's id; the broker's where there is none."""
+        if not unique_keys.null_count:
+            return unique_keys
+        width = self._heads["store_host"].dtype.itemsize
+        place = np.empty((self._rows, width + 8), dtype=np.uint8)
+        place[:, :width] = np.frombuffer(self._heads["store_host"].tobytes(), dtype=np.uint8).reshape(-1, width)
+        place[:, width:] = np.frombuffer(self._heads["physical_offset"].tobytes(), dtype=np.uint8).reshape(-1, 8)
+        return pc.coalesce(unique_keys, fixed_strings(hex_digits(place)))
+
+    def _body(self) -> pa.Array | None:
+        bodies = gather(self._buffer, self._walked.body_begins, self._walked.body_ends, pa.binary())
+        packed = self._heads["sys_flag"] & COMPRESSED != 0
+        if not packed.any():
+            return bodies
+        plain: list[bytes] = []
+        size = 0
+        mask: npt.NDArray[np.bool_] = packed
+        for row in np.flatnonzero(mask).tolist():
+            try:
+                plain.append(decompress(bodies[row].as_py(), int(self._heads["sys_flag"][row])))
+            except ProtocolError:
+                return None
+            size += len(plain[-1])
+            if size > PIECE_BYTES:
+                return None
+        return pc.replace_with_mask(bodies, pa.array(mask), pa.array(plain, pa.binary()))

@@ -1,0 +1,166 @@
+"""Columns of many messages' properties at once: both separators found in one pass, then names by length and bytes.
+
+Rules: pure and vectorised; a None means "not as usual" (an entry without name or value, a separator in a value, bytes that are no
+UTF-8): the exact parser then reads the messages. Otherwise the columns are what it would give (`parse_properties`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.model import PROPERTIES_TYPE
+from orderedmq.rocketmq.properties import NAME_END, VALUE_END
+from orderedmq.rocketmq.slots import Bytes, Int64s, all_equal_to, contents, equal_to, gather
+
+_NAME_END: Final = NAME_END[0]
+_VALUE_END: Final = VALUE_END[0]
+#: Rows times names of which a map's rows are checked for a name that comes twice.
+_MOST_CELLS: Final = 1 << 24
+
+
+class Entries(NamedTuple):
+    """All properties of ``messages`` messages, one behind the other in ``text``: name [begins, middles), value (middles, ends).
+
+    ``kind`` is the Arrow type that a part of the text has without a look at its bytes.
+    """
+
+    messages: int
+    text: pa.Buffer
+    data: Bytes
+    row_ends: Int64s
+    begins: Int64s
+    middles: Int64s
+    ends: Int64s
+    kind: pa.DataType
+
+    def layout(self) -> tuple[bytes, ...] | None:
+        """The names of every message's entries, when all messages have the same ones in the same order: the usual case."""
+        each = self._each()
+        if not each:
+            return None
+        names = []
+        for number in range(each):
+            begins, width = self.begins[number::each], int(self.middles[number] - self.begins[number])
+            if (self.middles[number::each] - begins != width).any():
+                return None
+            name = self.data[begins[0] : begins[0] + width].tobytes()
+            if not all_equal_to(self.data, begins, name):
+                return None
+            names.append(name)
+        return tuple(names)
+
+    def rows(self) -> Int64s:
+        """The message of each entry."""
+        each = self._each()
+        if each:
+            return np.repeat(np.arange(self.messages, dtype=np.int64), each)
+        return np.repeat(np.arange(self.messages, dtype=np.int64), np.diff(self.bounds()))
+
+    def bounds(self) -> Int64s:
+        """The first entry of each message, and behind the last one's."""
+        bounds = np.zeros(self.messages + 1, dtype=np.int64)
+        bounds[1:] = np.searchsorted(self.ends, self.row_ends)
+        return bounds
+
+    def _each(self) -> int:
+        """How many entries every message has; 0 when some have more than others."""
+        each = len(self.ends) // self.messages if self.messages else 0
+        if not each or each * self.messages != len(self.ends):
+            return 0
+        return each if (self.ends[each - 1 :: each] == self.row_ends - 1).all() else 0
+
+
+def find_entries(texts: pa.Array) -> Entries | None:
+    """The entries of an array of properties texts (binary, without nulls, shorter than 2 GiB together)."""
+    data, bounds = contents(texts)
+    lengths = np.diff(bounds)
+    last = data[np.maximum(bounds[1:] - 1, 0)] if len(data) else np.zeros(len(texts), dtype=np.uint8)
+    open_end = (lengths > 0) & (last != _VALUE_END)
+    if open_end.any():
+        # The last separator is optional: give it to those that go without, so that entries end alike.
+        added = pc.if_else(pa.array(open_end), pa.scalar(VALUE_END), pa.scalar(b""))
+        texts = pc.binary_join_element_wise(texts, added, b"")
+        data, bounds = contents(texts)
+    data = data[: bounds[-1]]
+    # 0 is a separator neither for RocketMQ nor usual: such text fails the next check.
+    separators = np.flatnonzero(data <= _VALUE_END)
+    if len(separators) % 2:
+        return None
+    middles, ends = separators[0::2], separators[1::2]
+    if (data[middles] != _NAME_END).any() or (data[ends] != _VALUE_END).any():
+        return None
+    begins = np.empty_like(ends)
+    if len(ends):
+        begins[0] = 0
+        begins[1:] = ends[:-1] + 1
+    if (middles == begins).any() or (ends - middles == 1).any():
+        return None
+    ascii_only = not len(data) or int(data.max()) < 128
+    kind = pa.string() if ascii_only else pa.binary()
+    return Entries(len(texts), texts.buffers()[2], data, bounds[1:], begins, middles, ends, kind)
+
+
+def _strings(array: pa.Array) -> pa.Array | None:
+    """As strings, if they are UTF-8."""
+    if pa.types.is_string(array.type):
+        return array
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid:
+        return None
+
+
+def columns_of(entries: Entries, names: tuple[str, ...]) -> dict[str, pa.Array] | None:
+    """The values of each name: strings, null where a message has no such property."""
+    layout = entries.layout()
+    cut = partial(_search, entries, entries.rows()) if layout is None else partial(_cut, entries, layout)
+    found = {}
+    for name in names:
+        values = cut(name.encode())
+        column = _strings(values)
+        if column is None:
+            return None
+        found[name] = column
+    return found
+
+
+def _cut(entries: Entries, layout: tuple[bytes, ...], name: bytes) -> pa.Array:
+    """The values at the place that the name has in every message; of two the last one."""
+    if name not in layout:
+        return pa.nulls(entries.messages, entries.kind)
+    each = len(layout)
+    at = each - 1 - layout[::-1].index(name)
+    return gather(entries.text, entries.middles[at::each] + 1, entries.ends[at::each], entries.kind)
+
+
+def _search(entries: Entries, rows: Int64s, name: bytes) -> pa.Array:
+    """The values of a name that may be anywhere. ``rows``: the message of each entry."""
+    at = np.flatnonzero(entries.middles - entries.begins == len(name))
+    at = at[equal_to(entries.data, entries.begins[at], name)]
+    return gather(entries.text, entries.middles[at] + 1, entries.ends[at], entries.kind, (rows[at], entries.messages))
+
+
+def maps_of(entries: Entries) -> pa.Array | None:
+    """All properties of each message, in their order. None when a message has a name twice."""
+    keys = _strings(gather(entries.text, entries.begins, entries.middles, entries.kind))
+    items = _strings(gather(entries.text, entries.middles + 1, entries.ends, entries.kind))
+    if keys is None or items is None:
+        return None
+    layout = entries.layout()
+    if layout is not None:
+        if len(set(layout)) < len(layout):
+            return None
+    elif len(keys):
+        codes = keys.dictionary_encode()
+        different = len(codes.dictionary)
+        if different * entries.messages > _MOST_CELLS:
+            return None
+        cells = entries.rows() * different + codes.indices.to_numpy()
+        if np.bincount(cells, minlength=1).max() > 1:
+            return None
+    return pa.MapArray.from_arrays(pa.array(entries.bounds().astype(np.int32)), keys, items).cast(PROPERTIES_TYPE)

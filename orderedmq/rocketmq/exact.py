@@ -1,0 +1,137 @@
+"""Pull responses decoded one message at a time: the reference that says what every column is, and the path for what is unusual.
+
+Rules: all that RocketMQ may store is read here: V2 records, IPv6 hosts, compressed bodies, inner batches, odd properties. The
+structure of every record is checked, the content (checksum, compression) only of those whose offset is asked for. Memory is
+bounded: bodies come out in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from orderedmq.model import RETRY_PREFIX, select_schema
+from orderedmq.rocketmq import properties as names
+from orderedmq.rocketmq.compression import decompress
+from orderedmq.rocketmq.message_id import offset_message_id
+from orderedmq.rocketmq.properties import parse_properties
+from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP, StoredMessage, crc32, malformed, parse_all, parse_batch
+
+#: A batch of rows is given out as soon as its bodies have so many bytes.
+PIECE_BYTES: Final = 64 * 1024 * 1024
+#: What a row takes beside its body, roughly: an inner batch may be hundreds of thousands of empty messages.
+ROW_BYTES: Final = 256
+# Years 1 to 9999, in milliseconds since 1970: the born time is a client's clock and may be anything, a timestamp column may not.
+MIN_TIME: Final = -62135596800000
+MAX_TIME: Final = 253402300799999
+
+
+class Wanted(NamedTuple):
+    """What a reader asks for: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (none: all messages), checksums looked at."""
+
+    columns: tuple[str, ...]
+    begin: int
+    end: int
+    tags: frozenset[str]
+    verify_crc: bool
+
+    def takes(self, offset: int) -> bool:
+        return self.begin <= offset < self.end
+
+
+def decode_exactly(responses: Iterable[bytes], broker_name: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """The asked rows of pull responses' bodies, in pieces; none is empty. Raises ProtocolError."""
+    schema = select_schema(wanted.columns)
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for stored in chain.from_iterable(map(parse_all, responses)):
+        for message, offset, body in _unwrap(stored, wanted):
+            row = _row(message, offset, body, broker_name, wanted)
+            if row is not None:
+                rows.append(row)
+                size += ROW_BYTES + len(body)
+            if size >= PIECE_BYTES:
+                yield _batch(rows, schema)
+                rows, size = [], 0
+    if rows:
+        yield _batch(rows, schema)
+
+
+def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [pa.array(values, field.type) for values, field in zip(zip(*rows), schema)], schema=schema
+    )
+
+
+def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessage, int, bytes]]:
+    """The messages of a record with their offsets and bodies: itself, or those of an inner batch (``MessageDecoder.decodeMessage``)."""
+    inner = stored.sys_flag & UNWRAP == UNWRAP
+    # An inner batch has the offset of its first message, and its last may be anywhere behind it.
+    if not (stored.queue_offset < wanted.end if inner else wanted.takes(stored.queue_offset)):
+        return
+    body = stored.body
+    if wanted.verify_crc and crc32(body) != stored.body_crc:
+        raise malformed(f"the body of the message at queue offset {stored.queue_offset} fails its checksum")
+    if stored.sys_flag & COMPRESSED and (inner or "body" in wanted.columns):
+        body = decompress(body, stored.sys_flag)
+    if not inner:
+        yield stored, stored.queue_offset, body
+        return
+    for offset, message in enumerate(parse_batch(body), stored.queue_offset):
+        if offset >= wanted.end:
+            return
+        if offset >= wanted.begin:
+            yield stored._replace(flag=message.flag, properties=message.properties, reconsume_times=0), offset, message.body
+
+
+def _row(message: StoredMessage, offset: int, body: bytes, broker_name: str, wanted: Wanted) -> tuple[Any, ...] | None:
+    """A row of the asked columns; None when its tag is not among those asked for."""
+    properties = parse_properties(message.properties)
+    # The broker compares hash codes of tags only, so PullAPIWrapper.processPullResult compares the tags again.
+    if wanted.tags and properties.get(names.TAGS) not in wanted.tags:
+        return None
+    row = []
+    for name in wanted.columns:
+        value: Any
+        match name:
+            case "topic":
+                value = message.topic.decode(errors="replace")
+                if value.startswith(RETRY_PREFIX):
+                    # DefaultMQPushConsumerImpl.resetRetryAndNamespace: a message that is tried again is shown as its topic's.
+                    value = properties.get(names.RETRY_TOPIC, value)
+            case "broker_name":
+                value = broker_name
+            case "queue_id":
+                value = message.queue_id
+            case "queue_offset":
+                value = offset
+            case "body":
+                value = body
+            case "tags":
+                value = properties.get(names.TAGS)
+            case "keys":
+                value = properties.get(names.KEYS)
+            case "sharding_key":
+                value = properties.get(names.SHARDING_KEY)
+            case "message_id":
+                # MessageClientExt.getMsgId. (For a message of an inner batch without a key Java has none; its record's is shown.)
+                value = properties.get(names.UNIQ_KEY) or offset_message_id(message.store_host, message.physical_offset)
+            case "born_timestamp":
+                value = _microseconds(message.born_timestamp)
+            case "store_timestamp":
+                value = _microseconds(message.store_timestamp)
+            case "reconsume_times":
+                value = message.reconsume_times
+            case "properties":
+                value = list(properties.items())
+            case _:
+                raise AssertionError(name)
+        row.append(value)
+    return tuple(row)
+
+
+def _microseconds(ms: int) -> int:
+    return min(max(ms, MIN_TIME), MAX_TIME) * 1000

@@ -1,0 +1,290 @@
+"""Frames of the remoting protocol: a command to bytes, bytes to commands. Pure.
+
+A frame is: length of what follows (4 bytes), header type (1: JSON or ROCKETMQ), header length (3), header, body; integers big-endian.
+We write JSON headers. Servers answer in either: 4.9.x in the request's, 5.x in its own whatever it was asked in.
+Source: NettyDecoder, RemotingCommand.decode, RocketMQSerializable.rocketMQProtocolDecode.
+
+Rules: whatever is malformed is a ProtocolError, and the decoder then stays broken (a stream has no place to go on at). A frame
+costs one pass and one copy of its body; memory grows with the bytes that came, never with a length that was only announced.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from orderedmq.errors import ProtocolError
+from orderedmq.rocketmq.codes import FLAG_ONEWAY, FLAG_RESPONSE, VERSION, LanguageCode, SerializeType
+
+#: Bytes of a whole frame above which a server drops the connection without a word (``com.rocketmq.remoting.frameMaxLength``).
+MAX_SENT_FRAME: Final = 16 * 1024 * 1024
+#: Bytes that an answer may have. A 5.x broker may be set to put up to 128 MiB of messages into one.
+MAX_RECEIVED_FRAME: Final = 160 * 1024 * 1024
+#: Bytes of a decoder's buffer: a dozen answers to pulls of 32 small messages.
+BUFFER_SIZE: Final = 256 * 1024
+#: A buffer that a large answer made larger than this is given up after it.
+_KEPT_BUFFER: Final = 4 * 1024 * 1024
+
+_PREFIX = struct.Struct(">II")
+_LENGTH = struct.Struct(">I")
+_INT = struct.Struct(">i")
+_SHORT = struct.Struct(">h")
+#: code, language, version, opaque, flag of a ROCKETMQ header.
+_FIXED = struct.Struct(">hbhii")
+_INT32 = range(-(2**31), 2**31)
+#: A language is only shown in lists, so one that is younger than this client does no harm: it counts as OTHER.
+_LANGUAGES = {int(language): language for language in LanguageCode}
+_LANGUAGE_NAMES = {language.name: language for language in LanguageCode}
+
+#: json.dumps with these settings would make an encoder for each header.
+_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+Bytes = bytes | bytearray | memoryview
+
+
+@dataclass(slots=True)
+class RemotingCommand:
+    """A request or an answer. ``opaque`` ties them together; ``ext`` are the fields of its kind of command."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    remark: str | None = None
+    ext: Mapping[str, str] = field(default_factory=dict)
+    body: Bytes = b""
+    version: int = VERSION
+    language: LanguageCode = LanguageCode.PYTHON
+
+    @property
+    def is_response(self) -> bool:
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        return bool(self.flag & FLAG_ONEWAY)
+
+
+def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
+    """A command as everything before its body, and its body as it is.
+
+    Raises ProtocolError FRAME_TOO_LARGE above MAX_SENT_FRAME, PROTOCOL when a text is no Unicode.
+    """
+    header: dict[str, Any] = {
+        "code": int(command.code),
+        "language": command.language.name,
+        "version": command.version,
+        "opaque": command.opaque,
+        "flag": command.flag,
+    }
+    if command.remark is not None:
+        header["remark"] = command.remark
+    if command.ext:
+        header["extFields"] = command.ext
+    try:
+        encoded = _json(header).encode()
+    except UnicodeEncodeError as error:
+        raise ProtocolError("PROTOCOL", f"a request's field is no valid Unicode: {error.reason}") from None
+    return _prefix(SerializeType.JSON, encoded, len(command.body)) + encoded, command.body
+
+
+def encode(command: RemotingCommand) -> bytes:
+    """A command as one frame; see `encode_parts`."""
+    return b"".join(encode_parts(command))
+
+
+def _prefix(kind: SerializeType, header: bytes, body_length: int) -> bytes:
+    length = 4 + len(header) + body_length
+    if 4 + length > MAX_SENT_FRAME:
+        raise ProtocolError(
+            "FRAME_TOO_LARGE",
+            f"a request of {4 + length} bytes is more than the {MAX_SENT_FRAME} that a RocketMQ server reads: send fewer messages at once",
+        )
+    return _PREFIX.pack(length, kind << 24 | len(header))
+
+
+class FrameDecoder:
+    """Bytes in, commands out: write into `buffer`, say how much with `received`, then ask for `next_command` until it has none."""
+
+    def __init__(self, *, max_frame: int = MAX_RECEIVED_FRAME, buffer_size: int = BUFFER_SIZE) -> None:
+        self._max_frame = max_frame
+        self._size = max(buffer_size, 64)
+        self._view = memoryview(bytearray(self._size))
+        self._start = 0
+        self._end = 0
+        self._broken: ProtocolError | None = None
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether no frame is half read."""
+        return self._start == self._end
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that the buffer holds."""
+        return len(self._view)
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        capacity = len(self._view)
+        if self._start == self._end:
+            self._start = self._end = 0
+            if capacity > max(self._size, _KEPT_BUFFER):
+                self._view = memoryview(bytearray(self._size))
+        elif capacity - self._end < self._size // 4:
+            if self._start:
+                self._move(self._view)
+            elif self._end == capacity:
+                self._move(memoryview(bytearray(2 * capacity)))
+        return self._view[self._end :]
+
+    def _move(self, view: memoryview) -> None:
+        length = self._end - self._start
+        view[:length] = self._view[self._start : self._end]
+        self._view, self._start, self._end = view, 0, length
+
+    def received(self, count: int) -> None:
+        """``count`` bytes were written to the front of `buffer`."""
+        if not 0 <= count <= len(self._view) - self._end:
+            raise ValueError(f"{count} bytes in a buffer of {len(self._view) - self._end}")
+        self._end += count
+
+    def feed(self, data: Bytes) -> list[RemotingCommand]:
+        """The commands that ``data`` completes. Raises ProtocolError at the first malformed frame."""
+        commands: list[RemotingCommand] = []
+        rest = memoryview(data)
+        while len(rest):
+            space = self.buffer()
+            count = min(len(space), len(rest))
+            space[:count] = rest[:count]
+            rest = rest[count:]
+            self.received(count)
+            while (command := self.next_command()) is not None:
+                commands.append(command)
+        return commands
+
+    def next_command(self) -> RemotingCommand | None:
+        """The next command if all of it is there. Raises ProtocolError, again at every later call."""
+        if self._broken is not None:
+            raise ProtocolError(self._broken.sub, self._broken.message)
+        try:
+            return self._next()
+        except ProtocolError as error:
+            self._broken = error
+            raise
+
+    def _next(self) -> RemotingCommand | None:
+        available = self._end - self._start
+        if available < 4:
+            return None
+        (length,) = _LENGTH.unpack_from(self._view, self._start)
+        if not 4 <= length <= self._max_frame:
+            raise ProtocolError(
+                "PROTOCOL" if length < 4 else "FRAME_TOO_LARGE",
+                f"a frame says that it has {length} bytes, between 4 and {self._max_frame} are possible: {self._hint()}",
+            )
+        if available < 8:
+            return None
+        word = _LENGTH.unpack_from(self._view, self._start + 4)[0]
+        kind, header_length = word >> 24, word & 0xFFFFFF
+        if header_length > length - 4:
+            raise ProtocolError("PROTOCOL", f"a header of {header_length} bytes in a frame of {length}")
+        if kind not in (SerializeType.JSON, SerializeType.ROCKETMQ):
+            raise ProtocolError("PROTOCOL", f"a frame has a header of the unknown type {kind}")
+        if available < 4 + length:
+            return None
+        begin = self._start + 8
+        middle, end = begin + header_length, self._start + 4 + length
+        decode = _json_header if kind == SerializeType.JSON else _binary_header
+        command = decode(self._view[begin:middle])
+        command.body = bytes(self._view[middle:end])
+        self._start = end
+        return command
+
+    def _hint(self) -> str:
+        first = bytes(self._view[self._start : self._start + 4])
+        if first[:2] == b"\x15\x03":
+            return "it is a TLS alert, the server wants TLS"
+        if first == b"HTTP":
+            return "it is HTTP, not a RocketMQ server's port"
+        return "the peer is no RocketMQ server, or its stream is damaged"
+
+
+def _json_header(view: memoryview) -> RemotingCommand:
+    try:
+        header = json.loads(str(view, "utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("PROTOCOL", f"a header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ProtocolError("PROTOCOL", f"a header is not an object but {type(header).__name__}")
+    remark = header.get("remark")
+    if remark is not None and not isinstance(remark, str):
+        raise ProtocolError("PROTOCOL", f"a header's remark is {type(remark).__name__}")
+    return RemotingCommand(
+        _int32(header, "code"),
+        _int32(header, "opaque"),
+        _int32(header, "flag", 0),
+        remark,
+        _ext(header.get("extFields")),
+        b"",
+        _int32(header, "version", 0),
+        _LANGUAGE_NAMES.get(str(header.get("language", "JAVA")), LanguageCode.OTHER),
+    )
+
+
+def _int32(header: dict[str, Any], name: str, missing: int | None = None) -> int:
+    value = header.get(name, missing)
+    if type(value) is not int or value not in _INT32:
+        raise ProtocolError("PROTOCOL", f"a header's {name} is {str(value)[:40]!r}, not a number of 32 bits")
+    return value
+
+
+def _ext(fields: Any) -> dict[str, str]:
+    """Fields are texts; a server that writes a number or a truth as JSON has them means the same. Null means absent."""
+    if fields is None:
+        return {}
+    if not isinstance(fields, dict):
+        raise ProtocolError("PROTOCOL", f"a header's extFields are {type(fields).__name__}")
+    for value in fields.values():
+        if type(value) is not str:
+            return {name: _ext_text(name, value) for name, value in fields.items() if value is not None}
+    return fields
+
+
+def _ext_text(name: str, value: object) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    raise ProtocolError("PROTOCOL", f"a header's field {name[:100]!r} is {type(value).__name__}")
+
+
+def _binary_header(view: memoryview) -> RemotingCommand:
+    try:
+        code, language, version, opaque, flag = _FIXED.unpack_from(view)
+        remark, at = _text(view, _FIXED.size, len(view), _INT)
+        (ext_length,) = _INT.unpack_from(view, at)
+        at += 4
+        if at + ext_length != len(view):
+            raise ProtocolError("PROTOCOL", f"a header has fields of {ext_length} bytes where {len(view) - at} are left")
+        ext: dict[str, str] = {}
+        while at < len(view):
+            name, at = _text(view, at, len(view), _SHORT)
+            ext[name], at = _text(view, at, len(view), _INT)
+    except struct.error:
+        raise ProtocolError("PROTOCOL", f"a header of {len(view)} bytes ends inside a field") from None
+    except UnicodeDecodeError as error:
+        raise ProtocolError("PROTOCOL", f"a header's text is not UTF-8: {error.reason}") from None
+    return RemotingCommand(code, opaque, flag, remark or None, ext, b"", version, _LANGUAGES.get(language, LanguageCode.OTHER))
+
+
+def _text(view: memoryview, at: int, end: int, length: struct.Struct) -> tuple[str, int]:
+    (count,) = length.unpack_from(view, at)
+    begin = at + length.size
+    if not 0 <= count <= end - begin:
+        raise ProtocolError("PROTOCOL", f"a header's text of {count} bytes where {end - begin} are left")
+    return str(view[begin : begin + count], "utf-8"), begin + count

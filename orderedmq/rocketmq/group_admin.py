@@ -1,0 +1,221 @@
+"""The groups' part of the Admin protocol over a cluster.
+
+A broker does not tell who has a lock, so what is known of locks is what members say (members.py). Whether a queue is locked at all is found
+out by asking for it: a seek takes the locks of the queues that it sets, so that nobody enters half-way, and gives them back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Final
+
+from orderedmq.broker import LockInfo, MemberInfo
+from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError
+from orderedmq.lock import LOCK_LIFE
+from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.rocketmq import admin_requests, group_requests, locks
+from orderedmq.rocketmq.asking import ask_queues
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
+from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.presence import Directory
+from orderedmq.rocketmq.stamp import is_bookmark_group
+
+#: Groups of the servers' own (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).
+_SYSTEM_GROUPS: Final = frozenset(
+    (
+        "DEFAULT_CONSUMER", "TOOLS_CONSUMER", "SCHEDULE_CONSUMER", "FILTERSRV_CONSUMER", "__MONITOR_CONSUMER", "SELF_TEST_C_GROUP",
+        "CID_ONS-HTTP-PROXY", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_ONSAPI_PULL", "CID_SYS_RMQ_TRANS",
+    )
+)  # fmt: skip
+_SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
+
+
+class GroupAdmin:
+    """See the module; to be inherited from by what has a client and a log."""
+
+    _client: Client
+    _log: RocketMQLog
+
+    @cached_property
+    def _numbers(self) -> GroupOffsets:
+        return GroupOffsets(self._client)
+
+    @cached_property
+    def _directory(self) -> Directory:
+        return Directory(self._client)
+
+    # -- what there is
+
+    def groups(self) -> list[str]:
+        """Those that a broker has settings or offsets of, without those that sinks keep their bookmarks in."""
+        return [name for name in self._every_group() if not is_bookmark_group(name)]
+
+    def _every_group(self) -> list[str]:
+        found: set[str] = set()
+        for address in self._numbers.masters():
+            configured = self._client.call_address(address, admin_requests.groups(), soon())
+            found.update(configured)
+            # Before 5.3 a group can have offsets and no settings. Who may not ask for those of all groups does without.
+            with contextlib.suppress(RocketMQError):
+                offsets = self._client.call_address(address, group_requests.all_consumer_offsets(), soon())
+                found.update(offsets)
+        return sorted(name for name in found if name not in _SYSTEM_GROUPS and not name.startswith(_SYSTEM_PREFIX))
+
+    def _require(self, group: str) -> None:
+        locks.check_name(group)
+        if group not in self._every_group():
+            raise GroupError("MISSING", f"no consumer group {group!r} in this cluster (orderedmq group list shows all)")
+
+    def group_offsets(self, group: str) -> dict[MessageQueue, int]:
+        self._require(group)
+        found: dict[MessageQueue, int] = {}
+        for name, broker in self._client.cluster(soon()).brokers.items():
+            if broker.master is not None:
+                offsets = self._client.call_address(broker.master, group_requests.all_consumer_offsets(), soon())
+                found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
+        # Before 5.0 offsets outlive their topic; and there are numbers that are none.
+        there: set[MessageQueue] = set()
+        for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
+            with contextlib.suppress(TopicError):
+                there.update(self._client.route(topic, soon()).subscribe_set())
+        return {queue: found[queue] for queue in sorted(found) if queue in there}
+
+    def members(self, group: str) -> list[MemberInfo]:
+        locks.check_name(group)
+        ids, brokers = self._directory.everywhere(group), self._directory.masters()
+        found = self._directory.members(group, ids, brokers, None)
+        now = time.time()
+        return [
+            MemberInfo(member, max(0.0, now - member.renewed.seconds)) for member in sorted(found, key=lambda one: one.joined)
+        ]
+
+    def locks(self, group: str | None = None) -> list[LockInfo]:
+        """What the members say that they hold; locks of clients that are no members, or do not answer, cannot be seen."""
+        out = []
+        brokers = self._directory.masters()
+        for name in self.groups() if group is None else [group]:
+            for client_id in self._directory.everywhere(name):
+                info = self._directory.info(name, client_id, brokers, fresh=True)
+                for held in info.held if info is not None else ():
+                    age = max(0.0, time.time() - held.renewed)
+                    owner = info.member.owner if info is not None else client_id
+                    left = max(0.0, LOCK_LIFE - age)
+                    out.append(LockInfo(name, held.queue, owner, client_id, held.epoch, held.tenure, True, True, age, left))
+        return sorted(out, key=lambda lock: (lock.group, lock.queue, lock.client_id))
+
+    # -- what is done from outside
+
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
+        """As the protocol has it. A query that lives loses the queues when it next looks: at a commit, or at a renewal within 20 s."""
+        locks.check_name(group)
+        bounds = self._log.bounds(list(offsets))
+        for queue, offset in offsets.items():
+            if queue not in bounds:
+                self._log.require(queue)
+            end = bounds[queue].max_offset if queue in bounds else 0
+            if not 0 <= offset <= end:
+                raise OffsetError("BEYOND_END", f"offset {offset} of queue {queue} is not between 0 and its end {end}")
+        with self._alone(group, list(offsets), force):
+            self._numbers.raise_fences(group, dict.fromkeys(offsets, time.time_ns() // 1000))
+            self._numbers.write(group, offsets)
+            return self._numbers.raise_reset_number(group, list(offsets))
+
+    def require_unused(self, group: str) -> None:
+        """As the protocol has it, and for locks of clients that are no members, too: those are found out by asking for them."""
+        locks.check_name(group)
+        queues = list(self.group_offsets(group)) if group in self.groups() else []
+        with self._alone(group, queues, force=False):
+            pass
+
+    def delete_group(self, group: str, *, force: bool = False) -> None:
+        """As the protocol has it. A query that lives makes the group anew."""
+        self._require(group)
+        with self._alone(group, list(self.group_offsets(group)), force):
+            for address in self._numbers.masters():
+                self._client.call_address(address, admin_requests.delete_group(group), soon())
+
+    def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
+        """As the protocol has it, of members' locks. Raises LockError HELD_BY_OTHER for those of who is no member: they end by themselves."""
+        self._require(group)
+        name = _probe()
+        granted = self._lock(group, name, queues)
+        self._unlock(group, name, granted)
+        held = [queue for queue in dict.fromkeys(queues) if queue not in granted]
+        if not held:
+            return []
+        if not force:
+            # Whoever is a member may be the one.
+            raise self._in_use(group, self._directory.everywhere(group), held)
+        with self._alone(group, held, force=True) as taken:
+            self._numbers.raise_fences(group, dict.fromkeys(taken, time.time_ns() // 1000))
+        left = [queue for queue in held if queue not in taken]
+        if left:
+            raise LockError(
+                "HELD_BY_OTHER",
+                f"{len(left)} of {len(held)} queues of group {group!r} belong to a client that is no member of it, and RocketMQ does not say "
+                f"which: the lock of {left[0]} ends within {LOCK_LIFE:.0f} s unless it is renewed",
+            )
+        return taken
+
+    # -- locks of its own
+
+    @contextlib.contextmanager
+    def _alone(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
+        """Have the queues' locks meanwhile; which of them, when ``force``.
+
+        Raises GroupError IN_USE when somebody is a member, or has one of the queues; unless ``force``, which takes them from members.
+        """
+        ids = self._directory.everywhere(group)
+        if not force and ids:
+            raise self._in_use(group, ids, ())
+        for name in {name for client_id in ids for name in locks.lock_names(client_id)}:
+            self._unlock(group, name, queues)
+        name = _probe()
+        granted = self._lock(group, name, queues)
+        try:
+            if not force and len(granted) < len(set(queues)):
+                raise self._in_use(group, (), [queue for queue in queues if queue not in granted])
+            yield granted
+        finally:
+            self._unlock(group, name, granted)
+
+    def _lock(self, group: str, name: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+        asked = [(of_broker[0], group_requests.lock(group, name, of_broker)) for of_broker in _by_broker(queues)]
+        granted = frozenset[MessageQueue]().union(*ask_queues(self._client, asked, soon()))
+        return [queue for queue in dict.fromkeys(queues) if queue in granted]
+
+    def _unlock(self, group: str, name: str, queues: Sequence[MessageQueue]) -> None:
+        asked = [(of_broker[0], group_requests.unlock(group, name, of_broker)) for of_broker in _by_broker(queues)]
+        ask_queues(self._client, asked, soon())
+
+    def _in_use(self, group: str, ids: Sequence[str], held: Sequence[MessageQueue]) -> GroupError:
+        """Names who has a queue, else who is a member."""
+        brokers = self._directory.masters()
+        for client_id in ids:
+            info = self._directory.info(group, client_id, brokers, fresh=True)
+            for one in info.held if info is not None else ():
+                if not held or one.queue in held:
+                    return _used(group, f"{client_id} owns queue {one.queue}")
+        if ids:
+            return _used(group, f"{ids[0]} is a member")
+        return _used(group, f"a client that is no member owns queue {held[0]}, for {LOCK_LIFE:.0f} s at most unless it lives")
+
+
+def _used(group: str, why: str) -> GroupError:
+    return GroupError("IN_USE", f"group {group!r} is in use: {why}; stop that query first, or force it")
+
+
+def _probe() -> str:
+    return f"orderedmq-admin-{uuid.uuid4().hex}"
+
+
+def _by_broker(queues: Sequence[MessageQueue]) -> list[list[MessageQueue]]:
+    out: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        out.setdefault(queue.broker_name, []).append(queue)
+    return list(out.values())

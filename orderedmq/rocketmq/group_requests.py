@@ -1,0 +1,319 @@
+"""Requests about consumer groups: offsets, members, queue locks. Pure.
+
+Source: ConsumerManageProcessor, ClientManageProcessor, RebalanceLockManager, HeartbeatData, FilterAPI.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from orderedmq.errors import ProtocolError
+from orderedmq.filters import ALL, canonical, tags_of
+from orderedmq.key_hash import java_string_hash
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.frame import Bytes, RemotingCommand
+from orderedmq.rocketmq.lenient_json import field, loads_object
+from orderedmq.rocketmq.request import Request, nothing, number
+from orderedmq.rocketmq.requests import text
+from orderedmq.rocketmq.route import strings
+
+_SUCCESS = ResponseCode.SUCCESS
+#: What a broker answers for a member that is not there, that does not know the question, or that gave no answer in time.
+_SILENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.CONSUME_MSG_TIMEOUT)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+# --- offsets
+
+
+def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
+    """The group's offset, None if it never committed (14).
+
+    A broker before 5.0 answers 0 instead of None for a queue whose first message is young or that is empty: it knows no
+    ``setZeroIfNotFound``. While an admin's reset is pending the answer is the reset's offset.
+    """
+    return Request(
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        f"request for the offset of group {group} in queue {queue}",
+        f"group {group!r}, topic {queue.topic!r}",
+        lambda response: number(response, "offset") if response.code == _SUCCESS else None,
+        {"consumerGroup": group, "topic": queue.topic, "queueId": text(queue.queue_id), "setZeroIfNotFound": "false"},
+        accepts=frozenset((_SUCCESS, ResponseCode.QUERY_NOT_FOUND)),
+    )
+
+
+def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Request[bool]:
+    """Set the group's offset, in any direction (15). False: a reset by an admin is pending, and the broker took no notice.
+
+    From 5.3.0 on GroupError MISSING unless the group was made before (by a pull, a heartbeat or `admin_requests.create_group`), and
+    TopicError MISSING. The broker writes it to disk within 5 s.
+    """
+    return Request(
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        f"commit of offset {offset} of group {group} in queue {queue}",
+        f"group {group!r}, topic {queue.topic!r}",
+        lambda response: "previously reset" not in (response.remark or ""),
+        {"consumerGroup": group, "topic": queue.topic, "queueId": text(queue.queue_id), "commitOffset": text(offset)},
+    )
+
+
+def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
+    """Every committed offset of every group at a broker, the queues' broker name left empty (43): what its slaves copy.
+
+    The only request by which a broker before 5.0 tells a group that committed 0 from one that never committed.
+    """
+
+    def parse(response: RemotingCommand) -> dict[str, dict[MessageQueue, int]]:
+        found: dict[str, dict[MessageQueue, int]] = {}
+        for name, offsets in field(loads_object(response.body), "offsetTable", dict, {}).items():
+            topic, _, group = name.partition("@")
+            if not isinstance(offsets, dict) or not all(
+                queue.isdigit() and isinstance(at, int) for queue, at in offsets.items()
+            ):
+                raise ProtocolError("PROTOCOL", f"offsets of {name[:100]!r} are {str(offsets)[:100]!r}")
+            found.setdefault(group, {}).update((MessageQueue(topic, "", int(queue)), at) for queue, at in offsets.items())
+        return found
+
+    return Request(RequestCode.GET_ALL_CONSUMER_OFFSET, "request for all offsets", "all consumer groups", parse)
+
+
+# --- members
+
+
+@dataclass(frozen=True)
+class TopicSubscription:
+    """What a member reads of a topic: a tag expression (``a || b``, ``*``), or SQL."""
+
+    topic: str
+    expression: str = "*"
+    expression_type: str = "TAG"
+
+    def tags(self) -> list[str]:
+        """The tags of the expression; none when it lets everything through."""
+        return [] if self.expression_type != "TAG" else list(tags_of(self.expression))
+
+    def same_as(self, other: TopicSubscription) -> bool:
+        """Whether both let the same through, however it is written."""
+        mine, theirs = (canonical(one.expression, one.expression_type) for one in (self, other))
+        return (self.expression_type, mine) == (other.expression_type, theirs)
+
+    def data(self, version: int) -> dict[str, Any]:
+        """As a heartbeat has it (SubscriptionData). The broker compares tags by their hashes."""
+        tags = self.tags()
+        return {
+            "topic": self.topic,
+            "subString": self.expression,
+            "tagsSet": tags,
+            "codeSet": java_string_hash(pa.array(tags, pa.string())).tolist(),
+            "subVersion": version,
+            "expressionType": self.expression_type,
+            "classFilterMode": False,
+        }
+
+
+def topic_subscription(topic: str, data: dict[str, Any]) -> TopicSubscription:
+    """A SubscriptionData, as Java writes it: without a type it is about tags."""
+    return TopicSubscription(
+        topic, field(data, "subString", str, ALL) or ALL, field(data, "expressionType", str, "TAG") or "TAG"
+    )
+
+
+def heartbeat(
+    client_id: str,
+    group: str,
+    subscriptions: Sequence[TopicSubscription],
+    *,
+    version: int,
+    passive: bool = True,
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET",
+) -> Request[None]:
+    """Be a member of the group at this broker for 120 s, or until the connection ends (34).
+
+    Membership is the connection's: two client ids on one connection overwrite each other. The subscriptions replace those of the
+    *whole group*, so members must agree on the topics. ``version``: ms since the epoch of the last change of the subscriptions.
+    ``passive`` as a push consumer, else as a pull consumer.
+    """
+    consumer = {
+        "groupName": group,
+        "consumeType": "CONSUME_PASSIVELY" if passive else "CONSUME_ACTIVELY",
+        "messageModel": "CLUSTERING",
+        "consumeFromWhere": consume_from_where,
+        "unitMode": False,
+        "subscriptionDataSet": [subscription.data(version) for subscription in subscriptions],
+    }
+    return Request(
+        RequestCode.HEART_BEAT,
+        f"heartbeat of {client_id} in group {group}",
+        f"group {group!r}, topics {', '.join(subscription.topic for subscription in subscriptions)}",
+        nothing,
+        body=_json({"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer]}),
+    )
+
+
+def unregister(client_id: str, group: str) -> Request[None]:
+    """Leave the group; on the connection of the heartbeats (35)."""
+    return Request(
+        RequestCode.UNREGISTER_CLIENT,
+        f"leave of {client_id} from group {group}",
+        f"group {group!r}",
+        nothing,
+        {"clientID": client_id, "consumerGroup": group},
+    )
+
+
+def consumer_list(group: str) -> Request[tuple[str, ...]]:
+    """The client ids of the group's members at this broker, sorted; a group without any has no error (38)."""
+
+    def parse(response: RemotingCommand) -> tuple[str, ...]:
+        if response.code == _SUCCESS:
+            return tuple(sorted(strings(loads_object(response.body).get("consumerIdList"))))
+        return ()
+
+    return Request(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+        f"request for the members of group {group}",
+        f"group {group!r}",
+        parse,
+        {"consumerGroup": group},
+        absent="no consumer for this group",
+    )
+
+
+@dataclass(frozen=True)
+class ConsumerConnection:
+    """A member as a broker sees it."""
+
+    client_id: str
+    address: str
+    language: str
+    version: int
+
+
+@dataclass(frozen=True)
+class ConsumerConnections:
+    """A group's members at a broker, and what the group is subscribed to, by topic."""
+
+    members: tuple[ConsumerConnection, ...]
+    subscriptions: dict[str, TopicSubscription]
+    consume_type: str
+    message_model: str
+
+
+def consumer_connections(group: str) -> Request[ConsumerConnections]:
+    """Members with their addresses, and the group's subscription (203); empty when the group has no member."""
+
+    def parse(response: RemotingCommand) -> ConsumerConnections:
+        if response.code != _SUCCESS:
+            return ConsumerConnections((), {}, "", "")
+        fields = loads_object(response.body)
+        members = [_connection(member) for member in field(fields, "connectionSet", list, [])]
+        table = field(fields, "subscriptionTable", dict, {})
+        return ConsumerConnections(
+            tuple(sorted(members, key=lambda member: member.client_id)),
+            {topic: topic_subscription(topic, data) for topic, data in table.items() if isinstance(data, dict)},
+            field(fields, "consumeType", str, ""),
+            field(fields, "messageModel", str, ""),
+        )
+
+    return Request(
+        RequestCode.GET_CONSUMER_CONNECTION_LIST,
+        f"request for the connections of group {group}",
+        f"group {group!r}",
+        parse,
+        {"consumerGroup": group},
+        accepts=frozenset((_SUCCESS, ResponseCode.CONSUMER_NOT_ONLINE)),
+    )
+
+
+def _connection(fields: Any) -> ConsumerConnection:
+    if not isinstance(fields, dict):
+        raise ProtocolError("PROTOCOL", f"a member's connection is {str(fields)[:100]!r}")
+    return ConsumerConnection(
+        field(fields, "clientId", str),
+        field(fields, "clientAddr", str, ""),
+        field(fields, "language", str, ""),
+        field(fields, "version", int, 0),
+    )
+
+
+def running_info(group: str, client_id: str) -> Request[Bytes | None]:
+    """What a member tells about itself, handed on by a broker (307); None when it is not there, or does not answer.
+
+    It is a ConsumerRunningInfo, see orderedmq.rocketmq.members. A broker waits 10 s for a member that was stopped.
+    """
+    return Request(
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        f"question to member {client_id} of group {group}",
+        f"group {group!r}",
+        lambda response: response.body if response.code == _SUCCESS else None,
+        {"consumerGroup": group, "clientId": client_id, "jstackEnable": "false"},
+        accepts=frozenset((_SUCCESS, ResponseCode.SYSTEM_ERROR, *_SILENT)),
+    )
+
+
+def check_client_config(client_id: str, group: str, subscription: TopicSubscription) -> Request[None]:
+    """Have the broker look at a filter expression (46). RocketMQError FILTER for SQL that is none, SERVER_ERROR where SQL is off.
+
+    To be asked before the first pull: a pull's expression that cannot be parsed is dropped, and everything comes.
+    """
+    body = {"clientId": client_id, "group": group, "subscriptionData": subscription.data(0)}
+    return Request(
+        RequestCode.CHECK_CLIENT_CONFIG,
+        f"check of the expression {subscription.expression!r}",
+        f"group {group!r}, topic {subscription.topic!r}",
+        nothing,
+        body=_json(body),
+    )
+
+
+# --- queue locks
+
+
+def lock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Request[frozenset[MessageQueue]]:
+    """Ask a broker's master for its queues; returns those that the client holds now (41).
+
+    A lock lives for 60 s at the broker, with or without the connection, and is lost when the broker restarts. It hinders nobody
+    from pulling.
+    """
+
+    def parse(response: RemotingCommand) -> frozenset[MessageQueue]:
+        return frozenset(_queue(fields) for fields in field(loads_object(response.body), "lockOKMQSet", list, []))
+
+    return Request(
+        RequestCode.LOCK_BATCH_MQ,
+        f"lock of queues by {client_id} of group {group}",
+        f"group {group!r}",
+        parse,
+        body=_lock_body(group, client_id, queues),
+    )
+
+
+def unlock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Request[None]:
+    """Give queues back; one that another holds stays as it is (42)."""
+    return Request(
+        RequestCode.UNLOCK_BATCH_MQ,
+        f"unlock of queues by {client_id} of group {group}",
+        f"group {group!r}",
+        nothing,
+        body=_lock_body(group, client_id, queues),
+    )
+
+
+def _lock_body(group: str, client_id: str, queues: Iterable[MessageQueue]) -> bytes:
+    names = [{"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id} for queue in queues]
+    return _json({"consumerGroup": group, "clientId": client_id, "onlyThisBroker": False, "mqSet": names})
+
+
+def _queue(fields: Any) -> MessageQueue:
+    if not isinstance(fields, dict):
+        raise ProtocolError("PROTOCOL", f"a queue is {str(fields)[:100]!r}")
+    return MessageQueue(field(fields, "topic", str), field(fields, "brokerName", str), field(fields, "queueId", int))

@@ -1,0 +1,405 @@
+"""The Groups protocol over a cluster: members, queue locks and group offsets.
+
+What locks mean is in locks.py, where numbers are kept in group_offsets.py, who is a member in presence.py. The locks that were granted to
+clients of this process are known here, with when they were last confirmed; a token that comes from elsewhere (a task's, from the driver)
+is verified at the brokers.
+
+Nothing here is enforced: brokers take commits and pulls from anyone. What is stale is refused as far as it can be seen from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from orderedmq.errors import (
+    GroupError,
+    LockError,
+    OffsetError,
+    OrderedMQError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    TopicError,
+)
+from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, Refusal
+from orderedmq.lock import Client as Identity
+from orderedmq.membership import Member, Subscription
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import locks
+from orderedmq.rocketmq.asking import lock_queues, unlock_queues
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.dead_letter_topic import DeadLetterTopic
+from orderedmq.rocketmq.group_offsets import TIMEOUT, GroupOffsets, soon
+from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
+from orderedmq.rocketmq.locks import lock_name
+from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.presence import Directory, Presence
+
+#: Seconds for asking a broker for locks: a lock that is asked for too long is lost meanwhile.
+_LOCK_TIMEOUT: Final = 15.0
+#: Seconds for renewing at all brokers: with the heartbeat after it, and RENEW_INTERVAL, less than HOLDER_TRUST. A single one gets at least:
+_RENEW_TIMEOUT: Final = 3.0
+_LEAST_TIMEOUT: Final = 0.5
+#: Seconds for giving back. What a broker is not told in that time ends by itself.
+_UNLOCK_TIMEOUT: Final = 3.0
+#: A query asks between any two batches whether it lost a queue, tasks and commits ask again.
+BELIEVED: Final = 1.0
+#: Seconds between looks whether a client is a member again.
+_MEMBER_POLL: Final = 0.5
+
+
+class RocketMQGroups:
+    """The Groups protocol. Thread-safe."""
+
+    def __init__(self, client: Client, log: RocketMQLog) -> None:
+        self._client = client
+        self._offsets = GroupOffsets(client)
+        self._letters = DeadLetterTopic(client, log, self._offsets)
+        self._directory = Directory(client)
+        self._epochs = locks.Epochs()
+        self._present: dict[str, Presence] = {}
+        self._own: set[str] = set()  # Clients of this process, also those that have left.
+        self._holdings = Holdings()
+        #: Seconds for which a lock is trusted without a renewal.
+        self.trust = HOLDER_TRUST
+        #: Seconds for which `stale` believes that nobody took a queue of a client of this process.
+        self.believed = BELIEVED
+        #: Seconds for which a task waits for its driver to be a member again.
+        self.patience = RENEW_INTERVAL + 5
+        _all.add(self)
+
+    # -- clients and members
+
+    def join(self, owner: str) -> Identity:
+        identity = locks.new_client(owner)
+        self._present[identity.client_id] = Presence(self._client, identity, self._held)
+        self._own.add(identity.client_id)
+        return identity
+
+    def leave(self, client: Identity) -> None:
+        """Gives back what the client has and does not linger, since nobody else can."""
+        presence = self._present.pop(client.client_id, None)
+        if presence is None:
+            return
+        self.unlock([holding.token for holding in self._holdings.of_client(client.client_id)])
+        presence.leave()
+
+    def close(self) -> None:
+        for presence in list(self._present.values()):
+            self.leave(presence.identity)
+
+    def heartbeat(self, group: str, client: Identity, subscription: Subscription, room: str | None = None) -> list[Member]:
+        """As the protocol has it; membership ends with the connection, or 120 s after the last heartbeat.
+
+        Raises GroupError DISAGREES or MISSING; see `Presence.beat`.
+        """
+        locks.check_name(group)
+        presence = self._present.get(client.client_id)
+        # Who has left does not come back by a heartbeat that was on its way.
+        if presence is not None:
+            presence.beat(group, subscription, room, self._directory)
+        return self.members(group)
+
+    def members(self, group: str) -> list[Member]:
+        locks.check_name(group)
+        own: dict[str, Member] = {}
+        brokers: list[str] = []
+        topics: list[str] = []
+        for client_id, presence in list(self._present.items()):
+            member = presence.in_group(group)
+            if member is not None:
+                own[client_id] = member
+                brokers, topics = presence.brokers(group), presence.topics(group)
+        if brokers:
+            ids = self._directory.ids(group, brokers)
+        else:
+            ids, brokers = self._directory.everywhere(group), self._directory.masters()
+        like = next(iter(own.values())).subscription if own else None
+        others = self._directory.members(group, [one for one in ids if one not in own], brokers, like, topics)
+        found = {member.client_id: member for member in others} | {one: own[one] for one in ids if one in own}
+        return [found[client_id] for client_id in sorted(found)]
+
+    def _held(self, client_id: str, group: str) -> list[tuple[LockToken, float]]:
+        """What a client tells others of its locks in a group."""
+        now, wall = time.monotonic(), time.time()
+        return [
+            (holding.token, round(wall - (now - holding.confirmed), 3))
+            for holding in self._holdings.of_client(client_id)
+            if holding.token.group == group
+        ]
+
+    # -- locks
+
+    def lock(self, group: str, client: Identity, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
+        """As the protocol has it. A queue that was not confirmed for HOLDER_TRUST is a new grant.
+
+        Raises RocketMQUnavailableError, and has none of the queues that it did not have before.
+        """
+        locks.check_name(group)
+        if not queues:
+            return {}
+        asked = time.monotonic()
+        brokers = self._brokers_of(queues)
+        ids = self._directory.ids(group, brokers)
+        alone = locks.alone(client.client_id, [*ids, *self._holdings.clients(group)])
+        known = {queue: self._holdings.get(group, queue, client.client_id) for queue in queues}
+        names = {
+            queue: holding.name if holding is not None else lock_name(client.client_id, 0 if alone else 1)
+            for queue, holding in known.items()
+        }
+        granted = lock_queues(self._client, group, names, _LOCK_TIMEOUT)
+        out: dict[MessageQueue, LockToken | Refusal] = {}
+        fresh: list[MessageQueue] = []
+        for queue in known:
+            holding = known[queue]
+            if queue not in granted:
+                if holding is not None:
+                    self._holdings.forget(holding.token)
+            elif holding is not None and holding.trusted(asked, self.trust):
+                holding.confirmed = asked
+                out[queue] = holding.token
+            else:
+                fresh.append(queue)
+        try:
+            out.update(self._grant(group, client, {queue: names[queue] != client.client_id for queue in fresh}, asked))
+        except OrderedMQError:
+            unlock_queues(self._client, group, {queue: names[queue] for queue in fresh}, _UNLOCK_TIMEOUT)
+            raise
+        missing = [queue for queue in queues if queue not in out]
+        out.update((queue, self._refusal(group, queue, client.client_id, ids, brokers)) for queue in missing)
+        return {queue: out[queue] for queue in queues}
+
+    def _grant(
+        self, group: str, client: Identity, queues: Mapping[MessageQueue, bool], asked: float
+    ) -> dict[MessageQueue, LockToken]:
+        """New tokens, and all older ones fenced off. ``queues``: whether the lock has the query's name."""
+        fences = self._offsets.fences(group, list(queues))
+        epochs = {queue: self._epochs.next(fences[queue], alone=alone) for queue, alone in queues.items()}
+        tokens = {
+            queue: LockToken(group, queue, client.owner, client.client_id, epoch, epoch) for queue, epoch in epochs.items()
+        }
+        self._offsets.fence(group, {queue: epoch - 1 for queue, epoch in epochs.items()})
+        for token in tokens.values():
+            self._holdings.put(Holding(token, asked))
+        return tokens
+
+    def _refusal(self, group: str, queue: MessageQueue, mine: str, ids: Sequence[str], brokers: Sequence[str]) -> Refusal:
+        """Who has the queue, as far as anybody says so: the broker does not."""
+        for holding in self._holdings.of_queue(group, queue):
+            if holding.token.client_id == mine:
+                continue
+            remaining = max(0.0, LOCK_LIFE - (time.monotonic() - holding.confirmed))
+            return Refusal(queue, holding.token.owner, holding.token.client_id, None, False, remaining)
+        others = [client_id for client_id in ids if client_id != mine]
+        found = self._directory.holder(group, queue, others, brokers)
+        if found is not None:
+            member, held = found
+            remaining = min(LOCK_LIFE, max(0.0, LOCK_LIFE - (time.time() - held.renewed)))
+            return Refusal(queue, member.owner, member.client_id, True, False, remaining)
+        return Refusal(queue, "", ", ".join(others[:5]), None, False, LOCK_LIFE)
+
+    def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        """As the protocol has it; and what was committed is committed again where a broker has forgotten it.
+
+        Raises RocketMQUnavailableError when brokers could not be asked and no lock is known to be lost.
+        """
+        asked = time.monotonic()
+        holdings = {token: holding for token in tokens if (holding := self._holdings.own(token)) is not None}
+        gone = {token for token in tokens if token not in holdings or not holdings[token].trusted(asked, self.trust)}
+        failed: OrderedMQError | None = None
+        for of_broker in by_broker(token for token in holdings if token not in gone):
+            group = of_broker[0].group
+            # All brokers that are away together: the others' locks must be renewed again before they are not trusted any more.
+            left = max(_LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
+            try:
+                # First the fences: asking for what was taken from us would take it back.
+                gone.update(self._fenced(of_broker, left))
+                kept = [token for token in of_broker if token not in gone]
+                at = time.monotonic()
+                granted = lock_queues(self._client, group, {token.queue: holdings[token].name for token in kept}, left)
+                gone.update(token for token in kept if token.queue not in granted)
+                kept = [token for token in kept if token not in gone]
+                for token in kept:
+                    holdings[token].confirmed = at
+                gone.update(self._commit_again([holdings[token] for token in kept], left))
+            except RocketMQUnavailableError as error:
+                failed = error
+        for token in gone:
+            self._holdings.forget(token)
+        if failed is not None and not gone:
+            raise failed
+        return [token for token in tokens if token in gone]
+
+    def _commit_again(self, holdings: Sequence[Holding], seconds: float) -> list[LockToken]:
+        """A broker that was killed forgets the offsets of its last 5 s. Returns what turns out to be lost."""
+        done = {holding.token.queue: holding for holding in holdings if holding.committed is not None}
+        if not done:
+            return []
+        group = holdings[0].token.group
+        known = self._offsets.read(group, list(done), seconds)
+        behind = {queue: at for queue, holding in done.items() if (at := holding.committed or 0) > known.get(queue, -1)}
+        try:
+            self._offsets.write(group, behind, seconds)
+        except LockError:
+            lost = [done[queue].token for queue in behind]
+            self.unlock(lost)
+            return lost
+        return []
+
+    def check(self, token: LockToken) -> bool:
+        """As the protocol has it. From another process than the client's own, this does prolong the lock: brokers cannot be asked otherwise."""
+        return not self._stale([token])
+
+    def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
+        """As the protocol has it, but what others did within the last second may not be known yet."""
+        return self._stale(tokens, self.believed)
+
+    def _stale(self, tokens: Sequence[LockToken], believed: float = 0.0) -> list[LockToken]:
+        now = time.monotonic()
+        gone: set[LockToken] = set()
+        foreign: list[LockToken] = []
+        for token in tokens:
+            holding = self._holdings.own(token)
+            if holding is not None and not holding.trusted(now, self.trust):
+                gone.add(token)
+            elif holding is None:
+                # Of a client of this process, all that it has is known.
+                (gone.add if token.client_id in self._own else foreign.append)(token)
+        doubtful = [token for token in tokens if token not in gone and self._holdings.doubtful(token, now, believed)]
+        fenced = self._fenced(doubtful)
+        self._holdings.looked(doubtful, fenced, now)
+        gone.update(fenced)
+        # To ask for the lock of who is no member would bring back to life what was given up.
+        # Time counts from here: the fences may have been waited for, as long as their broker was away.
+        deadline = time.monotonic() + self.patience
+        asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
+        held = {token for token in asked if self._still_granted(token)}
+        gone.update(token for token in foreign if token not in held)
+        return [token for token in tokens if token in gone]
+
+    def _still_granted(self, token: LockToken) -> bool:
+        names = {token.queue: lock_name(token.client_id, token.epoch)}
+        return token.queue in lock_queues(self._client, token.group, names, _LOCK_TIMEOUT)
+
+    def _is_member(self, token: LockToken, deadline: float) -> bool:
+        """Waits for a client whose connection was lost, with its broker for example: its next heartbeat brings it back."""
+        brokers = self._brokers_of([token.queue])
+        while token.client_id not in self._directory.ids(token.group, brokers):
+            if time.monotonic() >= deadline or self._fenced([token]):
+                return False
+            time.sleep(_MEMBER_POLL)
+        return True
+
+    def _fenced(self, tokens: Sequence[LockToken], seconds: float = TIMEOUT) -> list[LockToken]:
+        """Those whose queue was granted, given back or set from outside since."""
+        out = []
+        for group in {token.group for token in tokens}:
+            of_group = [token for token in tokens if token.group == group]
+            fences = self._offsets.fences(group, [token.queue for token in of_group], seconds)
+            out += [token for token in of_group if fences[token.queue] >= token.epoch]
+        return out
+
+    def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
+        """As the protocol has it, except that a lingering lock lives as long as any that is not renewed (RocketMQ's unlockDelay)."""
+        for of_broker in by_broker(tokens):
+            holdings = [holding for token in of_broker if (holding := self._holdings.own(token)) is not None]
+            for holding in holdings:
+                self._holdings.forget(holding.token)
+            if linger > 0 or not holdings:
+                continue
+            group = holdings[0].token.group
+            # What cannot be looked at, or said, ends by itself, at the latest when a lock's life is over.
+            with contextlib.suppress(RocketMQUnavailableError):
+                # A lock of the query's name can be that of a later run, which has raised the fence.
+                named = [holding.token for holding in holdings if holding.name != holding.token.client_id]
+                fenced = self._fenced(named, _UNLOCK_TIMEOUT)
+                own = [holding for holding in holdings if holding.token not in fenced]
+                # First the fence: a task that still looks at its lock must not get it again. A topic or group that is gone needs none.
+                with contextlib.suppress(TopicError, GroupError):
+                    self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, _UNLOCK_TIMEOUT)
+                unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, _UNLOCK_TIMEOUT)
+
+    # -- offsets
+
+    def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        return self._offsets.read(group, queues)
+
+    def commit(self, offsets: Mapping[LockToken, int]) -> None:
+        """As the protocol has it; forward only as far as this process knows what was committed, and brokers take anything."""
+        self._require(offsets, "committed")
+        for group, of_group in by_group(offsets).items():
+            holdings = {token: self._holdings.own(token) for token in of_group}
+            unknown = [token.queue for token, held in holdings.items() if held is None or held.committed is None]
+            known = self._offsets.read(group, unknown) if unknown else {}
+            moves: dict[MessageQueue, int] = {}
+            for token, held in holdings.items():
+                at = known.get(token.queue) if held is None or held.committed is None else held.committed
+                if at is None or offsets[token] > at:
+                    moves[token.queue] = offsets[token]
+                elif held is not None:
+                    held.committed = at
+            self._offsets.write(group, moves)
+            for token, held in holdings.items():
+                if held is not None and token.queue in moves:
+                    held.committed = moves[token.queue]
+
+    def reset(self, offsets: Mapping[LockToken, int]) -> int:
+        self._require(offsets, "reset")
+        raised = 0
+        for group, tokens in sorted(by_group(offsets).items()):
+            self._offsets.write(group, {token.queue: offsets[token] for token in tokens})
+            for token in tokens:
+                held = self._holdings.own(token)
+                if held is not None:
+                    held.committed = offsets[token]
+            raised = self._offsets.raise_reset_number(group, [token.queue for token in tokens])
+        return raised
+
+    def reset_number(self, group: str) -> int:
+        return self._offsets.reset_number(group)
+
+    def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
+        """As the protocol has it; a repeat is recognised among the last letters (dead_letter_topic.LOOK_BACK)."""
+        if self._stale([token]):
+            raise locks.lost(token, f"{len(offsets)} of its messages were put aside", self.trust)
+        return self._letters.put(token.group, token.queue, letters, offsets)
+
+    def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
+        """Raises LockError LOST if a token is stale, OffsetError INVALID."""
+        for token, offset in offsets.items():
+            if offset < 0:
+                raise OffsetError(
+                    "INVALID", f"{offset} is no offset of queue {token.queue} for group {token.group!r}; offsets begin at 0"
+                )
+        for token in self._stale(list(offsets)):
+            raise locks.lost(token, f"its offset {offsets[token]} was {doing}", self.trust)
+
+    def _brokers_of(self, queues: Sequence[MessageQueue]) -> list[str]:
+        """The addresses of queues' brokers, by name, as far as they are there."""
+        deadline = soon(_LOCK_TIMEOUT)
+        found = {}
+        for topic, name in sorted({(queue.topic, queue.broker_name) for queue in queues}, key=lambda pair: pair[1]):
+            with contextlib.suppress(RocketMQError):
+                found[name] = self._client.address(topic, name, deadline)
+        return list(found.values())
+
+    def _in_child(self) -> None:
+        """After fork: clients and locks are the parent's."""
+        self._present, self._own, self._holdings = {}, set(), Holdings()
+
+
+_all: weakref.WeakSet[RocketMQGroups] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for groups in list(_all):
+        groups._in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,163 @@
+"""JSON as RocketMQ's servers write it: fastjson's maps have keys that are no strings. Pure.
+
+``{0:"10.0.0.1:10911"}`` (brokerAddrs of GET_BROKER_CLUSTER_INFO, and of a route asked for by an old version) and
+``{{"brokerName":"a","queueId":1}:{}}`` (offsetTable) are no JSON. Here a key is always a string: an integer's digits, or the text of
+the object, which `loads` reads in turn. Servers with standard JSON write the same keys as strings, so both look alike.
+
+Rules: depth is bounded, time is linear in the text, and what is neither JSON nor the above is a ProtocolError.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from orderedmq.errors import ProtocolError
+
+#: Levels of objects and arrays. A route has four.
+MAX_DEPTH: Final = 32
+
+_T = TypeVar("_T")
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+#: What json itself reads strings with: text, position behind the quote, strict → string, position behind it.
+_string: Callable[[str, int, bool], tuple[str, int]] = json.decoder.scanstring  # type: ignore[attr-defined]
+_CONSTANTS: Final = {"true": True, "false": False, "null": None}
+
+
+class _NotJson(Exception):
+    def __init__(self, at: int, why: str) -> None:
+        self.at = at
+        self.why = why
+
+
+def loads(text: bytes | bytearray | memoryview | str) -> Any:
+    """The value of a JSON text (UTF-8 if bytes), standard or fastjson's. Raises ProtocolError PROTOCOL."""
+    try:
+        text = text if isinstance(text, str) else str(text, "utf-8")
+        try:
+            return _standard(text)
+        except ValueError:
+            value, at = _value(text, _skip(text, 0), 0)
+            at = _skip(text, at)
+            if at != len(text):
+                raise _NotJson(at, "the text goes on behind its value") from None
+            return value
+    except _NotJson as error:
+        raise _malformed(f"at character {error.at}: {error.why}") from None
+    except RecursionError:
+        raise _malformed("it is nested too deep") from None
+    except ValueError as error:
+        raise _malformed(str(error)) from None
+
+
+def loads_object(text: bytes | bytearray | memoryview | str) -> dict[str, Any]:
+    """As `loads`, for a text that must be an object."""
+    value = loads(text)
+    if not isinstance(value, dict):
+        raise _malformed(f"it is not an object but {type(value).__name__}")
+    return value
+
+
+def _malformed(why: str) -> ProtocolError:
+    return ProtocolError("PROTOCOL", f"a server's answer is no JSON: {why}")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+_standard = json.JSONDecoder(parse_constant=_refuse).decode
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    return match.end() if match else at
+
+
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
+    """The value that begins at ``at``, and where it ends."""
+    first = text[at : at + 1]
+    if first == '"':
+        return _string(text, at + 1, True)
+    if first in ("{", "["):
+        if depth == MAX_DEPTH:
+            raise _NotJson(at, f"more than {MAX_DEPTH} levels")
+        return _object(text, at + 1, depth + 1) if first == "{" else _array(text, at + 1, depth + 1)
+    for name, constant in _CONSTANTS.items():
+        if text.startswith(name, at):
+            return constant, at + len(name)
+    number = _NUMBER.match(text, at)
+    if number is None:
+        raise _NotJson(at, "no value begins here")
+    whole, fraction, exponent = number.groups()
+    return (float(number[0]) if fraction or exponent else int(whole)), number.end()
+
+
+def _array(text: str, at: int, depth: int) -> tuple[list[Any], int]:
+    values: list[Any] = []
+    at = _skip(text, at)
+    if text[at : at + 1] == "]":
+        return values, at + 1
+    while True:
+        value, at = _value(text, at, depth)
+        values.append(value)
+        at = _skip(text, at)
+        mark = text[at : at + 1]
+        at = _skip(text, at + 1)
+        if mark == "]":
+            return values, at
+        if mark != ",":
+            raise _NotJson(at, "',' or ']' expected")
+
+
+def _object(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+    fields: dict[str, Any] = {}
+    at = _skip(text, at)
+    if text[at : at + 1] == "}":
+        return fields, at + 1
+    while True:
+        key, at = _key(text, at, depth)
+        at = _skip(text, at)
+        if text[at : at + 1] != ":":
+            raise _NotJson(at, "':' expected")
+        fields[key], at = _value(text, _skip(text, at + 1), depth)
+        at = _skip(text, at)
+        mark = text[at : at + 1]
+        at = _skip(text, at + 1)
+        if mark == "}":
+            return fields, at
+        if mark != ",":
+            raise _NotJson(at, "',' or '}' expected")
+
+
+def _key(text: str, at: int, depth: int) -> tuple[str, int]:
+    first = text[at : at + 1]
+    if first == '"':
+        return _string(text, at + 1, True)
+    if first == "{":
+        _, end = _value(text, at, depth)
+        # The text as it stands: written anew, a key in a key in a key would double its escapes at each level.
+        return text[at:end], end
+    integer = _INTEGER.match(text, at)
+    if integer is None:
+        raise _NotJson(at, "a key expected")
+    return integer[0], integer.end()
+
+
+def field(fields: dict[str, Any], name: str, kind: type[_T], missing: _T | None = None) -> _T:
+    """A field that must be of the type ``kind``; absent or null counts as ``missing``, if that is given.
+
+    Raises ProtocolError PROTOCOL.
+    """
+    value = fields.get(name)
+    if value is None:
+        value = missing
+    # A bool is an int to Python, not to a protocol.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ProtocolError("PROTOCOL", f"a server's answer has no {name!r} of type {kind.__name__} but {str(value)[:100]!r}")
+    return value

@@ -1,0 +1,329 @@
+"""The Log protocol over a cluster: where messages are, pulling and appending them.
+
+Brokers answer questions about the bounds of a queue that does not exist as if it were an empty one, so the route is asked first. A route
+that the nameserver does not have any more says little: one that was restarted has none until the brokers report to it, up to 30 s
+later. The brokers themselves decide then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, recreated
+from orderedmq.filters import Filter
+from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
+from orderedmq.reading import USUAL, Reading
+from orderedmq.rocketmq import group_requests, requests
+from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
+from orderedmq.rocketmq.asking import ask_queues
+from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
+from orderedmq.rocketmq.connection import Pending
+from orderedmq.rocketmq.puller import READER_GROUP, Puller
+from orderedmq.rocketmq.route import Route, user_topics
+from orderedmq.rocketmq.search import first_at
+from orderedmq.rocketmq.sender import Sender
+
+T = TypeVar("T")
+
+#: Seconds for a question with all its retries.
+TIMEOUT: Final = 30.0
+#: Seconds for which a route that the nameserver gave just now is not asked for again.
+FRESH: Final = 1.0
+#: Seconds for which a topic is believed to be the one that it was.
+BELIEVED: Final = 10.0
+_MOST_COMPARED: Final = 10_000
+#: The incarnation of every topic: brokers keep nothing that tells one from an earlier one of its name. What can be seen, `anchor` tells.
+ONLY_INCARNATION: Final = ""
+#: A limit of less than so many average messages is looked at, not guessed.
+_EXACT_MESSAGES: Final = 64
+_US_PER_MS: Final = 1000
+
+
+class RocketMQLog:
+    """The Log protocol. Thread-safe."""
+
+    def __init__(self, client: Client, how: Reading = USUAL) -> None:
+        self._client = client
+        self._puller = Puller(client, how)
+        self._readers: dict[Reading, RocketMQLog] = {}
+        self._sender = Sender(client, self._puller)
+        #: When the nameserver confirmed a topic's route.
+        self._confirmed: dict[str, float] = {}
+        #: Topics and anchors that were compared: when, and whether the topic is another.
+        self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
+
+    def reading(self, how: Reading) -> RocketMQLog:
+        """As the protocol has it. Tasks come one after another: what is known of the queues is kept."""
+        if how not in self._readers:
+            self._readers[how] = RocketMQLog(self._client, how)
+        return self._readers[how]
+
+    # -- topics
+
+    def topics(self) -> list[TopicInfo]:
+        """Every topic of a user, dead letters included, static topics not; those that come or go meanwhile may be missing."""
+        deadline = _soon()
+        # A nameserver that was restarted does not list those that this object has seen.
+        listed = {*self._client.topics(deadline), *self._confirmed}
+        names = user_topics(listed, self._client.cluster(deadline))
+        return [TopicInfo(name, len(route.subscribe_set()), ONLY_INCARNATION) for name, route in self._routes(names)]
+
+    def _routes(self, names: Sequence[str]) -> Iterator[tuple[str, Route]]:
+        """Routes of those topics that exist, asked for all at once."""
+        deadline = _soon()
+        sent: list[Pending[Route]] = []
+        try:
+            connection = self._client.connection(self._client.nameservers[0], time.monotonic() + NAMESERVER_TIMEOUT, wait=False)
+            sent = [connection.send(requests.topic_route(name), deadline) for name in names]
+        except RocketMQUnavailableError:
+            pass
+        for name, pending in zip_longest(names, sent):
+            try:
+                route = self.route(name) if pending is None else pending.result()
+            except (RocketMQUnavailableError, TopicError):
+                self._confirmed.pop(name, None)
+                try:
+                    route = self.route(name)
+                except TopicError:
+                    continue
+            except RocketMQError as error:
+                if error.sub != "STATIC_TOPIC":
+                    raise
+                continue
+            yield name, route
+
+    def topic(self, name: str) -> TopicInfo:
+        return TopicInfo(name, len(self.queues(name)), ONLY_INCARNATION)
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        self._confirmed.pop(topic, None)
+        return list(self.route(topic).subscribe_set())
+
+    def forget(self, topic: str) -> None:
+        """The next looks at the topic's route and at whether it is the same ask anew."""
+        self._confirmed.pop(topic, None)
+        self._compared = {pair: found for pair, found in self._compared.items() if pair[0] != topic}
+
+    def route(self, topic: str) -> Route:
+        """Where the topic's queues are now, up to 1 s ago. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
+        deadline = _soon()
+        now = time.monotonic()
+        if now - self._confirmed.get(topic, float("-inf")) < FRESH:
+            return self._client.route(topic, deadline)
+        try:
+            check_topic(topic, writing=False)
+            route = self._client.route(topic, now + NAMESERVER_TIMEOUT, fresh=True)
+        except TopicError:
+            route = self._still_there(topic, deadline)
+        except RocketMQUnavailableError:
+            route = self._client.route(topic, deadline)
+        self._confirmed[topic] = time.monotonic()
+        return route
+
+    def _still_there(self, topic: str, deadline: float) -> Route:
+        """The last known route of a topic that the nameserver does not have, if a broker has it. Raises TopicError MISSING."""
+        try:
+            route = self._client.route(topic, deadline)
+            for name, broker in route.brokers.items():
+                if broker.master is not None:
+                    self._client.call(requests.topic_stats(topic), deadline, topic=topic, broker_name=name)
+                    return route
+        except TopicError:
+            pass
+        raise missing(topic)
+
+    def require(self, queue: MessageQueue) -> None:
+        """Raises TopicError MISSING or NO_SUCH_QUEUE for a queue that cannot be read."""
+        found = self.route(queue.topic).subscribe_set()
+        if queue not in found:
+            raise TopicError(
+                "NO_SUCH_QUEUE",
+                f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(found)} queues",
+            )
+
+    # -- incarnations
+
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        """As the protocol has it: a message that was read. One question, while messages are there before the offsets."""
+        there = self.route(topic).subscribe_set()
+        of_queues = {queue: at for queue, at in offsets.items() if queue in there}
+        found = self._puller.named(lambda group: anchor_before(self._client, group, of_queues))
+        return "" if found is None else str(found)
+
+    def is_another(self, topic: str, anchor: str) -> bool:
+        """As the protocol has it; a message that aged out, or whose queue is gone, tells nothing. Looked at every 10 s."""
+        now = time.monotonic()
+        at, another = self._compared.get((topic, anchor), (float("-inf"), False))
+        if not another and now - at >= BELIEVED:
+            another = self._is_another(topic, anchor)
+            if len(self._compared) >= _MOST_COMPARED:
+                self._compared = {}
+            self._compared[topic, anchor] = (now, another)
+        return another
+
+    def _is_another(self, topic: str, anchor: str) -> bool:
+        there = self.route(topic).subscribe_set()
+        parsed = parse_anchor(anchor)
+        if parsed is None or MessageQueue(topic, parsed.broker_name, parsed.queue_id) not in there:
+            return False
+        return self._puller.named(lambda group: holds(self._client, group, topic, parsed)) is False
+
+    # -- bounds
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        there: set[MessageQueue] = set()
+        for topic in {queue.topic for queue in queues}:
+            try:
+                there.update(self.route(topic).subscribe_set())
+            except TopicError:
+                continue
+        asked = [queue for queue in dict.fromkeys(queues) if queue in there]
+        # The least first: a queue's beginning read after its end could lie behind it.
+        found = ask_queues(
+            self._client,
+            [(queue, make(queue)) for queue in asked for make in (requests.min_offset, requests.max_offset)],
+            _soon(),
+        )
+        return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(found[0::2], found[1::2]))}
+
+    def _bounds_of(self, queue: MessageQueue) -> QueueBounds:
+        """Raises TopicError MISSING or NO_SUCH_QUEUE."""
+        found = self.bounds([queue])
+        if queue not in found:
+            self.require(queue)
+        return found[queue]
+
+    def change(self) -> None:
+        """Brokers have no number that tells."""
+        return
+
+    def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
+        """As the protocol has it; brokers keep milliseconds, which are compared as µs."""
+        bounds = self._bounds_of(queue)
+        ms = -(-timestamp // _US_PER_MS)
+        hint = self._client.call(
+            requests.search_offset(queue, max(0, ms)), _soon(), topic=queue.topic, broker_name=queue.broker_name
+        )
+        return first_at(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
+
+    def stored(self, queue: MessageQueue, offset: int) -> int:
+        """When the message at an offset was stored, in µs since the epoch. Raises DataLossError AGED_OUT."""
+        row = self._puller.pull(queue, offset, 1, 0, ("store_timestamp",))
+        return int(row.column(0).cast(pa.int64())[0].as_py())
+
+    # -- messages
+
+    def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
+        """As the protocol has it where the first few messages decide; further on, an estimate from the sizes of those pulled last."""
+        if begin >= end:
+            return begin
+        average = self._puller.average(queue)
+        if average is None or max_bytes < _EXACT_MESSAGES * average:
+            bodies = self._puller.pull(queue, begin, min(end - begin, _EXACT_MESSAGES), max_bytes + 1, ("body",)).column(0)
+            sums = np.cumsum(pc.binary_length(bodies).to_numpy().astype(np.int64))
+            fitting = int(np.searchsorted(sums, max_bytes, side="right"))
+            if not len(sums) or fitting < len(sums) or begin + fitting >= end:
+                return begin + fitting
+            begin, max_bytes = begin + fitting, max_bytes - int(sums[-1])
+            average = self._puller.average(queue) or 1.0
+        return min(end, begin + int(max_bytes / max(average, 1.0)))
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        incarnation: str | None = None,
+    ) -> pa.RecordBatch:
+        """As the protocol has it. An ``incarnation`` is looked at every 10 s."""
+        select_schema(columns)
+        return self._pulled(queue, incarnation, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
+
+    def pull_matching(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        matching: Filter,
+        incarnation: str | None = None,
+    ) -> tuple[pa.RecordBatch, int]:
+        """As the protocol has it; have SQL checked before (`require_filter`): brokers let everything through that is none."""
+        select_schema(columns)
+        return self._pulled(
+            queue, incarnation, lambda: self._puller.pull_matching(queue, offset, max_messages, max_bytes, columns, matching)
+        )
+
+    def _pulled(self, queue: MessageQueue, incarnation: str | None, pull: Callable[[], T]) -> T:
+        if not self._puller.knows(queue):
+            self.require(queue)
+        if incarnation and self.is_another(queue.topic, incarnation):
+            raise recreated(queue.topic)
+        try:
+            return pull()
+        except TopicError:
+            self.forget(queue.topic)
+            raise missing(queue.topic) from None
+        except RocketMQError as error:
+            if error.sub in ("SERVER_ERROR", "INVALID_PARAMETER"):
+                # A queue that is gone is one of these, or it is something else.
+                self.forget(queue.topic)
+                self.require(queue)
+            raise
+
+    def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
+        """As the protocol has it: every broker of the topics is asked about SQL. Tags need no asking."""
+        if not matching.sql:
+            return
+        deadline = _soon()
+        asked: set[str] = set()
+        for topic in topics:
+            wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
+            request = group_requests.check_client_config("orderedmq", READER_GROUP, wanted)
+            for name in sorted({queue.broker_name for queue in self.route(topic).subscribe_set()} - asked):
+                asked.add(name)
+                try:
+                    self._client.call(request, deadline, topic=topic, broker_name=name)
+                except RocketMQError as error:
+                    raise _no_filter(error, matching, name) from error
+
+    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
+        """As the protocol has it, and readers see the rows when it returns. Without other producers they stand without a gap."""
+        check_topic(queue.topic, writing=True)
+        self.require(queue)
+        return self._sender.append(queue, rows)
+
+
+def missing(topic: str) -> TopicError:
+    return TopicError(
+        "MISSING",
+        f"no topic {topic!r}; create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
+    )
+
+
+def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
+    """What a broker's refusal of a filter means (ClientManageProcessor.checkClientConfig)."""
+    if error.sub == "FILTER":
+        return OptionError("INVALID", f"option filterSql: {matching.sql!r} is not SQL of RocketMQ: {error.message}")
+    if error.sub == "SERVER_ERROR" and "not support" in error.message:
+        return OptionError(
+            "UNSUPPORTED",
+            f"option filterSql is not supported by broker {broker_name!r}, whose setting enablePropertyFilter is false: set it to true and "
+            "restart the broker, use tags, or filter the DataFrame (DataFrame.filter)",
+        )
+    return error
+
+
+def _soon() -> float:
+    return time.monotonic() + TIMEOUT

@@ -1,0 +1,152 @@
+"""What of a task's rows is in a queue already: how far back to look, and which rows are missing. Pure.
+
+A *bookmark* is a number that a sink keeps for each queue: the offset behind the first message of its last committed batch, or the
+queue's end when the sink first came there. So one of a batch's messages lies below the bookmark exactly when the batch was committed.
+A bookmark that is too low, or lost, makes a look longer and nothing wrong; one that is too high would.
+
+Rules: what is read is believed. Rows are compared with messages by what they say, since Spark may hand a retry its rows in another
+order; of rows that say the same, as many are missing as there are more of them. An attempt's messages are the first rows it was given,
+so what a later attempt adds keeps the order of a key, as long as both were given that key's rows in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import pyarrow as pa
+
+from orderedmq.model import OffsetRange
+from orderedmq.rocketmq.stamp import Found, Writer, digests
+
+#: Messages of the first look, which is all there is to read unless the sink failed or others write much. A broker gives 32 at once.
+FIRST_STEP: Final = 32
+#: Steps grow up to this.
+LARGEST_STEP: Final = 8192
+#: So many messages at a queue's end are looked at when nothing is known of the sink there: it may have been forgotten.
+PROBE: Final = 2048
+#: Batches after which an old one is refused instead of compared, as on the embedded broker.
+KEPT: Final = 100
+
+
+class Lookback:
+    """A walk through a queue from its end backwards, in steps that grow: `next` says what to read, `saw` takes what was there."""
+
+    def __init__(self, writer: Writer, bookmark: int | None, end: int) -> None:
+        """``bookmark`` None: none is known. ``end``: of the queue."""
+        self._writer = writer
+        self._least = 0
+        # The message just below it is the last committed batch's first one, which tells whether that is ours.
+        self._floor = 0 if bookmark is None else max(0, bookmark - 1)
+        self._at = end
+        self._step = FIRST_STEP
+        self._first: int | None = None
+        self._older = False
+        self._newest = -1
+
+    def begins(self, least: int) -> None:
+        """The queue's first message that is still there: whoever asks for it only when a walk is long spares a question."""
+        self._least = least
+        self._floor = max(least, self._floor)
+
+    def next(self) -> OffsetRange | None:
+        """What to read now; None at the end of the walk."""
+        # A batch that newer ones followed began below the bookmark.
+        is_old = self._newest > self._writer.batch
+        floor = self._least if is_old else self._floor
+        # Not at our first message: what had no right to be sent may lie before it. Nor at an older batch's while ours is still to come:
+        # a late attempt of that batch sent it. Of an old batch the first message has to do, it may be the topic's first one.
+        complete = self._first in (None, 0) if self._older else is_old and self._first == 0
+        if self._at <= floor or complete or self._newest - self._writer.batch >= KEPT:
+            return None
+        begin = max(floor, self._at - self._step)
+        return OffsetRange(begin, self._at)
+
+    def saw(self, messages: Iterable[Found]) -> None:
+        """All of the sink's messages in the range that `next` named."""
+        looked = self.next()
+        assert looked is not None
+        for message in messages:
+            self._newest = max(self._newest, message.batch)
+            self._older = self._older or message.batch < self._writer.batch
+            if (message.batch, message.partition) == (self._writer.batch, self._writer.partition):
+                self._first = message.sequence if self._first is None else min(self._first, message.sequence)
+        self._at = looked.begin
+        self._step = min(2 * self._step, LARGEST_STEP)
+
+
+class Ledger:
+    """What one attempt knows of its rows in one queue: which messages are theirs, and what is still to be sent."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        #: Messages that no row was found for yet: offsets by what they say.
+        self._unclaimed: dict[bytes, list[int]] = {}
+        self._acknowledged: list[OffsetRange] = []
+        #: The sequence of the next message.
+        self.sequence = 0
+        #: Everything below was read.
+        self.seen = 0
+        #: Whether the batch was committed before: nothing may be added to it.
+        self.committed = False
+        #: The sink's newest batch that was seen; -1: none.
+        self.newest = -1
+        #: Where this partition's messages are, others' among them.
+        self.span: OffsetRange | None = None
+        self.found = self.sent = self.missing = 0
+
+    @property
+    def extra(self) -> int:
+        """Messages of this partition's that are none of the rows."""
+        return sum(map(len, self._unclaimed.values()))
+
+    def read(self, messages: Iterable[Found], end: int, bookmark: int | None = None) -> None:
+        """The sink's messages in a range that was not read before. ``end``: everything below it was read."""
+        for message in messages:
+            self.newest = max(self.newest, message.batch)
+            if message.batch > self._writer.batch or (
+                message.batch == self._writer.batch and bookmark is not None and message.offset < bookmark
+            ):
+                self.committed = True
+            own = (message.batch, message.partition) == (self._writer.batch, self._writer.partition)
+            if own and not any(known.begin <= message.offset < known.end for known in self._acknowledged):
+                self._unclaimed.setdefault(message.digest, []).append(message.offset)
+                self.sequence = max(self.sequence, message.sequence + 1)
+                self._extend(message.offset, message.offset + 1)
+        self.seen = max(self.seen, end)
+        self._acknowledged = [known for known in self._acknowledged if known.end > self.seen]
+
+    def claim(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that are to be sent: those that no message was found for, unless the batch is committed."""
+        if self._unclaimed:
+            missing = [not self._take(digest) for digest in digests(rows)]
+            if not all(missing):
+                self.found += rows.num_rows - sum(missing)
+                rows = rows.filter(pa.array(missing, pa.bool_()))
+        if self.committed:
+            self.missing += rows.num_rows
+            return rows.slice(0, 0)
+        return rows
+
+    def _take(self, digest: bytes) -> bool:
+        offsets = self._unclaimed.get(digest)
+        if not offsets:
+            return False
+        offsets.pop()
+        if not offsets:
+            del self._unclaimed[digest]
+        return True
+
+    def acknowledged(self, offset: int, count: int) -> None:
+        """The broker has stored ``count`` rows from ``offset`` on."""
+        self.sequence += count
+        self.sent += count
+        self._extend(offset, offset + count)
+        if offset <= self.seen:
+            self.seen = max(self.seen, offset + count)
+        else:
+            self._acknowledged.append(OffsetRange(offset, offset + count))
+
+    def _extend(self, begin: int, end: int) -> None:
+        before = self.span or OffsetRange(begin, end)
+        self.span = OffsetRange(min(before.begin, begin), max(before.end, end))

@@ -1,0 +1,128 @@
+"""Message ids: what a broker calls a message (its place), and what a producer calls it (UNIQ_KEY).
+
+Both are hex digits in upper case, as RocketMQ's tools take them. Pure: time, address and process number come in as arguments.
+"""
+
+from __future__ import annotations
+
+import binascii
+import struct
+from datetime import datetime
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+_OFFSET: Final = struct.Struct(">q")
+_COUNTER_BITS: Final = 16
+_PREFIX_DIGITS: Final = {4: 20, 16: 44}
+_NUMBER_DIGITS: Final = 12
+
+
+class OffsetMessageId(NamedTuple):
+    """A message's place: the broker that stored it and the offset in its commit log."""
+
+    host: bytes
+    port: int
+    physical_offset: int
+
+
+class UniqueKeyParts(NamedTuple):
+    """What a UNIQ_KEY tells: its maker's address, process number (16 bits) and salt; milliseconds since the month began; a counter."""
+
+    host: bytes
+    pid: int
+    salt: int
+    ms_of_month: int
+    counter: int
+
+
+def offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """The broker's id of a message (``MessageDecoder.createMessageId``): 32 digits, 56 with an IPv6 host.
+
+    ``store_host`` is the field of the record: 4 or 16 bytes of address, 4 of port.
+    """
+    return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
+
+
+def parse_offset_message_id(text: str) -> OffsetMessageId:
+    """The place that a broker's id names (``MessageDecoder.decodeMessageId``). Raises ValueError."""
+    data = _bytes(text)
+    return OffsetMessageId(data[:-12], int.from_bytes(data[-12:-8], "big"), _OFFSET.unpack(data[-8:])[0])
+
+
+def parse_unique_key(text: str) -> UniqueKeyParts:
+    """The parts of a UNIQ_KEY that a RocketMQ producer made. Raises ValueError for other text, which is a valid key all the same."""
+    data = _bytes(text)
+    pid, salt, since, counter = struct.unpack(">HIIH", data[-12:])
+    return UniqueKeyParts(data[:-12], pid, salt, since, counter)
+
+
+def unique_key_time(text: str, now_ms: int) -> int:
+    """When a UNIQ_KEY was made, if in the last month (``MessageClientIDSetter.getNearlyTimeFromID``). Milliseconds since 1970.
+
+    Right where the maker's time zone is ours. Raises ValueError as `parse_unique_key`.
+    """
+    since = parse_unique_key(text).ms_of_month
+    start = month_start(now_ms)
+    return (start if start + since < now_ms else month_start(start - 1)) + since
+
+
+def _bytes(text: str) -> bytes:
+    if len(text) not in (32, 56):
+        raise ValueError(f"{text!r} is no message id: it has {len(text)} characters, not 32 or 56")
+    try:
+        return binascii.unhexlify(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is no message id: it has characters that are no hex digits") from error
+
+
+def month_start(now_ms: int) -> int:
+    """When the month began in the local time zone, as ``MessageClientIDSetter`` and RocketMQ's tools count. Milliseconds."""
+    day = datetime.fromtimestamp(now_ms / 1000)
+    return int(datetime(day.year, day.month, 1).timestamp() * 1000)
+
+
+class UniqueKeys:
+    """Makes UNIQ_KEYs: no two of one maker are the same, nor of two makers with different addresses, processes or salts.
+
+    As ``MessageClientIDSetter``: address, process number, salt, milliseconds since the month began, a counter of 16 bits. Time
+    and counter make one number that only grows within a month, so that a clock set back and more than 65,536 keys in one
+    millisecond repeat nothing. Not thread-safe.
+    """
+
+    def __init__(self, host: bytes, pid: int, salt: int) -> None:
+        """``host`` is 4 or 16 bytes. ``salt`` is 32 random bits, drawn anew for each maker (Java: the class loader's hash)."""
+        if len(host) not in _PREFIX_DIGITS:
+            raise ValueError(f"an address has 4 or 16 bytes, not {len(host)}")
+        prefix = host + struct.pack(">HI", pid & 0xFFFF, salt & 0xFFFFFFFF)
+        self._prefix = np.frombuffer(prefix.hex().upper().encode(), dtype=np.uint8)
+        self._month = 0
+        self._next = 0
+
+    def take(self, count: int, now_ms: int) -> pa.Array:
+        """``count`` new keys, as strings of 32 or 56 digits."""
+        month = month_start(now_ms)
+        if month > self._month:
+            self._month, self._next = month, 0
+        first = max(self._next, (now_ms - self._month) << _COUNTER_BITS)
+        self._next = first + count
+        digits = np.empty((count, len(self._prefix) + _NUMBER_DIGITS), dtype=np.uint8)
+        digits[:, : len(self._prefix)] = self._prefix
+        numbers = np.arange(first, first + count, dtype=">u8").view(np.uint8).reshape(count, 8)
+        digits[:, len(self._prefix) :] = hex_digits(numbers[:, 2:])
+        return fixed_strings(digits)
+
+
+def hex_digits(data: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Rows of bytes as rows of upper-case hex digits, two for each."""
+    digits = np.frombuffer(binascii.hexlify(data.tobytes()).upper(), dtype=np.uint8)
+    return digits.reshape(len(data), 2 * data.shape[1])
+
+
+def fixed_strings(characters: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.Array:
+    """Rows of ASCII characters as an array of strings."""
+    count, width = characters.shape
+    ends = np.arange(0, width * (count + 1), width, dtype=np.int32)
+    data = pa.py_buffer(np.ascontiguousarray(characters))
+    return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), data])

@@ -1,0 +1,78 @@
+"""Which ports of this machine are free, and one question to a server.
+
+This much of the protocol is here so that servers can be watched without the client that is tested against them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+from orderedmq.errors import ServersError
+
+HOST: Final = "127.0.0.1"
+#: Below what systems give to outgoing connections, so a killed server's port is still free when it comes back.
+_PORTS: Final = range(20_000, 32_000)
+
+
+#: What this process has been told already and may not listen at yet.
+_told: Final[set[int]] = set()
+
+
+def free_port(*offsets: int) -> int:
+    """A port that is free, together with those at ``offsets`` from it."""
+    for port in random.sample(_PORTS, 200):
+        wanted = {port + offset for offset in offsets or (0,)}
+        if not wanted & _told and all(map(free, wanted)):
+            _told.update(wanted)
+            return port
+    raise ServersError("PORT_IN_USE", f"no free port was found from {_PORTS.start} to {_PORTS.stop - 1}")
+
+
+def free(port: int) -> bool:
+    """Whether a server could listen there."""
+    # On all interfaces, where 4.9 listens whatever it is told; some systems allow that beside a listener on loopback.
+    for host in ("", HOST):
+        with socket.socket() as probe:
+            # As Java does: a port is free while the system still remembers closed connections of it.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                return False
+    return True
+
+
+def answers(address: str, code: int) -> bool:
+    """Whether a server answers a request, and well."""
+    try:
+        return ask(address, code)[0] == 0
+    except OSError:
+        return False
+
+
+def ask(
+    address: str, code: int, fields: Mapping[str, str] | None = None, body: bytes = b"", timeout: float = 3.0
+) -> tuple[int, bytes]:
+    """One request on a connection of its own: the code and the body of the response. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    # Of this version, a nameserver answers in JSON that is JSON.
+    request = {"code": code, "language": "OTHER", "version": 409, "opaque": 1, "flag": 0, "extFields": dict(fields or {})}
+    header = json.dumps(request).encode()
+    with socket.create_connection((host, int(port)), timeout) as connection:
+        connection.sendall(struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body)
+        with connection.makefile("rb") as stream:
+            length, head = struct.unpack(">ii", _exactly(stream.read(8), 8))
+            payload = _exactly(stream.read(length - 4), length - 4)
+    head &= 0xFFFFFF
+    return int(json.loads(payload[:head])["code"]), payload[head:]
+
+
+def _exactly(data: bytes, length: int) -> bytes:
+    if len(data) < length:
+        raise ConnectionError("the server closed the connection")
+    return data

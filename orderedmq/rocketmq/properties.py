@@ -1,0 +1,65 @@
+"""A message's properties: the text ``name \\x01 value \\x02 name \\x01 value [\\x02]`` in UTF-8. Names and rules.
+
+Rules are ``MessageDecoder``'s: nothing is escaped, so a name or value with a separator would change its neighbours and is refused;
+an entry without a name or a value does not exist; of two entries of one name the last one counts; the last separator may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from orderedmq.errors import MessageError
+from orderedmq.model import MAX_PROPERTIES_BYTES
+
+NAME_END: Final = b"\x01"
+VALUE_END: Final = b"\x02"
+
+TAGS: Final = "TAGS"
+KEYS: Final = "KEYS"
+SHARDING_KEY: Final = "__SHARDINGKEY"
+UNIQ_KEY: Final = "UNIQ_KEY"
+RETRY_TOPIC: Final = "RETRY_TOPIC"
+
+#: What a broker may add to a sent message's properties: CLUSTER, MSG_REGION, TRACE_ON and WAIT.
+BROKERS_SHARE: Final = 256
+#: Sent properties may have so many bytes.
+MAX_SENT_BYTES: Final = MAX_PROPERTIES_BYTES - BROKERS_SHARE
+
+
+def parse_properties(data: bytes) -> dict[str, str]:
+    """Names and values in their order (``MessageDecoder.string2messageProperties``). Bytes that are no UTF-8 become U+FFFD."""
+    found: dict[str, str] = {}
+    for entry in data.split(VALUE_END):
+        name, _, value = entry.partition(NAME_END)
+        if name and value:
+            found[name.decode(errors="replace")] = value.decode(errors="replace")
+    return found
+
+
+def format_properties(properties: Mapping[str, str]) -> bytes:
+    """The text of ``properties``, with the last separator (``MessageDecoder.messageProperties2String``).
+
+    Raises MessageError BAD_PROPERTY, or PROPERTIES_TOO_LARGE above MAX_SENT_BYTES.
+    """
+    parts = []
+    for name, value in properties.items():
+        why = bad_property(name, value)
+        if why:
+            raise MessageError("BAD_PROPERTY", f"property {name!r} {why}")
+        parts.append(name.encode() + NAME_END + value.encode() + VALUE_END)
+    text = b"".join(parts)
+    if len(text) > MAX_SENT_BYTES:
+        raise MessageError("PROPERTIES_TOO_LARGE", f"properties of {len(text)} bytes, at most {MAX_SENT_BYTES} can be sent")
+    return text
+
+
+def bad_property(name: str, value: str | None) -> str | None:
+    """Why RocketMQ could not carry this property; None when it can."""
+    if not name:
+        return "has an empty name"
+    if not value:
+        return "has no value: leave it out"
+    if any(separator in text for separator in "\x01\x02" for text in (name, value)):
+        return "has the character \\x01 or \\x02, which RocketMQ separates properties with: take it out"
+    return None

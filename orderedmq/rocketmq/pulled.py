@@ -1,0 +1,67 @@
+"""What is made of the rows of a pull before they are handed over. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.errors import DataLossError, aged_out
+from orderedmq.model import MessageQueue
+
+#: Bytes that a stored message has besides its body, about.
+_OVERHEAD: Final = 300
+
+
+def beyond_end(queue: MessageQueue, offset: int, end: int) -> DataLossError:
+    """An offset behind a queue's end."""
+    return DataLossError(
+        "BEYOND_END",
+        f"offset {offset} of queue {queue} lies behind its end {end}: the topic was deleted and created again, its broker lost messages, or "
+        "the checkpoint belongs to another cluster",
+    )
+
+
+def placed(columns: tuple[str, ...]) -> tuple[str, ...]:
+    return columns if "queue_offset" in columns else (*columns, "queue_offset")
+
+
+def once(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows by offset: answers that reach into the next range have messages of it, too."""
+    offsets = batch.column("queue_offset").to_numpy()
+    if (offsets[1:] > offsets[:-1]).all():
+        return batch
+    return batch.take(pa.array(np.unique(offsets, return_index=True)[1]))
+
+
+def unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) -> pa.RecordBatch:
+    """The rows up to the first offset that is missing. Raises DataLossError AGED_OUT when that is the first one."""
+    offsets = batch.column("queue_offset").to_numpy()
+    right = offsets == np.arange(offset, offset + len(offsets))
+    if right.all() and len(offsets) == end - offset:
+        return batch
+    count = len(offsets) if right.all() else int(np.argmin(right))
+    if not count:
+        raise aged_out(queue, offset, int(offsets[0]) if len(offsets) else end)
+    return batch.slice(0, count)
+
+
+def average(batch: pa.RecordBatch, received: int, before: float | None) -> float:
+    """Bytes of a body, about: half of what these have, half of what was known before."""
+    if "body" in batch.schema.names:
+        now: float = pc.sum(pc.binary_length(batch.column("body"))).as_py() / batch.num_rows
+    else:
+        now = max(1.0, received / batch.num_rows - _OVERHEAD)
+    return now if before is None else (now + before) / 2
+
+
+def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
+    """The first rows whose bodies fit into ``max_bytes``, at least one. Only a batch with bodies can be judged."""
+    if "body" not in batch.schema.names or batch.num_rows < 2:
+        return batch
+    sums = np.cumsum(pc.binary_length(batch.column("body")).to_numpy().astype(np.int64))
+    if sums[-1] <= max_bytes:
+        return batch
+    return batch.slice(0, max(1, int(np.searchsorted(sums, max_bytes, side="right"))))

@@ -1,0 +1,400 @@
+"""Pulls of one queue: many on their way at once, put in order as they come, decoded in one go.
+
+A broker gives 32 messages or 256 KiB at once, whatever is asked (MessageStoreConfig.maxTransferCountOnMessageInMemory), 8 or 64 KiB of
+what it must read from disk; so requests for what is predicted to follow are sent before the answer comes. An answer is believed as far as
+it goes: where it ends short, the rest is asked for again; where it says that messages are not there, the bounds decide what that
+means. A ProcessQueue keeps the order and bounds the memory.
+
+With a filter, brokers look at some 800 messages for a pull and answer with those that match, so that ranges of so many are asked for side
+by side; where an answer says to go on is believed.
+
+Rules: rows come without a gap, or there is a DataLossError. What a filter left out and what is being deleted at this moment look alike;
+from when on the broker says that messages are gone, it is a DataLossError, too. 120 s without progress are an error.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+import pyarrow as pa
+
+from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, aged_out
+from orderedmq.filters import Filter
+from orderedmq.model import MessageQueue, select_schema
+from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
+from orderedmq.reading import USUAL, Reading
+from orderedmq.rocketmq import requests
+from orderedmq.rocketmq.backoff import RETRY
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.codes import MASTER_ID
+from orderedmq.rocketmq.connection import Connection, Pending
+from orderedmq.rocketmq.decode import decode
+from orderedmq.rocketmq.pulled import average, beyond_end, bounded, once, placed, unbroken
+from orderedmq.rocketmq.request import Request
+from orderedmq.rocketmq.requests import PullResult, PullStatus
+
+T = TypeVar("T")
+
+#: The group in whose name messages are read: every broker has it, so nothing has to be made first (MixAll.TOOLS_CONSUMER_GROUP).
+READER_GROUP: Final = "TOOLS_CONSUMER"
+#: Pulls on their way for one queue.
+IN_FLIGHT: Final = 32
+#: What the first pull asks for, to learn how many a broker gives.
+MOST_MESSAGES: Final = 1024
+#: Messages that a broker looks at for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
+SCANNED: Final = 800
+#: Seconds after which that is learned anew: messages that were on disk are in memory by then.
+_LEARNED: Final = 5.0
+#: Seconds for which the size of bodies is taken to be what it was.
+_MEASURED: Final = 10.0
+#: Seconds for which one pull may take; it is sent again after that.
+_PULL_TIMEOUT: Final = 15.0
+#: Answers to wait for while there are more on their way: to wake up for each would cost more than to deal with it.
+_WAKE: Final = 8
+#: Seconds between looks at whether time is up.
+_TICK: Final = 1.0
+#: Bytes that a stored message has besides its body, at least.
+_LEAST_OVERHEAD: Final = 91
+
+
+@dataclass
+class _Known:
+    """What earlier pulls of a queue told."""
+
+    #: Messages that the broker gives at once, and when that was learned.
+    step: int = 32
+    learned: float = float("-inf")
+    end: int = 0
+    #: The broker's replica that it said to read from (PullResult.suggestWhichBrokerId).
+    replica: int = MASTER_ID
+    #: Bytes of a body, about, and when that was measured.
+    body_bytes: float | None = None
+    measured: float = float("-inf")
+    #: Bytes of the last answer.
+    answer: int = 0
+
+
+class Puller:
+    """Pulls messages of any queue, for any thread."""
+
+    def __init__(self, client: Client, how: Reading = USUAL, *, patience: float = PULL_MAX_IDLE) -> None:
+        """``patience``: seconds without progress after which a pull fails."""
+        self._client = client
+        self._how = how
+        self._group = READER_GROUP
+        self._patience = patience
+        self._known: dict[MessageQueue, _Known] = {}
+
+    def named(self, ask: Callable[[str], T]) -> T:
+        """What ``ask`` gives in the name of the group of every broker's own, or of the reader's, where the account may read in no other.
+
+        Not in the reader's before: a pull in its name would take a reset by RocketMQ's own tools from those whose commit is to notice it.
+        """
+        try:
+            return ask(self._group)
+        except RocketMQError as error:
+            if error.sub != "NO_PERMISSION" or self._how.group in (None, self._group):
+                raise
+        assert self._how.group is not None
+        found = ask(self._how.group)
+        self._group = self._how.group
+        return found
+
+    def knows(self, queue: MessageQueue) -> bool:
+        """Whether the queue was there when it was last pulled from."""
+        return queue in self._known
+
+    def average(self, queue: MessageQueue) -> float | None:
+        """Bytes of a body, about, of those pulled last; None if nothing was in the last 10 s."""
+        known = self._known.get(queue)
+        return known.body_bytes if known is not None and time.monotonic() - known.measured < _MEASURED else None
+
+    def pull(
+        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
+    ) -> pa.RecordBatch:
+        """See `Log.pull`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        parts, end, known = self._fetch(queue, offset, max_messages, max_bytes, None)
+        if not parts:
+            return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
+        batch = unbroken(decode(parts, placed(columns), queue.broker_name, begin=offset, end=end), queue, offset, end)
+        known.body_bytes, known.measured = average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
+        return bounded(batch.select(list(columns)), max_bytes)
+
+    def pull_matching(
+        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...], matching: Filter
+    ) -> tuple[pa.RecordBatch, int]:
+        """See `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        parts, end, _ = self._fetch(queue, offset, max_messages, max_bytes, matching)
+        # Brokers compare hashes of tags.
+        tags = frozenset(matching.tags)
+        batch = once(decode(parts, placed(columns), queue.broker_name, begin=offset, end=end, tags=tags))
+        rows = bounded(batch.select(list(columns)), max_bytes)
+        if rows.num_rows < batch.num_rows:
+            end = batch.column("queue_offset")[rows.num_rows].as_py()
+        return rows, end
+
+    def _fetch(
+        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, matching: Filter | None
+    ) -> tuple[list[memoryview], int, _Known]:
+        known = self._known.get(queue) or _Known()
+
+        def run(group: str) -> tuple[list[memoryview], int]:
+            wanted = _Wanted(offset, min(max_messages, self._how.max_messages), max_bytes, self._how.max_bytes, matching)
+            return _Fetch(self._client, queue, group, known, self._patience, wanted).run()
+
+        try:
+            parts, end = self.named(run)
+        except OrderedMQError:
+            self._known.pop(queue, None)
+            raise
+        self._known[queue] = known
+        return parts, end, known
+
+
+class _Wanted(NamedTuple):
+    """Messages from ``offset`` on until their bodies have ``max_bytes``, with at most about ``hold`` bytes held and on their way."""
+
+    offset: int
+    max_messages: int
+    max_bytes: int
+    hold: int
+    matching: Filter | None
+
+
+class _Fetch:
+    """One pull: responses for offsets [offset, offset + max_messages), until there are enough.
+
+    Requests are for ranges that do not overlap, and an answer is never longer than its request, so responses that were put in order
+    are the messages in order; with a filter an answer may reach into the next range, and what it says of that is not counted on.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        queue: MessageQueue,
+        group: str,
+        known: _Known,
+        patience: float,
+        wanted: _Wanted,
+    ) -> None:
+        self._client = client
+        self._queue = queue
+        self._group = group
+        self._known = known
+        self._patience = patience
+        self._wanted = wanted
+        self._offset = offset = wanted.offset
+        self._matching = wanted.matching
+        #: No offset from here on is asked for; it sinks when the queue turns out to end, or to have lost messages.
+        self._stop = offset + wanted.max_messages
+        #: The next offset to ask for, and ranges below it that are to be asked for again, at a time.
+        self._next = offset
+        self._again: list[tuple[float, int, int]] = []
+        self._in_flight = 0
+        #: What is to be asked, by connection, with who takes the answer.
+        self._asked: dict[Connection, list[tuple[Request[PullResult], Callable[[Pending[PullResult]], None]]]] = {}
+        self._connections: dict[int, Connection] = {}
+        #: What has come, from the connections' threads, and how many of it are worth waking up for.
+        self._answers: deque[tuple[int, int, int, Pending[PullResult]]] = deque()
+        self._enough = 1
+        self._bell = threading.Event()
+        self._held = ProcessQueue(time.monotonic())
+        self._answer = known.answer
+        self._responses: dict[int, tuple[int, memoryview]] = {}
+        self._loss: DataLossError | None = None
+        self._failures = 0
+        self._last: OrderedMQError | None = None
+
+    def run(self) -> tuple[list[memoryview], int]:
+        """Responses in order, and the offset behind the last one's messages. Raises TopicError, DataLossError, RocketMQError."""
+        while True:
+            done = self._reached()
+            if done >= self._stop:
+                break
+            self._send_more()
+            self._write()
+            if not self._in_flight and not self._again:
+                break
+            self._receive()
+        if done == self._offset and self._loss is not None:
+            raise self._loss
+        parts: list[memoryview] = []
+        at = self._offset
+        while at < done:
+            at, body = self._responses[at]
+            parts.append(body)
+        return parts, at
+
+    def _reached(self) -> int:
+        """Everything below this offset has come."""
+        pending = self._held.pending()
+        return pending[0].end if pending and pending[0].begin == self._offset else self._offset
+
+    # --- asking
+
+    def _send_more(self) -> None:
+        now = time.monotonic()
+        due = [one for one in self._again if one[0] <= now]
+        self._again = [one for one in self._again if one[0] > now and one[1] < self._stop]
+        for _, begin, count in due:
+            if begin < self._stop:
+                self._ask(begin, count)
+        step, learned = self._known.step, now - self._known.learned < _LEARNED
+        if self._matching is not None:
+            step, learned = SCANNED, True
+        while self._in_flight < IN_FLIGHT and not self._again and self._wants_more():
+            count = min(step if learned else MOST_MESSAGES, self._stop - self._next)
+            self._next += count
+            self._ask(self._next - count, count)
+            if not learned:
+                return
+
+    def _wants_more(self) -> bool:
+        if self._next >= self._stop:
+            return False
+        if self._next == self._offset:
+            return True
+        held = self._held.message_size
+        bodies = held - _LEAST_OVERHEAD * self._held.message_count
+        coming = self._in_flight * self._answer
+        return self._next < self._known.end and held + coming < self._wanted.hold and bodies < self._wanted.max_bytes
+
+    def _ask(self, begin: int, count: int) -> None:
+        replica = self._known.replica
+        request = requests.pull(self._queue, self._group, begin, count, matching=self._matching)
+        deadline = time.monotonic() + min(_PULL_TIMEOUT, self._patience)
+        try:
+            connection = self._connection(replica, deadline)
+        except RocketMQUnavailableError as error:
+            self._failed(error, begin, count)
+            return
+        self._in_flight += 1
+        self._asked.setdefault(connection, []).append((request, lambda pending: self._answered(begin, count, replica, pending)))
+
+    def _write(self) -> None:
+        """What was asked goes out, in one piece."""
+        asked, self._asked = self._asked, {}
+        for connection, requests_of_it in asked.items():
+            connection.send_all(requests_of_it, time.monotonic() + min(_PULL_TIMEOUT, self._patience))
+
+    def _connection(self, replica: int, deadline: float) -> Connection:
+        found = self._connections.get(replica)
+        if found is None or found.closed:
+            topic, name = self._queue.topic, self._queue.broker_name
+            address = self._client.address(topic, name, deadline, replica, any_replica=True)
+            found = self._connections[replica] = self._client.connection(address, deadline)
+        return found
+
+    def _ask_again(self, begin: int, count: int, delay: float) -> None:
+        self._again.append((time.monotonic() + delay, begin, count))
+
+    # --- what comes
+
+    def _receive(self) -> None:
+        """Wait for some answers, or until something is to be asked again. Raises RocketMQUnavailableError TIMEOUT."""
+        now = time.monotonic()
+        if now - self._held.last_pull > self._patience:
+            why = f": {self._last.message}" if self._last is not None else ""
+            raise RocketMQUnavailableError(
+                "TIMEOUT",
+                f"queue {self._queue} gave nothing at offset {self._reached()} for {self._patience:g} s{why}; is its broker overloaded, or "
+                "its disk?",
+            )
+        first = min((one[0] for one in self._again), default=now + _TICK)
+        self._bell.clear()
+        self._enough = min(_WAKE, self._in_flight)
+        if len(self._answers) < self._enough or not self._enough:
+            self._bell.wait(max(0.0, min(first - now, _TICK)))
+        while self._answers:
+            self._take(*self._answers.popleft())
+
+    def _answered(self, begin: int, count: int, replica: int, pending: Pending[PullResult]) -> None:
+        """In a connection's thread."""
+        self._answers.append((begin, count, replica, pending))
+        if len(self._answers) >= self._enough:
+            self._bell.set()
+
+    def _failed(self, error: RocketMQUnavailableError, begin: int, count: int) -> None:
+        """No answer: ask again after a while, the master and by a new route unless the broker was only busy."""
+        self._last = error
+        self._failures += 1
+        if error.sub != "BUSY":
+            self._known.replica = MASTER_ID
+            self._client.doubt(self._queue.topic)
+        self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
+
+    def _take(self, begin: int, count: int, replica: int, pending: Pending[PullResult]) -> None:
+        self._in_flight -= 1
+        try:
+            result = pending.result()
+        except RocketMQUnavailableError as error:
+            self._failed(error, begin, count)
+            return
+        self._known.end = result.max_offset
+        if result.status is PullStatus.FOUND or (
+            self._matching is not None and result.filtered and result.next_begin_offset > begin
+        ):
+            self._found(result, begin, count)
+        elif replica != MASTER_ID:
+            # A slave does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
+            self._known.replica = MASTER_ID
+            self._ask_again(begin, count, 0.0)
+            return
+        else:
+            self._not_found(result, begin, count)
+        self._known.replica = result.suggested_broker_id
+
+    def _found(self, result: PullResult, begin: int, count: int) -> None:
+        if self._matching is not None and begin < result.min_offset:
+            self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
+            return
+        # Behind what was asked for when messages in between were deleted; what is missing shows when they are decoded.
+        end = min(result.next_begin_offset, begin + count)
+        if end <= begin:
+            raise ProtocolError(
+                "PROTOCOL", f"queue {self._queue}: a pull at offset {begin} found messages and says to go on at {end}"
+            )
+        now = self._held.last_pull = time.monotonic()
+        self._failures = 0
+        self._known.answer = len(result.body)
+        self._answer = max(self._answer, self._known.answer)
+        self._held.put(Slice(begin, end, len(result.body)))
+        self._responses[begin] = (end, memoryview(result.body))
+        short = end < begin + count
+        given, step = end - begin, self._known.step
+        # Only an answer to more than is known to come says what the broker's limit is; at the queue's end not even that.
+        more = count > step or count == MOST_MESSAGES
+        if self._matching is None and (given > step or (more and (end < result.max_offset or not short))):
+            self._known.step, self._known.learned = given, now
+        if not short:
+            return
+        if begin + count == self._next:
+            self._next = end
+        else:
+            self._ask_again(end, begin + count - end, 0.0)
+
+    def _not_found(self, result: PullResult, begin: int, count: int) -> None:
+        """Nothing came: the end, messages that are gone, or a broker that needs a moment."""
+        if begin < result.min_offset:
+            self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
+        elif begin == result.max_offset:
+            self._end_at(begin, None)
+        elif begin > result.max_offset:
+            self._end_at(begin, beyond_end(self._queue, begin, result.max_offset))
+        else:
+            # There is something: not visible yet, just being deleted, or a reset by an admin that is over now.
+            self._last = RocketMQUnavailableError(
+                "BUSY", f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"
+            )
+            self._failures += 1
+            self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
+
+    def _end_at(self, begin: int, loss: DataLossError | None) -> None:
+        if begin < self._stop:
+            self._stop, self._loss = begin, loss

@@ -1,0 +1,271 @@
+"""One queue at its broker, as one attempt of one sink's partition uses it: lock, read, send. See queue_writer.py.
+
+A lock is believed in for 30 s on the connection on which it was granted, no longer: a broker that starts again has forgotten it, and a
+broker that was away may have given it to another (RocketMQ's lock is advisory). A send ends before the broker would give the lock away.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+
+from orderedmq.broker import Log
+from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
+from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import requests
+from orderedmq.rocketmq.backoff import Backoff
+from orderedmq.rocketmq.bookmarks import Bookmarks
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.connection import Connection
+from orderedmq.rocketmq.encode import SendBody
+from orderedmq.rocketmq.group_requests import lock, unlock
+from orderedmq.rocketmq.lookback import PROBE
+from orderedmq.rocketmq.queue_writer import Start
+from orderedmq.rocketmq.request import Request
+from orderedmq.rocketmq.stamp import COLUMNS, Writer, found, lock_group
+
+#: A producer's group: nothing is looked up by it.
+PRODUCER_GROUP: Final = "OMQ_SINK"
+#: Bytes of bodies that are read at once when a task looks back.
+_READ_BYTES: Final = 16 * 1024 * 1024
+_LOCK_RETRY: Final = Backoff(first=0.02, most=0.5)
+_SEND_RETRY: Final = Backoff(first=0.02, most=1.0)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds. ``lock_*``: a grant is believed in, prolonged after, waited for; a task that waited for one gives the others back.
+    ``settle``: a request that a broker has not begun
+    after 200 ms is refused, and what it stored can be read some ms later. ``patience``: for a broker that is away or busy."""
+
+    lock_trust: float = HOLDER_TRUST
+    lock_renew: float = RENEW_INTERVAL
+    lock_wait: float = LOCK_LIFE + 15.0
+    lock_yield: float = 3.0
+    send_timeout: float = 15.0
+    settle: float = 1.0
+    visible: float = 5.0
+    patience: float = 90.0
+
+
+class RocketMQQueue:
+    """The `Place` of a queue. ``writer`` None: nobody's, without lock and look. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        client: Client,
+        log: Log,
+        queue: MessageQueue,
+        writer: Writer | None,
+        client_id: str,
+        timing: Timing,
+        stop: threading.Event,
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``waits`` is called while another attempt's lock is waited for, now and then."""
+        self.queue = queue
+        self._client = client
+        self._log = log
+        self._writer = writer
+        self._client_id = client_id
+        self._timing = timing
+        self._stop = stop
+        self._waits = waits
+        self._group = lock_group(writer.sink, queue, writer.partition) if writer is not None else ""
+        # The connection on which the lock was granted, and when it was asked for.
+        self._granted: tuple[Connection, float] | None = None
+        # Whether it was granted at all, and not given back.
+        self._held = False
+        # A request was given up without an answer.
+        self._unsettled = False
+        self._failing_since = 0.0
+        self._sending_on: Connection | None = None
+
+    # --- the lock
+
+    def acquire(self) -> None:
+        """Raises LockError HELD_BY_OTHER."""
+        began = time.monotonic()
+        yields = began + self._timing.lock_yield * random.uniform(0.5, 1.5)
+        failures = refusals = 0
+        while True:
+            asked = time.monotonic()
+            try:
+                connection = self._connect(asked + self._timing.send_timeout)
+                if self._lock(connection, asked + self._timing.send_timeout):
+                    self._granted, self._held = (connection, asked), True
+                    self._settle(None)
+                    return
+                failures = 0
+            except RocketMQUnavailableError as error:
+                failures += 1
+                self.pause(error, failures)
+                continue
+            refusals += 1
+            if asked - began > self._timing.lock_wait:
+                raise LockError(
+                    "HELD_BY_OTHER",
+                    f"another attempt of the same task writes to queue {self.queue}, for {asked - began:.0f} s (group {self._group}): this one "
+                    "has to wait for its end; one that died is gone after 60 s, so the other one lives, or its broker's clock was set",
+                )
+            if asked > yields:
+                self._waits()
+                yields = time.monotonic() + self._timing.lock_yield * random.uniform(0.5, 1.5)
+            self._wait(_LOCK_RETRY.delay(refusals, random.random()))
+
+    def keep(self) -> bool:
+        if self._granted is None:
+            return False
+        connection, since = self._granted
+        now = time.monotonic()
+        if connection.closed or now - since > self._timing.lock_trust:
+            self._granted = None
+        elif now - since > self._timing.lock_renew:
+            try:
+                renewed = self._lock(connection, now + self._timing.send_timeout)
+            except RocketMQUnavailableError:
+                renewed = False
+            # Granted after our time was over it may have been another's in between.
+            in_time = time.monotonic() - since <= self._timing.lock_trust
+            self._granted = (connection, now) if renewed and in_time else None
+        return self._granted is not None
+
+    def release(self, end: int) -> None:
+        deadline = time.monotonic() + self._timing.visible
+        try:
+            # Nobody may be let in before.
+            self._settle(deadline)
+            while end and self._end(deadline) < end and time.monotonic() < deadline:
+                time.sleep(0.002)
+            if self._held:
+                # Of another attempt's lock it takes nothing away.
+                self._granted, self._held = None, False
+                self._connect(deadline).call(unlock(self._group, self._client_id, [self.queue]), deadline)
+        except RocketMQUnavailableError:
+            # Everything is stored; the lock ends by itself.
+            pass
+
+    def _lock(self, connection: Connection, deadline: float) -> bool:
+        return self.queue in connection.call(lock(self._group, self._client_id, [self.queue]), deadline)
+
+    # --- reading
+
+    def start(self) -> Start:
+        assert self._writer is not None
+        bookmarks = Bookmarks(self._client, self._writer.sink, self.queue.topic)
+        bookmark = bookmarks.enter(self.queue, self._seen_before)
+        end = self.end()
+        if bookmark is not None and bookmark > end:
+            # The topic was deleted and made again. Higher than the truth it would hide messages, so it goes to the beginning.
+            bookmarks.move(self.queue, 0)
+            bookmark = None
+        return Start(end, bookmark)
+
+    def least(self) -> int:
+        return self._ask(requests.min_offset(self.queue))
+
+    def end(self) -> int:
+        return self._ask(requests.max_offset(self.queue))
+
+    def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        failures = 0
+        while begin < end:
+            try:
+                batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
+            except DataLossError as error:
+                least = self.least()
+                if error.sub != "AGED_OUT" or least <= begin:
+                    raise
+                begin = least
+                continue
+            if not batch.num_rows:
+                # The master has them: somebody else answered, and lags. To take it for an end would be to send twice.
+                failures += 1
+                why = f"queue {self.queue} has no message {begin}, of {end} that its broker says it has; a replica may lag"
+                self.pause(RocketMQUnavailableError("UNAVAILABLE", why), failures)
+                continue
+            failures = 0
+            yield batch
+            begin = batch.column(0)[-1].as_py() + 1
+
+    def _seen_before(self, end: int) -> bool:
+        assert self._writer is not None
+        begin = max(self.least(), end - PROBE)
+        return any(found(batch, self._writer) for batch in self.read(begin, end))
+
+    def _ask(self, request: Request[int]) -> int:
+        return self._client.call(
+            request, time.monotonic() + self._timing.patience, topic=self.queue.topic, broker_name=self.queue.broker_name
+        )
+
+    def _end(self, deadline: float) -> int:
+        return self._client.call(
+            requests.max_offset(self.queue), deadline, topic=self.queue.topic, broker_name=self.queue.broker_name
+        )
+
+    # --- sending
+
+    def send(self, body: SendBody) -> int:
+        """One attempt. Raises what the broker's answer stands for."""
+        self._settle(time.monotonic() + self._timing.patience)
+        deadline = time.monotonic() + self._timing.send_timeout
+        connection = self._granted[0] if self._granted is not None else self._connect(deadline)
+        self._sending_on = connection
+        request = requests.send(
+            self.queue,
+            body.body,
+            body.properties or "",
+            group=PRODUCER_GROUP,
+            born=time.time_ns() // 1_000_000,
+            batch=body.properties is None,
+        )
+        # A topic that was deleted must not be made again by a send: it would have other queues.
+        request = replace(request, ext={**request.ext, "c": self.queue.topic})
+        return connection.call(request, deadline).queue_offset
+
+    def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
+        now = time.monotonic()
+        if failures == 1:
+            self._failing_since = now
+        if error.sub != "BUSY":
+            self._client.doubt(self.queue.topic)
+        if error.outcome_unknown:
+            # Whoever else waits for an answer on it is told; it would wait in vain, too.
+            if self._sending_on is not None:
+                self._sending_on.close()
+            self._granted, self._unsettled = None, True
+        self._wait(_SEND_RETRY.delay(failures, random.random()))
+        if now - self._failing_since > self._timing.patience:
+            raise error
+
+    def _settle(self, deadline: float | None) -> None:
+        """Wait until what was given up has been done, or will not be, and what was done can be read.
+
+        From an answer on: a broker that stood still goes on with what it had received before. ``deadline``: of a question, None when an
+        answer has just come.
+        """
+        if self._unsettled:
+            if deadline is not None:
+                self._end(deadline)
+            time.sleep(self._timing.settle)
+            self._unsettled = False
+
+    def _connect(self, deadline: float) -> Connection:
+        address = self._client.address(self.queue.topic, self.queue.broker_name, deadline)
+        return self._client.connection(address, deadline)
+
+    def _wait(self, seconds: float) -> None:
+        if self._stop.wait(seconds):
+            raise given_up(self.queue)
+
+
+def given_up(queue: MessageQueue) -> OrderedMQError:
+    """The attempt was abandoned while it was at work."""
+    return SinkError("TOKEN_GONE", f"the write to queue {queue} was given up")

@@ -1,0 +1,211 @@
+"""One attempt's rows for one queue: look, send what is missing, and after a send without an answer look again. No sockets here.
+
+Rules: one request is on its way at a time, so a queue has the rows in their order. Rows are sent only while the attempt has the queue's
+lock, on the connection on which it got it: whoever lost the connection or the lock looks at what came since, before it sends. A batch
+without identity is not looked for: after a lost answer its rows are sent again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Final, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.encode import SendBody, encode
+from orderedmq.rocketmq.lookback import Ledger, Lookback
+from orderedmq.rocketmq.message_id import UniqueKeys
+from orderedmq.rocketmq.receipts import QueueReport
+from orderedmq.rocketmq.stamp import Writer, found
+
+#: What a UNIQ_KEY has as its maker's address; the random salt is what makes it unique.
+_HOST: Final = b"\x7f\x00\x00\x01"
+
+
+class Start(NamedTuple):
+    """A queue when an attempt first comes there: its end, and the sink's bookmark, if one is known."""
+
+    end: int
+    bookmark: int | None
+
+
+class Place(Protocol):
+    """One queue at its broker, as an attempt uses it. Everything raises OrderedMQError when it was tried for long enough."""
+
+    queue: MessageQueue
+
+    def acquire(self) -> None:
+        """Get the queue's lock, waiting for another attempt to give it back or to be gone."""
+        ...
+
+    def keep(self) -> bool:
+        """Whether the lock is ours, for long enough to send; prolongs it when it is time to."""
+        ...
+
+    def start(self) -> Start: ...
+    def least(self) -> int:
+        """The offset of the first message that is still there."""
+        ...
+
+    def end(self) -> int: ...
+    def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Messages [begin, end), with `stamp.COLUMNS`; fewer when some are deleted meanwhile."""
+        ...
+
+    def send(self, body: SendBody) -> int:
+        """The offset of the first row. Raises RocketMQUnavailableError with ``outcome_unknown`` when no answer came."""
+        ...
+
+    def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
+        """Wait before the next attempt, after so many failures in a row. Raises ``error`` if it has gone on for too long.
+
+        An error whose outcome is unknown ends the grant: when the lock is acquired again, what the broker still did can be read.
+        """
+        ...
+
+    def release(self, end: int) -> None:
+        """All messages below ``end`` can be read: let others have the queue. It may be acquired again."""
+        ...
+
+
+class QueueWriter:
+    """See the module. Used by one thread at a time."""
+
+    def __init__(self, place: Place, writer: Writer | None, partition: int) -> None:
+        self._place = place
+        self._writer = writer
+        self._where = f"queue {place.queue} (partition {partition})"
+        self._ledger = Ledger(writer or Writer("", 0, partition))
+        self._keys = UniqueKeys(_HOST, os.getpid(), int.from_bytes(os.urandom(4), "big"))
+        self._begun = False
+        self._ready = False
+        self._failures = 0
+        #: Of one call of the encoder, and so of one request.
+        self._most_rows: int | None = None
+
+    def write(self, rows: pa.RecordBatch, first: int) -> None:
+        """Have the rows in the queue, behind those of earlier calls; ``first`` is the number of the first one in errors.
+
+        Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, and what the place raises.
+        """
+        while rows.num_rows:
+            if self._writer is not None:
+                self._enter()
+                before = rows.num_rows
+                rows = self._ledger.claim(rows)
+                first += before - rows.num_rows
+            sent = self._send(rows, first)
+            rows, first = rows.slice(sent), first + sent
+
+    def report(self) -> QueueReport:
+        ledger = self._ledger
+        begin, end = ledger.span or (0, 0)
+        return QueueReport(
+            self._place.queue,
+            begin,
+            end,
+            ledger.sent,
+            ledger.found,
+            ledger.missing,
+            ledger.extra,
+            ledger.committed,
+            ledger.newest,
+        )
+
+    def let_go(self) -> None:
+        """Wait until what was sent can be read, and give the queue back; the next write looks at what came meanwhile."""
+        self._ready = False
+        span = self._ledger.span
+        self._place.release(span.end if span is not None else 0)
+
+    # --- looking
+
+    def _enter(self) -> None:
+        """Have the lock, and know all that came until we had it."""
+        while not (self._place.keep() and self._ready):
+            if not self._place.keep():
+                self._place.acquire()
+            if self._begun:
+                self._look(self._place.end())
+            else:
+                self._look_back()
+                self._begun = True
+            # A long look may have cost us the lock.
+            self._ready = self._place.keep()
+
+    def _look_back(self) -> None:
+        assert self._writer is not None
+        start = self._place.start()
+        walk = Lookback(self._writer, start.bookmark, start.end)
+        steps = 0
+        while (wanted := walk.next()) is not None:
+            messages = [message for batch in self._place.read(*wanted) for message in found(batch, self._writer)]
+            walk.saw(messages)
+            self._ledger.read(messages, 0, start.bookmark)
+            self._place.keep()
+            steps += 1
+            if steps == 1 and walk.next() is not None:
+                walk.begins(self._place.least())
+        self._ledger.read((), start.end)
+
+    def _look(self, end: int) -> None:
+        """At what came since we last looked, or sent."""
+        assert self._writer is not None
+        begin = self._ledger.seen
+        if begin < end:
+            for batch in self._place.read(begin, end):
+                self._ledger.read(found(batch, self._writer), 0)
+                self._place.keep()
+            self._ledger.read((), end)
+
+    # --- sending
+
+    def _send(self, rows: pa.RecordBatch, first: int) -> int:
+        """How many of the rows are stored; less than all when we have to look, or to try again."""
+        done = 0
+        rows = rows.slice(0, self._most_rows)
+        for body in self._encoded(rows, first):
+            if self._writer is not None and not self._place.keep():
+                self._ready = False
+                return done
+            try:
+                offset = self._place.send(body)
+            except RocketMQUnavailableError as error:
+                self._failures += 1
+                self._ready = self._ready and not error.outcome_unknown
+                self._place.pause(error, self._failures)
+                return done
+            except RocketMQError as error:
+                if not _too_large(error):
+                    raise
+                if body.rows == 1:
+                    raise self._refused(error, first + done) from None
+                # The broker takes smaller requests than is usual.
+                self._most_rows = body.rows // 2
+                return done
+            self._failures = 0
+            self._ledger.acknowledged(offset, body.rows)
+            done += body.rows
+        return done
+
+    def _encoded(self, rows: pa.RecordBatch, first: int) -> Iterator[SendBody]:
+        count = rows.num_rows
+        keys = self._keys.take(count, time.time_ns() // 1_000_000)
+        extra = self._writer.properties(self._ledger.sequence, count) if self._writer is not None else None
+        return encode(rows, keys, self._where, extra=extra, first=first)
+
+    def _refused(self, error: RocketMQError, row: int) -> OrderedMQError:
+        return RocketMQError(
+            "MESSAGE_ILLEGAL",
+            f"row {row} for {self._where} is larger than the broker takes (its maxMessageSize), or has a property that it refuses; rows before "
+            f"it have been sent: {error.message}",
+        )
+
+
+def _too_large(error: RocketMQError) -> bool:
+    """Whether a broker refuses a request for its size: before 5.0 by a code that other faults share, then by an exception's text."""
+    return error.sub == "MESSAGE_ILLEGAL" or (error.sub == "SERVER_ERROR" and "body size" in error.message)

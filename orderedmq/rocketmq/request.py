@@ -1,0 +1,132 @@
+"""A request with the way to read its answer, and what an answer other than success means. Pure.
+
+The table of errors is here and nowhere else. Source: ResponseCode, RemotingSysResponseCode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+from orderedmq.errors import (
+    GroupError,
+    OrderedMQError,
+    ProtocolError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    TopicError,
+)
+from orderedmq.rocketmq.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.frame import Bytes, RemotingCommand
+
+T = TypeVar("T")
+
+_NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_INT64 = range(-(2**63), 2**63)
+_SUCCESS: Final = frozenset((ResponseCode.SUCCESS,))
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """What to send, and what its answer says.
+
+    ``what`` and ``resource`` are for errors: "pull from queue t/a/0", "topic t". ``parse`` gets answers with a code in ``accepts``,
+    and SYSTEM_ERROR with ``absent`` in its remark, where a server has no other way to say that there is none.
+    ``repeatable``: being done twice does no more than being done once, so it may be sent again when no answer came.
+    """
+
+    code: RequestCode
+    what: str
+    resource: str
+    parse: Callable[[RemotingCommand], T]
+    ext: Mapping[str, str] = field(default_factory=dict)
+    body: Bytes = b""
+    accepts: frozenset[ResponseCode] = _SUCCESS
+    absent: str | None = None
+    repeatable: bool = True
+
+    def answer(self, response: RemotingCommand, server: str) -> T:
+        """The answer's content. Raises the error that its code stands for, or ProtocolError when it cannot be read."""
+        is_absent = (
+            self.absent is not None and response.code == ResponseCode.SYSTEM_ERROR and self.absent in (response.remark or "")
+        )
+        if response.code in self.accepts or is_absent:
+            try:
+                return self.parse(response)
+            except ProtocolError as error:
+                raise ProtocolError(error.sub, f"the answer of {server} to the {self.what}: {error.message}") from None
+        raise refusal(self, response, server)
+
+
+def nothing(_response: RemotingCommand) -> None:
+    """Of an answer that says no more than that it was done."""
+
+
+def number(response: RemotingCommand, name: str, missing: int | None = None) -> int:
+    """A field of an answer that is a number of 64 bits. Raises ProtocolError PROTOCOL."""
+    text = response.ext.get(name)
+    if text is None and missing is not None:
+        return missing
+    if text is None or not _NUMBER.fullmatch(text) or (value := int(text)) not in _INT64:
+        raise ProtocolError(
+            "PROTOCOL", f"its field {name!r} is {text if text is None else text[:40]!r}, not a number of 64 bits"
+        )
+    return value
+
+
+def refusal(request: Request[T], response: RemotingCommand, server: str) -> OrderedMQError:
+    """The error that an answer's code stands for."""
+    remark = " ".join((response.remark or "").split())[:300]
+    said = f"{server} answers the {request.what} with code {response.code}" + (f": {remark}" if remark else "")
+    code = response.code
+    if code == ResponseCode.SYSTEM_ERROR:
+        # ACL 1.0 has no code of its own, nor has a nameserver that waits for its brokers.
+        if "AclException" in remark:
+            code = ResponseCode.NO_PERMISSION
+        elif "name server not ready" in remark:
+            code = ResponseCode.SERVICE_NOT_AVAILABLE
+    match code:
+        case ResponseCode.NO_PERMISSION:
+            return RocketMQError(
+                "NO_PERMISSION",
+                f"no permission for {request.resource}: {said}; check accessKey and secretKey, the account's rights, and the permissions "
+                "of topic and broker",
+            )
+        case ResponseCode.TOPIC_NOT_EXIST:
+            return TopicError("MISSING", f"{request.resource} does not exist: {said}")
+        case ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+            return GroupError(
+                "MISSING", f"{request.resource}: the consumer group does not exist and is not created by itself: {said}"
+            )
+        case ResponseCode.SYSTEM_BUSY | ResponseCode.FLOW_CONTROL:
+            return RocketMQUnavailableError("BUSY", f"{said}; the server has too much to do at the moment")
+        case ResponseCode.SERVICE_NOT_AVAILABLE:
+            return RocketMQUnavailableError(
+                "UNAVAILABLE", f"{said}; a disk may be full, or the server is a slave, starting or stopping"
+            )
+        case ResponseCode.GO_AWAY:
+            return RocketMQUnavailableError("GO_AWAY", f"{said}; the server is being shut down")
+        case ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return RocketMQError(
+                "NOT_SUPPORTED", f"{said}; this server does not know the request: is it a proxy, or a VIP port?"
+            )
+        case ResponseCode.MESSAGE_ILLEGAL:
+            return RocketMQError(
+                "MESSAGE_ILLEGAL", f"{said}; a message is too large (maxMessageSize) or has a property that it may not"
+            )
+        case ResponseCode.INVALID_PARAMETER:
+            return RocketMQError("INVALID_PARAMETER", said)
+        case ResponseCode.NOT_LEADER_FOR_QUEUE:
+            return RocketMQError("STATIC_TOPIC", f"{said}; static topics are not supported")
+        case (
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            | ResponseCode.SUBSCRIPTION_NOT_EXIST
+            | ResponseCode.SUBSCRIPTION_NOT_LATEST
+            | ResponseCode.FILTER_DATA_NOT_EXIST
+            | ResponseCode.FILTER_DATA_NOT_LATEST
+        ):
+            return RocketMQError("FILTER", f"the subscription of {request.resource} is not usable: {said}")
+        case _:
+            return RocketMQError("SERVER_ERROR", said)

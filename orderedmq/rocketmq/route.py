@@ -1,0 +1,213 @@
+"""Where a topic's queues are: routes, clusters and lists of topics as a nameserver tells them. Pure.
+
+Every client must derive the same lists from a route, or keys and queues would differ between them. Source: TopicRouteData,
+MQClientInstance.topicRouteData2TopicPublishInfo and topicRouteData2TopicSubscribeInfo, ClusterInfo, TopicList, TopicValidator.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from orderedmq.errors import ProtocolError, RocketMQError
+from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue
+from orderedmq.rocketmq.codes import MASTER_ID
+from orderedmq.rocketmq.frame import Bytes
+from orderedmq.rocketmq.lenient_json import field, loads_object
+
+_READ: Final = 4
+_WRITE: Final = 2
+_BROKER_ID = re.compile(r"-?[0-9]{1,19}")
+
+#: Topics of the servers themselves (TopicValidator).
+SYSTEM_TOPICS: Final = frozenset(
+    (
+        "TBW102",
+        "SCHEDULE_TOPIC_XXXX",
+        "BenchmarkTest",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "CHECKPOINT_TOPIC",
+    )
+)
+#: Newer releases have more of the second kind: RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
+_SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
+_REPLY_SUFFIX: Final = "_REPLY_TOPIC"
+
+
+def java_order(text: str) -> bytes:
+    """Sorts texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
+@dataclass(frozen=True)
+class BrokerData:
+    """A broker and where its replicas listen ("host:port" by broker id; 0 is the master, which may be missing)."""
+
+    name: str
+    cluster: str
+    addresses: Mapping[int, str]
+
+    @property
+    def master(self) -> str | None:
+        return self.addresses.get(MASTER_ID)
+
+    def address(self, broker_id: int) -> str | None:
+        """The replica asked for, else the master, else the lowest slave: a broker suggests a replica, and routes change."""
+        if broker_id in self.addresses:
+            return self.addresses[broker_id]
+        return self.addresses[min(self.addresses)] if self.addresses else None
+
+
+@dataclass(frozen=True)
+class QueueData:
+    """How many queues of a topic a broker has. Reading and writing differ while a topic grows or shrinks."""
+
+    broker_name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.perm & _READ)
+
+    @property
+    def writable(self) -> bool:
+        return bool(self.perm & _WRITE)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A topic's brokers and queues. ``order_conf`` has (broker, queues) in the order that a nameserver was told to keep."""
+
+    topic: str
+    brokers: Mapping[str, BrokerData]
+    queues: tuple[QueueData, ...]
+    order_conf: tuple[tuple[str, int], ...] = ()
+
+    def publish_list(self) -> tuple[MessageQueue, ...]:
+        """The queues that producers choose from, in the order that selectors index.
+
+        With an order configuration these are its queues, whether their brokers are there or not, so that a key never moves.
+        Else those of writable brokers that have a master, by broker name.
+        """
+        if self.order_conf:
+            return tuple(MessageQueue(self.topic, name, i) for name, count in self.order_conf for i in range(count))
+        found = []
+        for data in sorted(self.queues, key=lambda data: java_order(data.broker_name)):
+            broker = self.brokers.get(data.broker_name)
+            if data.writable and broker is not None and broker.master is not None:
+                found += [MessageQueue(self.topic, data.broker_name, i) for i in range(data.write_queues)]
+        return tuple(found)
+
+    def subscribe_set(self) -> tuple[MessageQueue, ...]:
+        """The queues that consumers divide, sorted; a broker without a master counts too, its slaves can be read."""
+        found = {
+            MessageQueue(self.topic, data.broker_name, i)
+            for data in self.queues
+            if data.readable
+            for i in range(data.read_queues)
+        }
+        return tuple(sorted(found, key=lambda queue: (java_order(queue.broker_name), queue.queue_id)))
+
+
+@dataclass(frozen=True)
+class ClusterInfo:
+    """All brokers, by name, and which cluster has which."""
+
+    brokers: Mapping[str, BrokerData]
+    clusters: Mapping[str, tuple[str, ...]]
+
+
+def parse_route(topic: str, body: Bytes) -> Route:
+    """The route of ``topic`` (TopicRouteData).
+
+    Raises RocketMQError STATIC_TOPIC for a topic whose queues move between brokers, ProtocolError PROTOCOL.
+    """
+    fields = loads_object(body)
+    if field(fields, "topicQueueMappingByBroker", dict, {}):
+        raise RocketMQError(
+            "STATIC_TOPIC",
+            f"topic {topic!r} is a static topic, whose logical queues move between brokers: these are not supported, use a normal topic",
+        )
+    brokers = [_broker(_dict(data)) for data in field(fields, "brokerDatas", list, [])]
+    queues = tuple(_queues(_dict(data)) for data in field(fields, "queueDatas", list, []))
+    conf = _order_conf(field(fields, "orderTopicConf", str, ""))
+    counts = [data.read_queues + data.write_queues for data in queues] + [count for _, count in conf]
+    if sum(counts) > 2 * MAX_QUEUES:
+        raise ProtocolError("PROTOCOL", f"topic {topic!r} has {sum(counts)} queues, more than can be")
+    return Route(topic, {broker.name: broker for broker in reversed(brokers)}, queues, conf)
+
+
+def parse_cluster(body: Bytes) -> ClusterInfo:
+    """Every broker that a nameserver knows (ClusterInfo). Raises ProtocolError PROTOCOL."""
+    fields = loads_object(body)
+    brokers = {name: _broker(_dict(data)) for name, data in field(fields, "brokerAddrTable", dict, {}).items()}
+    clusters = {name: strings(names) for name, names in field(fields, "clusterAddrTable", dict, {}).items()}
+    return ClusterInfo(brokers, clusters)
+
+
+def parse_topics(body: Bytes) -> tuple[str, ...]:
+    """Every name that a nameserver has as a topic (TopicList); see `user_topics`. Raises ProtocolError PROTOCOL."""
+    return strings(loads_object(body).get("topicList"))
+
+
+def user_topics(names: Iterable[str], cluster: ClusterInfo) -> tuple[str, ...]:
+    """Those that are messages of users, dead letters included, sorted: no retries, nothing of the servers' own.
+
+    A nameserver also lists every cluster's and broker's name, under which the servers keep topics.
+    """
+    own = SYSTEM_TOPICS | cluster.clusters.keys() | cluster.brokers.keys() | {name + _REPLY_SUFFIX for name in cluster.clusters}
+    return tuple(sorted(name for name in set(names) - own if not name.startswith((*_SYSTEM_PREFIXES, RETRY_PREFIX))))
+
+
+def strings(values: object) -> tuple[str, ...]:
+    """A JSON array of strings; nothing counts as an empty one. Raises ProtocolError PROTOCOL."""
+    if values is None:
+        return ()
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ProtocolError("PROTOCOL", f"a list of names is {str(values)[:100]!r}")
+    return tuple(values)
+
+
+def _dict(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ProtocolError("PROTOCOL", f"an object is expected, and there is {str(value)[:100]!r}")
+    return value
+
+
+def _broker(fields: dict[str, Any]) -> BrokerData:
+    addresses: dict[int, str] = {}
+    for broker_id, address in field(fields, "brokerAddrs", dict, {}).items():
+        if not _BROKER_ID.fullmatch(broker_id) or not isinstance(address, str):
+            raise ProtocolError("PROTOCOL", f"a broker's address is {broker_id[:40]!r}: {str(address)[:100]!r}")
+        addresses[int(broker_id)] = address
+    return BrokerData(field(fields, "brokerName", str), field(fields, "cluster", str, ""), addresses)
+
+
+def _queues(fields: dict[str, Any]) -> QueueData:
+    data = QueueData(
+        field(fields, "brokerName", str),
+        field(fields, "readQueueNums", int, 0),
+        field(fields, "writeQueueNums", int, 0),
+        field(fields, "perm", int, 0),
+    )
+    if min(data.read_queues, data.write_queues) < 0:
+        raise ProtocolError("PROTOCOL", f"broker {data.broker_name!r} has a negative number of queues")
+    return data
+
+
+def _order_conf(text: str) -> tuple[tuple[str, int], ...]:
+    """``broker-a:4;broker-b:4`` as pairs."""
+    pairs = []
+    for item in text.rstrip(";").split(";") if text else ():
+        name, _, rest = item.partition(":")
+        count = rest.partition(":")[0]
+        if not name or not re.fullmatch(r"[0-9]{1,6}", count):
+            raise ProtocolError("PROTOCOL", f"an order configuration is {text[:200]!r}")
+        pairs.append((name, int(count)))
+    return tuple(pairs)

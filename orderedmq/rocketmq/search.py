@@ -1,0 +1,35 @@
+"""Binary search from a hint. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+def first_at(late: Callable[[int], bool], low: int, high: int, hint: int) -> int:
+    """The first offset in [low, high) that is ``late``, else ``high``; once late, all further ones are.
+
+    Two questions if ``hint`` is right: it may lie anywhere. A broker before 5.1.1 answers a search for a time with the nearest
+    message, which may be too early, and any broker with an offset outside of the bounds (ConsumeQueue.getOffsetInQueueByTime).
+    """
+    at = min(max(hint, low), high)
+    step = 1
+    while at < high and not late(at):
+        low = at + 1
+        at = min(at + step, high)
+        step *= 2
+    high = at
+    step = 1
+    while high > low:
+        at = max(high - step, low)
+        if not late(at):
+            low = at + 1
+            break
+        high = at
+        step *= 2
+    while low < high:
+        at = (low + high) // 2
+        if late(at):
+            high = at
+        else:
+            low = at + 1
+    return low

@@ -1,0 +1,372 @@
+"""A RocketMQ on this machine, to try things with and to test against: a nameserver and brokers, each a process of its own.
+
+Rules: all listens on loopback; all data lies in one folder; a server lives no longer than the process that started it, however that one
+ends; only processes that were started here are ever signalled.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from orderedmq.errors import ServersError
+from orderedmq.java import ensure_java
+from orderedmq.rocketmq.jars import DEFAULT_VERSION, jars
+from orderedmq.rocketmq.probe import HOST, answers, ask, free, free_port
+
+#: Boot takes some seconds; a busy machine takes its time.
+_READY_TIMEOUT: Final = 90.0
+#: A broker flushes and says good-bye for up to 12 s.
+_SHUT_DOWN_TIMEOUT: Final = 30.0
+
+#: 4.9 reaches into the JDK to unmap its files, and does not come up again after a crash where it may not.
+_OPENS: Final = (
+    *("--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"),
+    *("--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED"),
+)
+#: Everything to standard output, warnings only. 5.x carries logback under a name of its own; the status listener keeps both from
+#: telling how they configured themselves, and pop consumption, which is not set up here, would say so several times a second.
+_LOGBACK: Final = """\
+<configuration>
+  <statusListener class="{prefix}ch.qos.logback.core.status.NopStatusListener"/>
+  <appender name="out" class="{prefix}ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%d{{ISO8601}} %-5level %logger{{20}} %msg%n</pattern></encoder>
+  </appender>
+  <logger name="RocketmqPop" level="ERROR"/>
+  <root level="WARN"><appender-ref ref="out"/></root>
+</configuration>
+"""
+#: Ends a server when the process that started it is gone, kill -9 included: its end of the pipe closes then.
+_GUARD: Final = 'read -r _; kill -9 "$1"'
+
+_GET_ROUTE: Final = 105
+_GET_CLUSTERS: Final = 106
+_UPDATE_BROKER_CONFIG: Final = 25
+
+
+class Server:
+    """One RocketMQ process. ``home`` has its configuration, its data and what it printed (``out.log``)."""
+
+    main: str
+    kind: str
+    heap: tuple[str, ...]
+
+    def __init__(self, home: Path, version: str, port: int, jvm: Sequence[str] = ()) -> None:
+        self.home = home.absolute()
+        self.version = version
+        self.port = port
+        self.address = f"{HOST}:{port}"
+        self.log = self.home / "out.log"
+        self._jvm = tuple(jvm)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._paused = False
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise ValueError(f"{self.home.name} was not started")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """A paused server is running, too."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def broken(self) -> bool:
+        """It was paused or killed, or died."""
+        return self._paused or not self.running
+
+    def start(self, timeout: float = _READY_TIMEOUT) -> None:
+        """Start it and wait until it serves. Raises ServersError NOT_READY or DIED, and what jars() raises."""
+        self.launch()
+        self.wait(timeout)
+
+    def launch(self) -> None:
+        """Start it and do not wait."""
+        if self.running:
+            return
+        self._reap()
+        conf = self.home / "conf"
+        conf.mkdir(parents=True, exist_ok=True)
+        old = self.version.startswith("4.")
+        logback = conf / f"logback_{self.kind}.xml"
+        logback.write_text(_LOGBACK.format(prefix="" if old else "org.apache.rocketmq.logging."))
+        properties = self.home / f"{self.kind}.properties"
+        properties.write_text("".join(f"{name}={value}\n" for name, value in self.properties().items()))
+        command = [
+            *(str(ensure_java()), *self.heap, "-XX:+UseSerialGC", *_OPENS),
+            *(f"-Drocketmq.home.dir={self.home}", f"-Duser.home={self.home}", f"-Drmq.logback.configurationFile={logback}"),
+            *self._jvm,
+            *("-cp", f"{jars(self.version)}/*", self.main, "-c", str(properties)),
+        ]
+        with open(self.log, "ab") as output:
+            self._printed = output.tell()
+            # A session of its own: Ctrl-C in a terminal is for us alone, we end it in order.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.home,
+                start_new_session=True,
+            )
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "sh", str(self.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def wait(self, timeout: float = _READY_TIMEOUT) -> None:
+        """Until it serves. Raises ServersError NOT_READY or DIED."""
+        deadline = time.monotonic() + timeout
+        while not self.ready():
+            if not self.running:
+                raise ServersError(
+                    "DIED", f"{self.home.name} of RocketMQ {self.version} ended: {self._last_words()} ({self.log})"
+                )
+            if time.monotonic() > deadline:
+                raise ServersError(
+                    "NOT_READY",
+                    f"{self.home.name} of RocketMQ {self.version} at {self.address} does not serve after {timeout:.0f} s: "
+                    f"{self._last_words()} ({self.log})",
+                )
+            time.sleep(0.1)
+
+    def ready(self) -> bool:
+        raise NotImplementedError
+
+    def properties(self) -> dict[str, object]:
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._signal(signal.SIGKILL)
+        self._paused = False
+        self._reap()
+
+    stop = kill
+
+    def pause(self) -> None:
+        """Its sockets stay open and nobody answers."""
+        self._signal(signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+        self._paused = False
+
+    def restart(self, timeout: float = _READY_TIMEOUT) -> None:
+        """kill -9, and start it with the same port and data."""
+        self.kill()
+        self.start(timeout)
+
+    def shut_down(self) -> None:
+        """End it in order, so that nothing is lost, which takes some seconds."""
+        self.resume()
+        self._signal(signal.SIGTERM)
+        if self._process is not None:
+            try:
+                self._process.wait(_SHUT_DOWN_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                pass
+        self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Popen knows whether the process was waited for: its pid can be nobody else's yet.
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def _reap(self) -> None:
+        """Wait for the process, which is dead or dying, and dismiss the guard first: the pid may be another's after that."""
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.wait()
+            if self._guard.stdin is not None:
+                self._guard.stdin.close()
+            self._guard = None
+        if self._process is not None:
+            self._process.wait()
+
+    def _output(self) -> str:
+        """What it printed since it was started last."""
+        with open(self.log, "rb") as file:
+            file.seek(self._printed)
+            return file.read().decode(errors="replace")
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._output().splitlines() if line.strip() and not line.startswith(("\t", " "))]
+        return lines[-1] if lines else "it said nothing"
+
+
+class NameServer(Server):
+    main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+    kind = "namesrv"
+    heap = ("-Xms64m", "-Xmx128m")
+
+    def properties(self) -> dict[str, object]:
+        return {
+            "listenPort": self.port,
+            "bindAddress": HOST,
+            "kvConfigPath": self.home / "kvConfig.json",
+            "configStorePath": self.home / "namesrv.stored.properties",
+        }
+
+    def ready(self) -> bool:
+        return answers(self.address, _GET_CLUSTERS)
+
+
+class Broker(Server):
+    """Takes the ports P-2, P and P+1."""
+
+    main = "org.apache.rocketmq.broker.BrokerStartup"
+    kind = "broker"
+    heap = ("-Xms256m", "-Xmx512m")
+
+    def __init__(
+        self,
+        home: Path,
+        version: str,
+        port: int,
+        namesrv: str,
+        cluster: str,
+        properties: Mapping[str, object] | None = None,
+        jvm: Sequence[str] = (),
+    ) -> None:
+        super().__init__(home, version, port, jvm)
+        self.name = home.name
+        self._namesrv = namesrv
+        self._cluster = cluster
+        self._properties = dict(properties or {})
+        self._registered = 0.0
+
+    def properties(self) -> dict[str, object]:
+        return {
+            "brokerClusterName": self._cluster,
+            "brokerName": self.name,
+            "brokerId": 0,
+            "namesrvAddr": self._namesrv,
+            "listenPort": self.port,
+            "bindAddress": HOST,
+            "brokerIP1": HOST,
+            "brokerIP2": HOST,
+            "storePathRootDir": self.home / "store",
+            "storePathCommitLog": self.home / "store" / "commitlog",
+            "autoCreateTopicEnable": True,
+            "autoCreateSubscriptionGroup": True,
+            "enablePropertyFilter": True,
+            # Small files: the defaults would take gigabytes.
+            "mappedFileSizeCommitLog": 64 << 20,
+            "mappedFileSizeConsumeQueue": 600_000,
+            "maxHashSlotNum": 4000,
+            "maxIndexNum": 1000,
+            "messageIndexEnable": False,
+            "timerWheelEnable": False,
+            **self._properties,
+        }
+
+    def ready(self) -> bool:
+        """The nameserver sends clients here. A broker that says it booted may not have reached it yet."""
+        try:
+            code, body = ask(self._namesrv, _GET_ROUTE, {"topic": self.name})
+            if code == 0 and self.address.encode() in body:
+                return True
+            # 5.x registers before it knows that the nameserver is there, and again only 10 s later. Setting its permission, which stays
+            # as it was, makes it register now.
+            if time.monotonic() > self._registered + 0.5 and "boot success" in self._output():
+                self._registered = time.monotonic()
+                ask(self.address, _UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
+        except OSError:
+            pass
+        return False
+
+
+class Cluster:
+    """A nameserver and its brokers (``broker-a``, ``broker-b``, ..., or those of ``names``) in one folder.
+
+    ``properties`` are the brokers' (they override), ``jvm`` are options of their Java, ``lock_life`` is how many seconds a queue lock lives
+    that is not renewed. ``port``: the nameserver's, else a free one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        version: str = DEFAULT_VERSION,
+        *,
+        brokers: int = 1,
+        properties: Mapping[str, object] | None = None,
+        jvm: Sequence[str] = (),
+        lock_life: float | None = None,
+        port: int | None = None,
+        name: str = "local",
+        names: Sequence[str] = (),
+    ) -> None:
+        if lock_life is not None:
+            jvm = (*jvm, f"-Drocketmq.broker.rebalance.lockMaxLiveTime={lock_life * 1000:.0f}")
+        if port is not None and not free(port):
+            raise ServersError("PORT_IN_USE", f"port {port} is in use: is another nameserver running? Choose another port")
+        self.name = name
+        self.version = version
+        self.namesrv = NameServer(folder / "namesrv", version, free_port() if port is None else port)
+        self.brokers = [
+            Broker(folder / broker, version, free_port(-2, 0, 1), self.address, name, properties, jvm)
+            for broker in names or [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
+        ]
+
+    @property
+    def address(self) -> str:
+        """What clients call namesrvAddr."""
+        return self.namesrv.address
+
+    @property
+    def broker(self) -> Broker:
+        """The first, where there is one."""
+        return self.brokers[0]
+
+    @property
+    def servers(self) -> list[Server]:
+        return [self.namesrv, *self.brokers]
+
+    def start(self) -> None:
+        """All at once. Also starts again those that were killed. Raises what Server.start() raises."""
+        try:
+            for server in self.servers:
+                server.launch()
+            for server in self.servers:
+                server.wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def heal(self) -> None:
+        """Make good what was done to them: the paused go on, the dead come back."""
+        broken = [server for server in self.servers if server.broken]
+        for server in broken:
+            server.resume()
+        if broken:
+            self.start()
+
+    def stop(self) -> None:
+        """kill -9 to all of them."""
+        for server in self.servers:
+            server.kill()
+
+    def shut_down(self) -> None:
+        """End them in order, the nameserver last."""
+        for server in reversed(self.servers):
+            server.shut_down()
+
+    def __enter__(self) -> Cluster:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()

@@ -1,0 +1,66 @@
+"""Strings that lie scattered in one buffer, gathered into an Arrow array by their bounds: the one way that is fast.
+
+A gather of bytes in numpy costs microseconds a row. An Arrow array with a slot for each string and one for each gap between two
+is free to make, and ``take`` of every second slot copies at memory speed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Int64s: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+def gather(
+    data: pa.Buffer, begins: Int64s, ends: Int64s, kind: pa.DataType, rows: tuple[Int64s, int] | None = None
+) -> pa.Array:
+    """``data[begins[i]:ends[i]]`` for each i, as an array of ``kind`` (binary, or string where the caller knows that it is UTF-8).
+
+    Strings are in the order of the buffer, do not overlap, and ``data`` has less than 2 GiB. ``rows``, when given, are the row of
+    each string and the number of rows: others are null, and of several strings of a row the last one counts.
+    """
+    count = len(begins)
+    if not count:
+        return pa.nulls(rows[1] if rows else 0, kind)
+    bounds = np.empty(2 * count, dtype=np.int32)
+    bounds[0::2] = begins
+    bounds[1::2] = ends
+    slots = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(bounds), data])
+    if rows is None:
+        return slots.take(pa.array(np.arange(0, 2 * count, 2)))
+    place = np.full(rows[1], -1, dtype=np.int64)
+    place[rows[0]] = np.arange(0, 2 * count, 2)
+    return slots.take(pa.array(place, mask=place < 0))
+
+
+def contents(array: pa.Array) -> tuple[Bytes, Int64s]:
+    """The bytes of a binary or string array, and where each row of it begins, with the last one's end. Not for large types."""
+    _, offsets, data = array.buffers()
+    if not len(array):
+        return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+    bounds = np.frombuffer(offsets, dtype=np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    raw: Bytes = np.zeros(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
+    return raw, bounds
+
+
+def at_every_byte(data: Bytes, kind: str | np.dtype[Any]) -> npt.NDArray[Any]:
+    """``data`` read as a ``kind`` from every byte on, without a copy."""
+    kind = np.dtype(kind)
+    return np.ndarray((max(len(data) - kind.itemsize + 1, 0),), dtype=kind, buffer=data.data, strides=(1,))
+
+
+def equal_to(data: Bytes, begins: Int64s, text: bytes) -> npt.NDArray[np.bool_]:
+    """Where the bytes from each of ``begins`` on are ``text``, which is not empty. The caller knows that so many bytes are there."""
+    kind = np.dtype(f"V{len(text)}")
+    found: npt.NDArray[np.bool_] = at_every_byte(data, kind)[begins] == np.frombuffer(text, dtype=kind)[0]
+    return found
+
+
+def all_equal_to(data: Bytes, begins: Int64s, text: bytes) -> bool:
+    """Whether `equal_to` holds everywhere."""
+    return at_every_byte(data, f"V{len(text)}")[begins].tobytes() == text * len(begins)

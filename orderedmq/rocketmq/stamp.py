@@ -1,0 +1,149 @@
+"""What a sink writes on each message, so that a task finds out what of its rows is in a queue already. Pure.
+
+A stamp is (sink, batch, partition, sequence), in four properties. Sequences count from 0 the messages that a partition's task, in all
+its attempts, has in one queue for one batch: they grow with the offset, so 0 is the first one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.model import SINK_BATCH, SINK_ID, SINK_PARTITION, SINK_SEQUENCE, MessageQueue, is_reserved
+from orderedmq.rows import reserved
+
+#: Consumer groups of sinks, which nobody consumes with: they keep a sink's bookmarks, and its tasks exclude each other by their locks.
+GROUP_PREFIX: Final = "OMQ_SINK_"
+#: What `found` needs of a message.
+COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")
+
+_PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
+_BOOKMARK_GROUP = re.compile(GROUP_PREFIX + "[0-9a-f]{24}")
+_NUMBER: Final = "^[0-9]{1,18}$"
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who writes: one partition of one batch of a sink. ``sink`` is as `sink_name` gives it."""
+
+    sink: str
+    batch: int
+    partition: int
+
+    def properties(self, sequence: int, count: int) -> dict[str, pa.Array | str]:
+        """The stamps of ``count`` messages from ``sequence`` on, as `encode.encode` takes them."""
+        return {
+            SINK_ID: self.sink,
+            SINK_BATCH: str(self.batch),
+            SINK_PARTITION: str(self.partition),
+            SINK_SEQUENCE: pa.array(np.arange(sequence, sequence + count)).cast(pa.string()),
+        }
+
+
+class Found(NamedTuple):
+    """A message of the sink. ``digest`` is that of its content where it is the writer's own, else empty."""
+
+    offset: int
+    batch: int
+    partition: int
+    sequence: int
+    digest: bytes
+
+
+def sink_name(sink_id: str) -> str:
+    """The sink as a property's value: itself, or its hash where it is long or has characters that a property may not have."""
+    if _PLAIN.fullmatch(sink_id):
+        return sink_id
+    return "#" + blake2b(sink_id.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+
+def bookmark_group(sink: str, topic: str) -> str:
+    """The consumer group whose offsets are the sink's bookmarks in a topic's queues."""
+    return GROUP_PREFIX + blake2b(f"{sink}\0{topic}".encode(), digest_size=12).hexdigest()
+
+
+def is_bookmark_group(group: str) -> bool:
+    """Whether it is one of a sink's: no group of users."""
+    return _BOOKMARK_GROUP.fullmatch(group) is not None
+
+
+def lock_group(sink: str, queue: MessageQueue, partition: int) -> str:
+    """The group under which attempts of one partition lock a queue."""
+    return f"{bookmark_group(sink, queue.topic)}_{partition}"
+
+
+def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
+    """The sink's messages among those read with `COLUMNS`: all of the writer's own, of others' the first one of each batch.
+
+    A stamp that makes no sense is none.
+    """
+    properties = messages.column("properties")
+    ours = pc.equal(pc.map_lookup(properties, SINK_ID, "last"), writer.sink)
+    if not pc.any(ours).as_py():
+        return []
+    messages = messages.filter(ours)
+    stamps = [
+        pc.map_lookup(messages.column("properties"), name, "last") for name in (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE)
+    ]
+    for stamp in stamps:
+        sound = pc.fill_null(pc.match_substring_regex(stamp, _NUMBER), False)
+        if not pc.all(sound).as_py():
+            return found(messages.filter(sound), writer)
+    offsets = messages.column("queue_offset").to_numpy()
+    batches, partitions, sequences = (stamp.cast(pa.int64()).to_numpy() for stamp in stamps)
+    own = (batches == writer.batch) & (partitions == writer.partition)
+    contents = digests(messages.filter(pa.array(own)))
+    numbers = zip(offsets[own].tolist(), batches[own].tolist(), partitions[own].tolist(), sequences[own].tolist())
+    out = [Found(*number, content) for number, content in zip(numbers, contents)]
+    others = np.flatnonzero(~own)
+    _, first = np.unique(batches[others], return_index=True)
+    for at in others[first]:
+        out.append(Found(int(offsets[at]), int(batches[at]), int(partitions[at]), int(sequences[at]), b""))
+    return out
+
+
+def digests(rows: pa.RecordBatch) -> list[bytes]:
+    """Of each row or message, what it says, in 16 bytes: body, tags, keys, sharding key and the user's properties.
+
+    The same for a row and for the message that was made of it: an empty text is none, properties have no order, and of two of one
+    name the last one counts.
+    """
+    names = [name for name in COLUMNS[1:] if name in rows.schema.names]
+    if "properties" in names and not _has_users(rows.column("properties")):
+        # The usual case, and properties are what takes long.
+        names.remove("properties")
+    columns = {name: rows.column(name).to_pylist() for name in names}
+    nothing: list[None] = [None] * rows.num_rows
+    parts = zip(*(columns.get(name, nothing) for name in COLUMNS[1:]))
+    return [_digest(*part) for part in parts]
+
+
+def _digest(
+    body: bytes, tags: str | None, keys: str | None, sharding_key: str | None, properties: Sequence[tuple[str, str]] | None
+) -> bytes:
+    texts = [tags or "", keys or "", sharding_key or ""]
+    for name, value in sorted(_users(dict(properties or ())).items()):
+        texts += (name, value)
+    sizes = ",".join(str(len(text)) for text in texts)
+    hashed = blake2b(sizes.encode(), digest_size=16)
+    hashed.update("\0".join(["", *texts, ""]).encode("utf-8", "surrogatepass"))
+    hashed.update(body)
+    return hashed.digest()
+
+
+def _has_users(properties: pa.Array) -> bool:
+    """Whether any row may have a property of the user's."""
+    bounds = properties.offsets
+    names = properties.keys.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
+    return not pc.all(reserved(names)).as_py()
+
+
+def _users(properties: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in properties.items() if value and not is_reserved(name)}

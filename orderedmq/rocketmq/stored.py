@@ -1,0 +1,205 @@
+"""A stored message, as a pull response carries it: where each field lies, and the exact parser that takes one at a time.
+
+Rules: pure; this parser decides what is well-formed, faster ones must agree with it. A record that does not add up is a
+ProtocolError: RocketMQ's own ``MessageDecoder.decode`` drops it and all that follow in silence. All numbers are big-endian and signed.
+
+Layout (``MessageDecoder``, ``MessageVersion``, ``MessageSysFlag``), with a width of 8 for IPv4 hosts and 20 for IPv6 ones::
+
+    0 totalSize 4 | 4 magic 4 | 8 bodyCRC 4 | 12 queueId 4 | 16 flag 4 | 20 queueOffset 8 | 28 physicalOffset 8 | 36 sysFlag 4
+    40 bornTimestamp 8 | 48 bornHost 8 or 20 | storeTimestamp 8 | storeHost 8 or 20 | reconsumeTimes 4
+    preparedTransactionOffset 8 | bodyLength 4, body | topicLength 1 (V1) or 2 (V2), topic | propertiesLength 2, properties
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from orderedmq.errors import ProtocolError
+
+MAGIC_V1: Final = -626843481
+#: With two bytes for the topic's length: topics of more than 127 characters (``%RETRY%`` and a long group).
+MAGIC_V2: Final = -626843477
+
+COMPRESSED: Final = 0x1
+BORN_HOST_V6: Final = 0x10
+STORE_HOST_V6: Final = 0x20
+#: Both set: the body is itself a batch of messages.
+NEED_UNWRAP: Final = 0x40
+INNER_BATCH: Final = 0x80
+UNWRAP: Final = NEED_UNWRAP | INNER_BATCH
+COMPRESSION_MASK: Final = 0x700
+COMPRESSION_SHIFT: Final = 8
+
+# Offsets of fields in a record with IPv4 hosts; what an IPv6 host adds to those behind it is IPV6_EXTRA.
+TOTAL_SIZE_AT: Final = 0
+MAGIC_AT: Final = 4
+BODY_CRC_AT: Final = 8
+QUEUE_ID_AT: Final = 12
+QUEUE_OFFSET_AT: Final = 20
+PHYSICAL_OFFSET_AT: Final = 28
+SYS_FLAG_AT: Final = 36
+BORN_TIMESTAMP_AT: Final = 40
+BORN_HOST_AT: Final = 48
+STORE_TIMESTAMP_AT: Final = 56
+STORE_HOST_AT: Final = 64
+RECONSUME_TIMES_AT: Final = 72
+BODY_LENGTH_AT: Final = 84
+BODY_AT: Final = 88
+IPV4_HOST: Final = 8
+IPV6_HOST: Final = 20
+IPV6_EXTRA: Final = IPV6_HOST - IPV4_HOST
+#: The least record: no body, topic or properties.
+MIN_SIZE: Final = BODY_AT + 1 + 2
+
+_HEAD: Final = struct.Struct(">iiiiiqqiq")
+_LENGTH: Final = struct.Struct(">i")
+_LONG: Final = struct.Struct(">q")
+_RECONSUME: Final = struct.Struct(">iqi")
+_SHORT: Final = struct.Struct(">h")
+_INNER: Final = struct.Struct(">iiiii")
+#: The least message of an inner batch.
+INNER_MIN_SIZE: Final = _INNER.size + 2
+
+
+class StoredMessage(NamedTuple):
+    """A record's fields as they are stored: the body possibly compressed, times in milliseconds since 1970."""
+
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_timestamp: int
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes
+    topic: bytes
+    properties: bytes
+
+
+class InnerMessage(NamedTuple):
+    """One message of a batch: what a producer sends, and what an inner batch keeps."""
+
+    flag: int
+    body: bytes
+    properties: bytes
+
+
+def malformed(what: str) -> ProtocolError:
+    """A ProtocolError for bytes that are no messages."""
+    return ProtocolError(
+        "PROTOCOL",
+        f"a broker's answer cannot be read: {what}; the connection or the broker's commit log is damaged, or it is no RocketMQ broker: "
+        "read again, and look at the broker's log if it stays",
+    )
+
+
+def _beyond(what: str, at: int) -> ProtocolError:
+    return malformed(f"the record at byte {at} has a {what} that does not fit its size")
+
+
+def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
+    """The record that begins at byte ``at``, and where the next one begins. Raises ProtocolError."""
+    left = len(data) - at
+    if left < MIN_SIZE:
+        raise malformed(f"{left} bytes at byte {at} are too few for a record")
+    size, magic, crc, queue_id, flag, queue_offset, physical, sys_flag, born = _HEAD.unpack_from(data, at)
+    if not MIN_SIZE <= size <= left:
+        raise malformed(f"the record at byte {at} says that it has {size} bytes, there are {left}")
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise malformed(f"the record at byte {at} has the magic number {magic & 0xFFFFFFFF:#010x}")
+    end = at + size
+    place = at + BORN_HOST_AT
+    born_width = IPV6_HOST if sys_flag & BORN_HOST_V6 else IPV4_HOST
+    store_width = IPV6_HOST if sys_flag & STORE_HOST_V6 else IPV4_HOST
+    if size < MIN_SIZE + born_width + store_width - 2 * IPV4_HOST:
+        raise _beyond("host", at)
+    born_host = data[place : place + born_width]
+    place += born_width
+    (stored,) = _LONG.unpack_from(data, place)
+    place += 8
+    store_host = data[place : place + store_width]
+    place += store_width
+    reconsumed, prepared, length = _RECONSUME.unpack_from(data, place)
+    place += _RECONSUME.size
+    # What must still follow the body: the lengths of topic and properties.
+    topic_width = 1 if magic == MAGIC_V1 else 2
+    if not 0 <= length <= end - place - topic_width - 2:
+        raise _beyond(f"body of {length} bytes", at)
+    body = data[place : place + length]
+    place += length
+    length = int.from_bytes(data[place : place + topic_width], "big", signed=True)
+    place += topic_width
+    if not 0 <= length <= end - place - 2:
+        raise _beyond(f"topic of {length} bytes", at)
+    topic = data[place : place + length]
+    place += length
+    (length,) = _SHORT.unpack_from(data, place)
+    place += 2
+    if length != end - place:
+        raise _beyond(f"properties length of {length}", at)
+    message = StoredMessage(
+        body_crc=crc,
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        physical_offset=physical,
+        sys_flag=sys_flag,
+        born_timestamp=born,
+        born_host=born_host,
+        store_timestamp=stored,
+        store_host=store_host,
+        reconsume_times=reconsumed,
+        prepared_transaction_offset=prepared,
+        body=body,
+        topic=topic,
+        properties=data[place:end],
+    )
+    return message, end
+
+
+def parse_all(data: bytes) -> Iterator[StoredMessage]:
+    """The records of a pull response's body, which lie one behind the other. Raises ProtocolError."""
+    at = 0
+    while at < len(data):
+        message, at = parse_stored(data, at)
+        yield message
+
+
+def parse_batch(data: bytes) -> Iterator[InnerMessage]:
+    """The messages of a batch: a producer's, or the body of an inner batch record. Raises ProtocolError.
+
+    Layout: totalSize 4 | magic 4 | bodyCRC 4 | flag 4 | bodyLength 4, body | propertiesLength 2, properties. Magic and CRC are 0
+    and not looked at, as in ``MessageDecoder.decodeMessage``.
+    """
+    at = 0
+    while at < len(data):
+        left = len(data) - at
+        if left < INNER_MIN_SIZE:
+            raise malformed(f"{left} bytes at byte {at} of a batch are too few for a message")
+        size, _, _, flag, length = _INNER.unpack_from(data, at)
+        if not INNER_MIN_SIZE <= size <= left:
+            raise malformed(f"the message at byte {at} of a batch says that it has {size} bytes, there are {left}")
+        end, place = at + size, at + _INNER.size
+        if not 0 <= length <= end - place - 2:
+            raise malformed(f"the message at byte {at} of a batch has a body of {length} bytes, which does not fit its size")
+        body = data[place : place + length]
+        place += length
+        (length,) = _SHORT.unpack_from(data, place)
+        place += 2
+        if length != end - place:
+            raise malformed(f"the message at byte {at} of a batch has properties of {length} bytes, which do not fit its size")
+        yield InnerMessage(flag, body, data[place:end])
+        at = end
+
+
+def crc32(body: bytes) -> int:
+    """The checksum of a body as it is stored (compressed), cut to 31 bits: ``UtilAll.crc32``. 0 for an empty one."""
+    return zlib.crc32(body) & 0x7FFFFFFF

@@ -1,0 +1,228 @@
+"""Bytes to and from one server: a socket that never blocks longer than asked, plain or with TLS.
+
+One thread may receive while another sends. TLS runs over memory (ssl.MemoryBIO), because one OpenSSL object must not be read and
+written by two threads at once, and a reader that waits inside it would hold up every writer.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError
+from orderedmq.rocketmq.frame import Bytes
+
+#: Seconds for one attempt to connect, TLS included (Java: ``connectTimeoutMillis``).
+CONNECT_TIMEOUT: Final = 3.0
+_TLS_RECORDS: Final = 64 * 1024
+
+
+@dataclass(frozen=True)
+class TlsOptions:
+    """How to know the server, and to be known by it. Files are PEM.
+
+    Servers come with a certificate that they make up at each start (``tls.test.mode.enable``), hence ``verify``. Routes have
+    addresses and seldom names, hence ``verify_hostname``.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    verify: bool = True
+    verify_hostname: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        """Raises OptionError INVALID when a file cannot be used."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = self.verify and self.verify_hostname
+        context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
+        if self.verify and self.ca_file is None:
+            context.load_default_certs()
+        try:
+            if self.ca_file is not None:
+                context.load_verify_locations(self.ca_file)
+            if self.cert_file is not None:
+                # Without a password OpenSSL would ask for one at the terminal.
+                context.load_cert_chain(self.cert_file, self.key_file, self.key_password or "")
+        except (OSError, ValueError) as error:
+            names = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
+            raise OptionError("INVALID", f"the TLS files {names} cannot be used: {error}") from None
+        return context
+
+
+class Stuck(Exception):
+    """The deadline came before everything was written. ``partial``: the stream now ends inside of a frame."""
+
+    def __init__(self, partial: bool) -> None:
+        self.partial = partial
+        super().__init__("the server does not read")
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """``host:port`` or ``[ip6]:port``. Raises RocketMQError ADDRESS."""
+    host, _, port = address.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+        raise RocketMQError("ADDRESS", f"{address[:200]!r} is no address of a RocketMQ server: host:port is expected")
+    return host, int(port)
+
+
+def connect(address: str, deadline: float, context: ssl.SSLContext | None = None) -> Transport:
+    """A connection to a server; ``deadline`` in monotonic seconds.
+
+    Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, or TLS when both sides do not trust each other.
+    """
+    host, port = parse_address(address)
+    deadline = min(deadline, time.monotonic() + CONNECT_TIMEOUT)
+    try:
+        opened = socket.create_connection((host, port), timeout=max(0.001, deadline - time.monotonic()))
+    except OSError as error:
+        raise RocketMQUnavailableError("UNREACHABLE", f"cannot connect to {address}: {error}") from None
+    try:
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opened.setblocking(False)
+        if context is None:
+            return Transport(opened)
+        transport = _TlsTransport(opened, context, host)
+        transport.handshake(deadline)
+    except (ssl.SSLEOFError, ConnectionError):
+        opened.close()
+        raise RocketMQUnavailableError(
+            "UNREACHABLE", f"{address} ended the TLS handshake: it may have no TLS, or be stopping"
+        ) from None
+    except ssl.SSLError as error:
+        opened.close()
+        why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
+        raise RocketMQError("TLS", f"no TLS with {address}: {why or error}") from None
+    except (OSError, Stuck) as error:
+        opened.close()
+        raise RocketMQUnavailableError("UNREACHABLE", f"cannot connect to {address}: {error}") from None
+    except BaseException:
+        opened.close()
+        raise
+    return transport
+
+
+class Transport:
+    """A connected socket. Errors of the system are left as OSError: the connection maps them."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+        self._readable = select.poll()
+        self._readable.register(opened, select.POLLIN)
+
+    def recv_into(self, buffer: memoryview, timeout: float) -> int | None:
+        """Bytes that came; 0 at the end of the stream, None when none came within ``timeout`` seconds."""
+        try:
+            return self._socket.recv_into(buffer)
+        except BlockingIOError:
+            if not self._readable.poll(timeout * 1000):
+                return None
+        try:
+            return self._socket.recv_into(buffer)
+        except BlockingIOError:
+            return None
+
+    def send(self, parts: Sequence[Bytes], deadline: float) -> None:
+        """Write all parts. Raises Stuck at the deadline."""
+        views = [memoryview(part) for part in parts if len(part)]
+        whole = left = sum(len(view) for view in views)
+        while left:
+            try:
+                count = self._socket.sendmsg(views)
+            except BlockingIOError:
+                self._wait_writable(deadline, partial=left < whole)
+                continue
+            left -= count
+            while count:
+                taken = min(count, len(views[0]))
+                views[0] = views[0][taken:]
+                count -= taken
+                if not len(views[0]):
+                    del views[0]
+
+    def _wait_writable(self, deadline: float, *, partial: bool) -> None:
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        if not writable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise Stuck(partial)
+
+    def shutdown(self) -> None:
+        """End the connection for both sides; whoever receives or sends here wakes up."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            # The server was faster.
+            pass
+
+    def close(self) -> None:
+        """Give the descriptor back, without a word to the server: after a fork it is the parent's connection."""
+        self._socket.close()
+
+
+class _TlsTransport(Transport):
+    def __init__(self, opened: socket.socket, context: ssl.SSLContext, host: str) -> None:
+        super().__init__(opened)
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+        self._lock = threading.Lock()
+        self._records = memoryview(bytearray(_TLS_RECORDS))
+
+    def handshake(self, deadline: float) -> None:
+        """Raises ssl.SSLError, Stuck at the deadline."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                super().send([self._outgoing.read()], deadline)
+                if not self._receive(max(0.0, deadline - time.monotonic())):
+                    raise Stuck(True) from None
+            else:
+                super().send([self._outgoing.read()], deadline)
+                return
+
+    def recv_into(self, buffer: memoryview, timeout: float) -> int | None:
+        while True:
+            with self._lock:
+                try:
+                    # With a buffer it returns a number, whatever its stub says.
+                    return cast("int", cast("object", self._tls.read(len(buffer), buffer)))
+                except ssl.SSLWantReadError:
+                    pass
+                except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                    return 0
+            if not self._receive(timeout):
+                return None
+
+    def _receive(self, timeout: float) -> bool:
+        """Whether something came from the socket for TLS to read; the end of the stream counts."""
+        count = super().recv_into(self._records, timeout)
+        if count is None:
+            return False
+        with self._lock:
+            if count:
+                self._incoming.write(self._records[:count])
+            else:
+                self._incoming.write_eof()
+        return True
+
+    def send(self, parts: Sequence[Bytes], deadline: float) -> None:
+        with self._lock:
+            for part in parts:
+                view = memoryview(part)
+                while len(view):
+                    view = view[self._tls.write(view) :]
+            data = self._outgoing.read()
+        try:
+            super().send([data], deadline)
+        except Stuck:
+            # What was encrypted must follow what was encrypted before, so not having written any of it is no way back.
+            raise Stuck(True) from None

@@ -1,0 +1,60 @@
+"""RocketMQ's Java client beside us: one small Java program (java/Peers.java), run from its source.
+
+That needs a JDK. Where Java has no compiler, what was recorded on another machine stands in (two cores, RocketMQ 5.3.3, bodies of 100
+bytes with keys, tags and a sharding key, 4 queues), and the figures say so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from orderedmq.java import ensure_java
+from orderedmq.rocketmq.jars import jars
+
+SOURCE: Final = Path(__file__).parent / "java" / "Peers.java"
+#: Thousand messages a second by way, where they cannot be measured.
+RECORDED: Final[Mapping[str, float]] = {"pull": 142.0, "push": 155.0, "batch": 352.0, "ordered": 12.0}
+
+
+class JavaPeers:
+    """A JVM that stays warm from one measurement to the next. A context manager."""
+
+    def __init__(self, namesrv: str, home: Path) -> None:
+        java = str(ensure_java())
+        modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True).stdout
+        self.measured = "jdk.compiler" in modules
+        self._process: subprocess.Popen[str] | None = None
+        if not self.measured:
+            return
+        # It logs to its home. It ends with its standard input, however this process ends.
+        command = [java, "-Xmx1g", f"-Duser.home={home}", "-cp", f"{jars()}/*", str(SOURCE), namesrv]
+        with open(home / "peers.log", "w") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+
+    def speed(self, way: str, topic: str, count: int) -> dict[str, float]:
+        """Thousand messages a second: ``pull`` and ``push`` read the first ``count`` ones, ``batch`` and ``ordered`` send so many."""
+        if self._process is None:
+            return {"speed": RECORDED[way]}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{way} {topic} {count}\n")
+        self._process.stdin.flush()
+        # The client may print a line of its own.
+        for line in self._process.stdout:
+            try:
+                return {"speed": count / float(line) / 1000}
+            except ValueError:
+                continue
+        raise RuntimeError(f"the Java program ended with {self._process.wait()}: see its peers.log")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()

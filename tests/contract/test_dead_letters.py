@@ -1,0 +1,207 @@
+"""What is put aside for a group."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from orderedmq.broker import Broker
+from orderedmq.lock import LockToken
+from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH
+from tests.contract.support import (
+    BIG,
+    FakeClock,
+    Place,
+    aside,
+    bodies,
+    letters,
+    locked,
+    needs,
+    queues_of,
+    read,
+    refused,
+    rows,
+    state,
+)
+
+LONGEST = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
+
+
+def test_the_first_dead_letter_makes_its_groups_topic_of_one_queue(broker: Broker, token: LockToken):
+    assert [topic.name for topic in broker.log.topics()] == ["orders"]
+    assert broker.groups.dead_letter(token, letters([3, 4]), [3, 4]) == 2
+    topic = broker.log.topic("%DLQ%g")
+    assert (topic.queues, topic.retention_seconds, topic.retention_bytes) == (1, None, None)
+    assert aside(broker) == ["body 3", "body 4"]
+    assert len(bodies(broker, token.queue)) == 10, "what is put aside stays where it was as well"
+    assert broker.groups.offsets("g", [token.queue]) == {}
+
+
+def test_what_was_put_aside_before_is_left_as_it_is(broker: Broker, token: LockToken):
+    broker.groups.dead_letter(token, letters([3, 4]), [3, 4])
+    before, change = state(broker, ["%DLQ%g"]), broker.log.change()
+    for again in ([3, 4], [4], [4, 3]):
+        assert broker.groups.dead_letter(token, rows(["other"] * len(again)), again) == 0
+    assert state(broker, ["%DLQ%g"]) == before
+    assert broker.log.change() == change
+
+
+def test_of_a_batch_that_is_partly_new_only_that_is_added_in_its_order(broker: Broker, token: LockToken):
+    broker.groups.dead_letter(token, letters([3, 5]), [3, 5])
+    assert broker.groups.dead_letter(token, letters([2, 3, 4, 5, 6], tags=list("abcde")), [2, 3, 4, 5, 6]) == 3
+    assert aside(broker) == [f"body {offset}" for offset in (3, 5, 2, 4, 6)]
+    [queue] = queues_of(broker, "%DLQ%g")
+    assert [row["tags"] for row in read(broker, queue, 2, ("tags",))] == ["a", "c", "e"]
+
+
+def test_an_offset_that_is_given_twice_is_one_letter(broker: Broker, token: LockToken):
+    assert broker.groups.dead_letter(token, rows(["first", "second"]), [3, 3]) == 1
+    assert aside(broker) == ["first"]
+
+
+def test_no_letters_make_no_topic(broker: Broker, token: LockToken):
+    assert broker.groups.dead_letter(token, letters([]), []) == 0
+    assert [topic.name for topic in broker.log.topics()] == ["orders"]
+
+
+def test_a_letter_is_known_by_group_queue_and_offset(broker: Broker, token: LockToken):
+    queues = queues_of(broker)
+    me = broker.groups.join("other")
+    tokens = [token, locked(broker, "g", me, queues[1:2])[0], locked(broker, "h", me, queues[:1])[0]]
+    for one in tokens:
+        assert broker.groups.dead_letter(one, letters([3]), [3]) == 1
+        assert broker.groups.dead_letter(one, letters([3]), [3]) == 0
+    assert (len(aside(broker, "g")), len(aside(broker, "h"))) == (2, 1)
+
+
+@needs("empty values")
+def test_a_letter_comes_back_with_all_its_columns_and_where_it_is_from(broker: Broker, token: LockToken):
+    """Also with the properties that RocketMQ has for that, and no other producer may set."""
+    properties = [
+        {"own": "x", "REAL_TOPIC": "orders", "REAL_QID": "0", "ORIGIN_MESSAGE_ID": "ABC", "RECONSUME_TIME": "16"},
+        {"ORDEREDMQ_ERROR": "ä\u202e " * 100},
+    ]
+    columns = {
+        "tags": ["t", None],
+        "keys": [None, "k"],
+        "sharding_key": ["s", ""],
+        "properties": [[*one.items()] for one in properties],
+    }
+    given = rows([b"\0\xff", b""], **columns)
+    assert broker.groups.dead_letter(token, given, [0, 9]) == 2
+    [queue] = queues_of(broker, "%DLQ%g")
+    [one, two] = read(broker, queue, 0, ("body", "tags", "keys", "sharding_key", "topic", "queue_offset", "properties"))
+    assert (one["body"], one["tags"], one["keys"], one["sharding_key"], one["topic"]) == (b"\0\xff", "t", None, "s", "%DLQ%g")
+    assert (two["body"], two["tags"], two["keys"], two["sharding_key"], two["queue_offset"]) == (b"", None, "k", "", 1)
+    assert [dict(one["properties"]), dict(two["properties"])] == properties
+
+
+@needs("chunks")
+def test_more_letters_than_a_chunk_has_come_back_in_order(broker: Broker, token: LockToken):
+    offsets = range(3 * BIG)
+    assert broker.groups.dead_letter(token, letters(offsets), offsets) == 3 * BIG
+    assert aside(broker) == [f"body {offset}" for offset in offsets]
+    assert broker.groups.dead_letter(token, letters(offsets), offsets) == 0
+
+
+def test_letters_that_are_no_messages_are_refused_whole(broker: Broker, token: LockToken):
+    before = state(broker, ["orders"])
+    with refused("MESSAGE.NULL_BODY"):
+        broker.groups.dead_letter(token, pa.record_batch({"body": pa.array([b"a", None])}), [3, 4])
+    assert state(broker, ["orders"]) == before
+    assert broker.groups.dead_letter(token, letters([3]), [3]) == 1
+
+
+@pytest.mark.parametrize("repeat", [False, True])
+def test_a_stale_token_puts_nothing_aside(broker: Broker, clock: FakeClock, token: LockToken, repeat: bool):
+    if not broker.capabilities.fenced:
+        pytest.skip("this kind of broker does not fence")
+    if repeat:
+        broker.groups.dead_letter(token, letters([3]), [3])
+    clock.pass_(61)
+    them = broker.groups.join("them")
+    locked(broker, "g", them, [token.queue])
+    topics = [topic.name for topic in broker.log.topics()]
+    before, change = state(broker, topics), broker.log.change()
+    with refused("LOCK.LOST", token.queue, "'g'", them.client_id):
+        broker.groups.dead_letter(token, letters([3]), [3])
+    assert state(broker, topics) == before
+    assert broker.log.change() == change
+
+
+@needs("epochs")
+def test_a_lock_that_nobody_took_still_puts_aside(broker: Broker, clock: FakeClock, token: LockToken):
+    clock.pass_(61)
+    assert broker.groups.dead_letter(token, letters([3]), [3]) == 1
+    broker.groups.unlock([token])
+    assert broker.groups.dead_letter(token, letters([4]), [4]) == 1
+
+
+def test_a_dead_letter_topic_that_is_deleted_takes_what_was_known_with_it(place: Place, broker: Broker, token: LockToken):
+    [other] = locked(broker, "g2", broker.groups.join("other"), [token.queue])
+    for one in (token, other):
+        broker.groups.dead_letter(one, letters([3]), [3])
+    incarnation = broker.log.topic("%DLQ%g").incarnation
+    broker.admin.delete_topic("%DLQ%g")
+    assert broker.groups.dead_letter(token, letters([3]), [3]) == 1
+    assert aside(broker) == ["body 3"]
+    if "empty recreation" not in place.lacks:
+        assert broker.log.topic("%DLQ%g").incarnation != incarnation
+    assert broker.groups.dead_letter(other, letters([3]), [3]) == 0, "that is another group's"
+
+
+@needs("empty recreation")
+def test_a_source_topic_that_is_deleted_takes_what_was_known_of_it_and_leaves_the_letters(broker: Broker, token: LockToken):
+    broker.admin.create_topic("more", 1)
+    me = broker.groups.join("other")
+    [other] = locked(broker, "g", me, queues_of(broker, "more"))
+    for one in (token, other):
+        broker.groups.dead_letter(one, letters([3]), [3])
+    broker.admin.delete_topic("orders")
+    assert aside(broker) == ["body 3"] * 2
+    assert broker.groups.dead_letter(other, letters([3]), [3]) == 0
+    broker.admin.create_topic("orders", 3)
+    [again] = locked(broker, "g", me, [token.queue])
+    assert broker.groups.dead_letter(again, letters([3]), [3]) == 1
+    assert aside(broker) == ["body 3"] * 3
+
+
+@needs("trim")
+def test_dead_letters_that_were_trimmed_are_known_still(broker: Broker, token: LockToken):
+    broker.groups.dead_letter(token, letters([3]), [3])
+    [queue] = queues_of(broker, "%DLQ%g")
+    assert broker.admin.trim("%DLQ%g", {queue: 1}) == {queue: 1}
+    assert broker.groups.dead_letter(token, letters([3]), [3]) == 0
+    assert broker.groups.dead_letter(token, letters([4]), [4]) == 1
+    assert aside(broker) == ["body 4"]
+
+
+def test_a_dead_letter_topic_that_grew_goes_on_in_its_first_queue(broker: Broker, token: LockToken):
+    broker.groups.dead_letter(token, letters([3]), [3])
+    broker.admin.add_queues("%DLQ%g", 2)
+    assert broker.groups.dead_letter(token, letters([3, 4]), [3, 4]) == 1
+    assert bodies(broker, queues_of(broker, "%DLQ%g")[0]) == ["body 3", "body 4"]
+
+
+def test_dead_letters_can_be_consumed_and_their_group_has_dead_letters_too(broker: Broker, token: LockToken):
+    broker.groups.dead_letter(token, letters([3]), [3])
+    [queue] = queues_of(broker, "%DLQ%g")
+    [again] = locked(broker, "%DLQ%g", broker.groups.join("replay"), [queue])
+    assert broker.groups.dead_letter(again, letters([0]), [0]) == 1
+    assert aside(broker, "%DLQ%g") == ["body 0"]
+    broker.admin.delete_topic("%DLQ%g")
+    assert broker.groups.dead_letter(token, letters([3]), [3]) == 1
+
+
+@needs("long groups")
+def test_a_group_whose_dead_letter_topic_could_not_be_read_is_refused_before_anything_is_made(broker: Broker):
+    """A group's name may have as many characters as a topic's, and the topic of its dead letters has five more."""
+    queue = queues_of(broker)[0]
+    me = broker.groups.join("me")
+    [fits, long] = [locked(broker, "x" * length, me, [queue])[0] for length in (LONGEST, LONGEST + 1)]
+    assert broker.groups.dead_letter(fits, letters([3]), [3]) == 1
+    assert aside(broker, fits.group) == ["body 3"]
+    before = broker.log.topics()
+    with refused("GROUP.BAD_NAME", long.group, f"has {LONGEST + 1} characters", f"at most {LONGEST}", "%DLQ%"):
+        broker.groups.dead_letter(long, letters([3]), [3])
+    assert broker.log.topics() == before

@@ -1,0 +1,181 @@
+"""Real RocketMQ servers and real Java clients for the tests of this folder.
+
+``cluster`` boots in the background as soon as it is known that a test wants it. Where the jars cannot be had, tests are skipped, but not
+in CI. Before each test, servers that another one killed or paused run again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from orderedmq.errors import ServersError
+from orderedmq.rocketmq.jars import DEFAULT_VERSION, VERSIONS, jars
+from orderedmq.rocketmq.servers import Cluster
+from tests.rocketmq.peers import Peers
+
+#: Of these fixtures each has servers.
+_CLUSTERS = ("cluster", "two_brokers", "quick_locks", "every_version")
+#: A first fetch of jars is part of the first test's time.
+_TIMEOUT = 900
+
+
+class Clusters:
+    """All clusters of the run; the usual one starts before it is asked for."""
+
+    def __init__(self) -> None:
+        self._running: list[Cluster] = []
+        self._pool = ThreadPoolExecutor(1, "clusters")
+        self._usual: Future[Cluster] | None = None
+        self._folder: Path | None = None
+        self._jars: dict[str, ServersError | None] = {}
+
+    def jars(self, version: str) -> None:
+        """Fetch them, or find out once that they cannot be had."""
+        if version not in self._jars:
+            try:
+                jars(version)
+                self._jars[version] = None
+            except ServersError as error:
+                self._jars[version] = error
+        failed = self._jars[version]
+        if failed is not None:
+            raise failed
+
+    def prepare(self, folder: Path, versions: set[str]) -> None:
+        """Begin with what takes long: the usual cluster, if it is wanted, and the jars of the others."""
+        self._folder = folder
+        if DEFAULT_VERSION in versions:
+            self._usual = self._pool.submit(self.start, "usual")
+        for version in sorted(versions - {DEFAULT_VERSION}):
+            self._pool.submit(self.jars, version)
+
+    def usual(self) -> Cluster:
+        if self._usual is None:
+            self._usual = self._pool.submit(self.start, "usual")
+        return self._usual.result()
+
+    def start(self, name: str, version: str = DEFAULT_VERSION, *, brokers: int = 1, lock_life: float | None = None) -> Cluster:
+        assert self._folder is not None
+        self.jars(version)
+        folder = self._folder / name
+        folder.mkdir()
+        cluster = Cluster(folder, version, brokers=brokers, lock_life=lock_life)
+        cluster.start()
+        self._running.append(cluster)
+        return cluster
+
+    def stop(self, cluster: Cluster) -> None:
+        self._running.remove(cluster)
+        cluster.stop()
+
+    def heal(self) -> None:
+        for cluster in list(self._running):
+            cluster.heal()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        for cluster in list(self._running):
+            self.stop(cluster)
+
+
+_clusters = Clusters()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if _wants_servers(item):
+            item.add_marker(pytest.mark.servers)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_TIMEOUT))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    wanted = [item for item in session.items if _wants_servers(item)]
+    if wanted and not session.config.option.collectonly:
+        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+        _clusters.prepare(factory.mktemp("rocketmq"), {version for item in wanted for version in _versions(item)})
+
+
+def pytest_sessionfinish() -> None:
+    _clusters.close()
+
+
+def _wants_servers(item: pytest.Item) -> bool:
+    return bool(set(_CLUSTERS).intersection(getattr(item, "fixturenames", ())))
+
+
+def _versions(item: pytest.Item) -> list[str]:
+    """Of the session's clusters."""
+    if "cluster" in getattr(item, "fixturenames", ()):
+        return [DEFAULT_VERSION]
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return [version for name, version in parameters.items() if name == "every_version"]
+
+
+def _cannot(error: ServersError) -> NoReturn:
+    """Without the jars there is nothing to test. A server that does not come up is a failure everywhere."""
+    if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
+        pytest.skip(str(error))
+    raise error
+
+
+def _started(start: Callable[[], Cluster]) -> Cluster:
+    try:
+        return start()
+    except ServersError as error:
+        _cannot(error)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """A nameserver and one broker of the usual version."""
+    return _started(_clusters.usual)
+
+
+@pytest.fixture(scope="session")
+def two_brokers() -> Cluster:
+    """A nameserver and two brokers."""
+    return _started(lambda: _clusters.start("two", brokers=2))
+
+
+@pytest.fixture(scope="session")
+def quick_locks() -> Cluster:
+    """A cluster whose queue locks live 3 s."""
+    return _started(lambda: _clusters.start("quick", lock_life=3.0))
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def every_version(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster of each version in turn; pytest sorts the tests so that each boots once."""
+    if request.param == DEFAULT_VERSION:
+        yield _started(_clusters.usual)
+        return
+    made = _started(lambda: _clusters.start(f"v{request.param}", request.param))
+    yield made
+    _clusters.stop(made)
+
+
+@pytest.fixture(scope="session")
+def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
+    """RocketMQ's Java client."""
+    try:
+        _clusters.jars(DEFAULT_VERSION)
+        made = Peers(tmp_path_factory.mktemp("peers"))
+    except ServersError as error:
+        _cannot(error)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _healed(request: pytest.FixtureRequest) -> None:
+    """No test meets what another one broke."""
+    if _wants_servers(request.node):
+        _clusters.heal()

@@ -1,0 +1,334 @@
+"""RocketMQ's own Java client, driven from Python: what an application in Java beside us would do.
+
+PySpark's py4j starts a JVM with RocketMQ's jars and hands its objects out; ``peers.java`` is the root of all Java classes, for what has
+no method here.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway, JavaMember, launch_gateway
+from py4j.protocol import STATIC_PREFIX, Py4JJavaError
+
+from orderedmq.java import ensure_java
+from orderedmq.rocketmq.jars import DEFAULT_VERSION, jars
+
+#: A broker's name and a queue's id.
+Queue = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Where a message went. ``queue`` is the broker's name and the queue's id."""
+
+    status: str
+    queue: Queue
+    offset: int
+    id: str
+
+
+@dataclass(frozen=True)
+class Received:
+    queue: Queue
+    offset: int
+    body: bytes
+    key: str | None
+    tags: str | None
+    keys: str | None
+    id: str
+    reconsumed: int
+    properties: Mapping[str, str]
+    #: time.monotonic() when the listener was given it.
+    at: float
+
+
+class Peers:
+    """A JVM with the Java client. All that is made here ends with it."""
+
+    def __init__(self, home: Path, version: str = DEFAULT_VERSION) -> None:
+        py4j_jar = next((Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar"))
+        java = ensure_java()
+        self._names = itertools.count()
+        port, token, self._process = launch_gateway(
+            classpath=f"{jars(version)}/*",
+            jarpath=str(py4j_jar),
+            # It logs to its home; and it ends with this process, also after kill -9.
+            javaopts=["-Xmx256m", "-XX:+UseSerialGC", f"-Duser.home={home}"],
+            java_path=str(java),
+            enable_auth=True,
+            die_on_exit=True,
+            return_proc=True,
+        )
+        self._gateway = JavaGateway(
+            gateway_parameters=GatewayParameters(port=port, auth_token=token, auto_convert=True),
+            # No token for the way back: py4j's Java side has none to give, and every call would fail without a word.
+            callback_server_parameters=CallbackServerParameters(port=0, daemonize=True, daemonize_connections=True),
+        )
+        callback = self._gateway.get_callback_server()
+        assert callback is not None
+        self._gateway.java_gateway_server.resetCallbackClient(
+            self._gateway.java_gateway_server.getCallbackClient().getAddress(), callback.get_listening_port()
+        )
+        self.client: Any = self._gateway._gateway_client
+        self.java: Any = self._gateway.jvm
+        self.rocketmq: Any = self.java.org.apache.rocketmq
+
+    def producer(self, namesrv: str, group: str = "java-producer", **settings: Any) -> Producer:
+        """Started. ``settings`` are the Java object's own: ``sendMsgTimeout=1000``."""
+        producer = self._client(self.rocketmq.client.producer.DefaultMQProducer(group), namesrv, settings)
+        producer.start()
+        return Producer(self, producer)
+
+    def consumer(
+        self, namesrv: str, group: str, topic: str, consume: Callable[[list[Received]], bool] | None = None, **settings: Any
+    ) -> Consumer:
+        """An orderly push consumer from the first offset, started. What ``consume`` refuses (False, or an exception) comes again."""
+        client = self._client(self.rocketmq.client.consumer.DefaultMQPushConsumer(group), namesrv, settings)
+        client.setConsumeFromWhere(self.rocketmq.common.consumer.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+        client.subscribe(topic, "*")
+        # Else it ends while the result of the last call of the listener is still on its way, and the offset behind that is never stored.
+        client.setAwaitTerminationMillisWhenShutdown(5000)
+        return Consumer(self, client, topic, consume)
+
+    def admin(self, namesrv: str) -> Admin:
+        client = self._client(self.rocketmq.tools.admin.DefaultMQAdminExt(), namesrv, {})
+        client.start()
+        return Admin(self, client)
+
+    def close(self) -> None:
+        """Nobody says good-bye: clusters may be gone already, and each client would wait for its own."""
+        self._gateway.shutdown()
+        self._process.kill()
+        self._process.wait()
+        # py4j closes the other end of it.
+        self._process.stdin.close()
+
+    def _client(self, client: Any, namesrv: str, settings: Mapping[str, Any]) -> Any:
+        client.setNamesrvAddr(namesrv)
+        # Clients of one name in one JVM share connections and rebalancing: each is to be a peer of its own.
+        client.setInstanceName(f"peer-{os.getpid()}-{next(self._names)}")
+        client.setVipChannelEnabled(False)
+        for name, value in settings.items():
+            getattr(client, f"set{name[0].upper()}{name[1:]}")(value)
+        return client
+
+
+class Producer:
+    def __init__(self, peers: Peers, client: Any) -> None:
+        self._peers = peers
+        self.client = client
+        self._select = peers.rocketmq.client.producer.selector.SelectMessageQueueByHash()
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        key: str | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Sent:
+        """To the queue that Java's hash of ``key`` selects, or with no key to the next one."""
+        message = self.message(topic, body, key, tags=tags, keys=keys, properties=properties)
+        sent = self.client.send(message) if key is None else self.client.send(message, self._select, key)
+        queue = sent.getMessageQueue()
+        where = (str(queue.getBrokerName()), int(queue.getQueueId()))
+        return Sent(str(sent.getSendStatus().toString()), where, int(sent.getQueueOffset()), str(sent.getMsgId()))
+
+    def message(
+        self,
+        topic: str,
+        body: bytes,
+        key: str | None = None,
+        *,
+        tags: str | None = None,
+        keys: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The Java object."""
+        message = self._peers.rocketmq.common.message.Message(topic, bytearray(body))
+        if tags is not None:
+            message.setTags(tags)
+        if keys is not None:
+            message.setKeys(keys)
+        if key is not None:
+            message.putUserProperty("__SHARDINGKEY", key)
+        for name, value in (properties or {}).items():
+            message.putUserProperty(name, value)
+        return message
+
+    def stop(self) -> None:
+        self.client.shutdown()
+
+
+class Consumer:
+    """An orderly consumer; ``received`` has what its listener was given, refused messages each time."""
+
+    def __init__(self, peers: Peers, client: Any, topic: str, consume: Callable[[list[Received]], bool] | None) -> None:
+        self.client = client
+        self._topic = topic
+        self.received: list[Received] = []
+        self._consume = consume
+        status = peers.rocketmq.client.consumer.listener.ConsumeOrderlyStatus
+        self._success, self._again = status.SUCCESS, status.SUSPEND_CURRENT_QUEUE_A_MOMENT
+        # toJson of an object has static and other overloads: py4j's own look for a static member stops at whichever the JVM lists first.
+        serializable = peers.rocketmq.remoting.protocol.RemotingSerializable
+        self._json = JavaMember("toJson", None, STATIC_PREFIX + serializable._fqn, peers.client)
+        client.registerMessageListener(_Listener(self))
+        client.start()
+
+    def wait(self, count: int, timeout: float = 30.0) -> list[Received]:
+        """Until the listener was given so many messages."""
+        deadline = time.monotonic() + timeout
+        while len(self.received) < count:
+            assert time.monotonic() < deadline, f"{len(self.received)} of {count} messages after {timeout:.0f} s"
+            time.sleep(0.02)
+        return list(self.received)
+
+    @property
+    def id(self) -> str:
+        """Its client id, as in locks and lists of members."""
+        return str(self.client.getDefaultMQPushConsumerImpl().getmQClientFactory().getClientId())
+
+    @property
+    def queues(self) -> list[Queue]:
+        """The queues of its topic that it has and holds the locks of; it has one of its retries, too."""
+        table = self.client.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
+        owned = [entry.getKey() for entry in table.entrySet() if entry.getValue().isLocked()]
+        return sorted((str(q.getBrokerName()), int(q.getQueueId())) for q in owned if q.getTopic() == self._topic)
+
+    def stop(self) -> None:
+        """In order: it takes the result of a listener at work, stores its offsets and gives its locks back."""
+        self.client.shutdown()
+
+    def _given(self, messages: Any, queue: Any) -> Any:
+        where = (str(queue.getBrokerName()), int(queue.getQueueId()))
+        # All in one piece: each question to a Java object costs a round trip.
+        batch = [_received(message, where) for message in json.loads(self._json(messages, False))]
+        self.received += batch
+        try:
+            taken = self._consume is None or self._consume(batch)
+        except Exception:
+            taken = False
+        return self._success if taken else self._again
+
+
+def _received(message: Mapping[str, Any], where: Queue) -> Received:
+    properties = message["properties"]
+    return Received(
+        where,
+        message["queueOffset"],
+        base64.b64decode(message["body"]),
+        properties.get("__SHARDINGKEY"),
+        properties.get("TAGS"),
+        properties.get("KEYS"),
+        message["msgId"],
+        message["reconsumeTimes"],
+        properties,
+        time.monotonic(),
+    )
+
+
+class _Listener:
+    """What Java calls."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def consumeMessage(self, messages: Any, context: Any) -> Any:
+        return self._consumer._given(messages, context.getMessageQueue())
+
+    def toString(self) -> str:
+        """Java asks for it when a tool asks the consumer about itself."""
+        return "a listener in Python"
+
+    class Java:
+        implements = ("org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly",)
+
+
+class Admin:
+    """What ``mqadmin`` does."""
+
+    def __init__(self, peers: Peers, client: Any) -> None:
+        self._peers = peers
+        self.client = client
+
+    def create_topic(self, broker: str, topic: str, queues: int = 4) -> None:
+        """At the broker of an address; there it is at once, and at the nameserver."""
+        config = self._peers.rocketmq.common.TopicConfig(topic, queues, queues)
+        self.client.createAndUpdateTopicConfig(broker, config)
+
+    def delete_topic(self, cluster: str, topic: str) -> None:
+        self.client.deleteTopic(topic, cluster)
+
+    # These ask for one queue after another. DefaultMQAdminExt's own statistics of a topic or group ask a broker of 4.9 what it does not
+    # know.
+
+    def offsets(self, group: str, topic: str) -> dict[Queue, int]:
+        """The committed offsets of a group, where it has any."""
+        found = {}
+        for (name, queue), address in self._queues(topic).items():
+            header = self._peers.rocketmq.remoting.protocol.header.QueryConsumerOffsetRequestHeader()
+            header.setTopic(topic)
+            header.setConsumerGroup(group)
+            header.setQueueId(queue)
+            try:
+                found[name, queue] = int(self._api().queryConsumerOffset(address, header, 3000))
+            except Py4JJavaError as error:
+                if not error.java_exception.getClass().getName().endswith(".OffsetNotFoundException"):
+                    raise
+        return found
+
+    def ends(self, topic: str) -> dict[Queue, tuple[int, int]]:
+        """The least offset and the end of each queue."""
+        found = {}
+        for name, queue in self._queues(topic):
+            where = self._peers.rocketmq.common.message.MessageQueue(topic, name, queue)
+            found[name, queue] = (int(self.client.minOffset(where)), int(self.client.maxOffset(where)))
+        return found
+
+    def _queues(self, topic: str) -> dict[Queue, str]:
+        """The queues of a topic and the addresses of their brokers."""
+        route = self.client.examineTopicRouteInfo(topic)
+        brokers = {str(data.getBrokerName()): str(data.selectBrokerAddr()) for data in route.getBrokerDatas()}
+        queues = [
+            (str(data.getBrokerName()), queue) for data in route.getQueueDatas() for queue in range(data.getReadQueueNums())
+        ]
+        return {queue: brokers[queue[0]] for queue in sorted(queues)}
+
+    def members(self, group: str) -> list[str]:
+        """Client ids of a group's members that are connected."""
+        connections = self.client.examineConsumerConnectionInfo(group).getConnectionSet()
+        return sorted(str(connection.getClientId()) for connection in connections)
+
+    def lock(self, broker: str, group: str, client_id: str, topic: str, queues: Sequence[Queue]) -> list[Queue]:
+        """Ask a broker for locks as a Java consumer of that name would; returns those that are granted."""
+        granted = self._api().lockBatchMQ(broker, self._body("LockBatchRequestBody", group, client_id, topic, queues), 3000)
+        return sorted((str(queue.getBrokerName()), int(queue.getQueueId())) for queue in granted)
+
+    def unlock(self, broker: str, group: str, client_id: str, topic: str, queues: Sequence[Queue]) -> None:
+        self._api().unlockBatchMQ(broker, self._body("UnlockBatchRequestBody", group, client_id, topic, queues), 3000, False)
+
+    def _api(self) -> Any:
+        return self.client.getDefaultMQAdminExtImpl().getMqClientInstance().getMQClientAPIImpl()
+
+    def _body(self, name: str, group: str, client_id: str, topic: str, queues: Sequence[Queue]) -> Any:
+        body = getattr(self._peers.rocketmq.remoting.protocol.body, name)()
+        body.setConsumerGroup(group)
+        body.setClientId(client_id)
+        asked = self._peers.java.java.util.HashSet()
+        for broker, queue in queues:
+            asked.add(self._peers.rocketmq.common.message.MessageQueue(topic, broker, queue))
+        body.setMqSet(asked)
+        return body

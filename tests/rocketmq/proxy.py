@@ -1,0 +1,373 @@
+"""A TCP proxy that makes a network bad on purpose, and remembers what went through it.
+
+    with Proxy(broker.address) as proxy:
+        proxy.plan(Path(down=Way(cut_after=100)))  # the next connection; those after it are good again
+        client = connect(proxy.address)
+        proxy.connections[0].reset()
+
+Each connection has two ways: ``up`` to the server, ``down`` to the client. Tests call from their thread; one thread of its own runs all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+HOST: Final = "127.0.0.1"
+_PIECE: Final = 64 << 10
+
+
+@dataclass(frozen=True)
+class Way:
+    """What happens to the bytes of one direction."""
+
+    #: Seconds that each byte is under way; those behind it are under way at the same time.
+    delay: float = 0.0
+    #: No more bytes than this are sent in one piece, with a pause of so many seconds between the pieces.
+    slice: int = _PIECE
+    pause: float = 0.001
+    #: After so many bytes the connection is closed, in both directions.
+    cut_after: int | None = None
+    #: After so many bytes nothing comes any more, and nobody is told.
+    hold_after: int | None = None
+    #: With ``cut_after``: a reset instead of an end.
+    reset: bool = False
+
+
+@dataclass(frozen=True)
+class Path:
+    """What happens to one connection."""
+
+    up: Way = Way()
+    down: Way = Way()
+    #: It is reset when it has just been accepted.
+    refuse: bool = False
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One frame that went by."""
+
+    #: time.monotonic() when it was whole.
+    at: float
+    up: bool
+    code: int
+    opaque: int
+    fields: Mapping[str, str]
+    body: bytes
+    response: bool
+    remark: str = ""
+
+
+@dataclass
+class Connection:
+    """One connection through the proxy: what went by, and the means to spoil it."""
+
+    proxy: Proxy
+    path: Path
+    #: How many bytes came from the client and from the server, whatever became of them.
+    up: int = 0
+    down: int = 0
+    exchanges: list[Exchange] = field(default_factory=list)
+    closed: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    def hold(self) -> None:
+        """From now on nothing goes through, either way, and nobody is told: half-open."""
+        self.proxy._do(self._open.clear)
+
+    def release(self) -> None:
+        """What was held goes through, and all after it."""
+
+        def free() -> None:
+            path = self.path
+            self.path = replace(path, up=replace(path.up, hold_after=None), down=replace(path.down, hold_after=None))
+            self._open.set()
+
+        self.proxy._do(free)
+
+    def cut(self) -> None:
+        """End it on both sides."""
+        self.proxy._do(lambda: self._close(False))
+
+    def reset(self) -> None:
+        """End it on both sides with a reset."""
+        self.proxy._do(lambda: self._close(True))
+
+    def alter(self, path: Path) -> None:
+        """Another fate from now on. Counted bytes are counted from the beginning."""
+        self.proxy._do(lambda: setattr(self, "path", path))
+
+    def _close(self, reset: bool) -> None:
+        for writer in self._writers:
+            if reset:
+                if not writer.is_closing():
+                    # No linger: what is not sent is dropped, and the other side sees a reset.
+                    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                writer.transport.abort()
+            else:
+                writer.close()
+        self._open.set()
+        self.closed.set()
+
+
+class Proxy:
+    """Listens on a free loopback port and passes on to ``target`` (``host:port``).
+
+    ``rewrite`` replaces addresses in the bodies that come down, so that a nameserver sends clients through other proxies. A target may
+    change: connections that come later go to the new one.
+    """
+
+    def __init__(self, target: str, rewrite: Mapping[str, str] | None = None) -> None:
+        self.target = target
+        self.connections: list[Connection] = []
+        self.rewrite = {old.encode(): new.encode() for old, new in (rewrite or {}).items()}
+        #: The fate of connections that no plan was made for.
+        self.default = Path()
+        self._plans: deque[Path] = deque()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._thread.start()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server = self._await(asyncio.start_server(self._accept, HOST, 0))
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        self.address = f"{HOST}:{self.port}"
+
+    def plan(self, *paths: Path) -> None:
+        """The fate of the next connections, in the order in which they come."""
+        self._do(lambda: self._plans.extend(paths))
+
+    @property
+    def exchanges(self) -> list[Exchange]:
+        """The frames of all connections in order of time."""
+        return sorted((e for c in list(self.connections) for e in list(c.exchanges)), key=lambda exchange: exchange.at)
+
+    def requests(self, code: int | None = None) -> list[Exchange]:
+        """What clients asked, all or of one code."""
+        return [e for e in self.exchanges if e.up and not e.response and code in (None, e.code)]
+
+    def each(self, what: Callable[[Connection], None]) -> None:
+        """Do it to all connections that are open: ``proxy.each(Connection.reset)``."""
+        for connection in list(self.connections):
+            if not connection.closed.is_set():
+                what(connection)
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        self._await(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- in the proxy's thread ----------------------------------------------------------------------------------------------
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        connection = Connection(self, self._plans.popleft() if self._plans else self.default)
+        connection._writers.append(writer)
+        self.connections.append(connection)
+        try:
+            if connection.path.refuse:
+                connection._close(True)
+                return
+            host, _, port = self.target.rpartition(":")
+            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+            connection._writers.append(far_writer)
+            if connection.closed.is_set():
+                connection._close(False)
+                return
+            await asyncio.gather(
+                self._pass(connection, reader, far_writer, True), self._pass(connection, far_reader, writer, False)
+            )
+            connection._close(False)
+        except (OSError, asyncio.CancelledError):
+            # What breaks on one side breaks on the other. No server at all is a reset, too.
+            connection._close(True)
+
+    async def _pass(self, connection: Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: bool) -> None:
+        """One way: what is read goes into a line with the time at which it is due, so that a delay holds up nothing behind it."""
+        line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        sender = asyncio.ensure_future(self._send(connection, line, writer, up))
+        frames = Frames(up, connection.exchanges, self.rewrite if not up else {})
+        try:
+            while data := await reader.read(_PIECE):
+                if up:
+                    connection.up += len(data)
+                else:
+                    connection.down += len(data)
+                passed = frames.feed(data)
+                if passed:
+                    line.put_nowait((time.monotonic() + self._way(connection, up).delay, passed))
+            line.put_nowait((time.monotonic() + self._way(connection, up).delay, frames.rest()))
+            line.put_nowait((0.0, b""))
+            await sender
+        finally:
+            sender.cancel()
+
+    async def _send(
+        self, connection: Connection, line: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter, up: bool
+    ) -> None:
+        sent = 0
+        ended = False
+        while not ended:
+            due, data = await line.get()
+            ended = not due
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            while data:
+                await connection._open.wait()
+                way = self._way(connection, up)
+                limits = [limit - sent for limit in (way.cut_after, way.hold_after) if limit is not None]
+                piece = data[: max(0, min(way.slice, *limits, len(data)))]
+                data = data[len(piece) :]
+                sent += len(piece)
+                writer.write(piece)
+                await writer.drain()
+                if way.cut_after is not None and sent >= way.cut_after:
+                    connection._close(way.reset)
+                    return
+                if way.hold_after is not None and sent >= way.hold_after:
+                    connection._open.clear()
+                if data and way.slice < _PIECE:
+                    await asyncio.sleep(way.pause)
+        await connection._open.wait()
+        if writer.can_write_eof() and not writer.is_closing():
+            writer.write_eof()
+
+    @staticmethod
+    def _way(connection: Connection, up: bool) -> Way:
+        return connection.path.up if up else connection.path.down
+
+    async def _end(self) -> None:
+        self._server.close()
+        for connection in self.connections:
+            connection._close(True)
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- from a test's thread -----------------------------------------------------------------------------------------------
+
+    def _do(self, what: Callable[[], T]) -> T:
+        async def call() -> T:
+            return what()
+
+        return self._await(call())
+
+    def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        return future.result(10)
+
+
+class Frames:
+    """Finds the frames of the remoting protocol in the bytes of one way, and rewrites the bodies if asked to."""
+
+    def __init__(self, up: bool, found: list[Exchange], rewrite: Mapping[bytes, bytes]) -> None:
+        self._up = up
+        self._found = found
+        self._rewrite = rewrite
+        self._buffer = bytearray()
+        #: What does not look like frames is passed on and not looked at.
+        self._foreign = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What is to be passed on: the same bytes, or whole frames with new bodies."""
+        if self._foreign:
+            return data
+        self._buffer += data
+        out = []
+        try:
+            while len(self._buffer) >= 8:
+                length, head = struct.unpack(">iI", self._buffer[:8])
+                if not 4 <= length <= 64 << 20:
+                    raise ValueError("no frame")
+                if len(self._buffer) < 4 + length:
+                    break
+                frame = bytes(self._buffer[: 4 + length])
+                del self._buffer[: 4 + length]
+                out.append(self._frame(frame, head & 0xFFFFFF, head >> 24))
+        except ValueError:
+            self._foreign = True
+            out.append(self.rest())
+        return b"".join(out) if self._rewrite else data
+
+    def rest(self) -> bytes:
+        """What no frame was found in, where that was held back."""
+        rest = bytes(self._buffer) if self._rewrite else b""
+        self._buffer.clear()
+        return rest
+
+    def _frame(self, frame: bytes, header_length: int, kind: int) -> bytes:
+        header, body = frame[8 : 8 + header_length], frame[8 + header_length :]
+        for old, new in self._rewrite.items():
+            body = body.replace(old, new)
+        if kind == 0:
+            said = json.loads(header)
+            fields = {name: str(value) for name, value in (said.get("extFields") or {}).items()}
+            is_response = bool(said.get("flag", 0) & 1)
+            self._found.append(
+                Exchange(
+                    time.monotonic(),
+                    self._up,
+                    said["code"],
+                    said["opaque"],
+                    fields,
+                    body,
+                    is_response,
+                    said.get("remark") or "",
+                )
+            )
+        return struct.pack(">i", 4 + len(header) + len(body)) + frame[4 : 8 + header_length] + body
+
+
+class Network:
+    """Proxies before a whole cluster: clients that start at ``address`` never meet a server itself."""
+
+    def __init__(self, namesrv: str, brokers: list[str]) -> None:
+        self.brokers = [Proxy(address) for address in brokers]
+        self.namesrv = Proxy(namesrv, {proxy.target: proxy.address for proxy in self.brokers})
+        self.address = self.namesrv.address
+
+    @property
+    def broker(self) -> Proxy:
+        return self.brokers[0]
+
+    def slow(self, seconds: float) -> None:
+        """Every byte takes so long, both ways, on all connections that are made from now on."""
+        for proxy in (self.namesrv, *self.brokers):
+            proxy.default = replace(proxy.default, up=Way(delay=seconds), down=Way(delay=seconds))
+
+    def close(self) -> None:
+        for proxy in (self.namesrv, *self.brokers):
+            proxy.close()
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()

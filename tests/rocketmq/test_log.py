@@ -1,0 +1,449 @@
+"""Topics and messages of real servers, beside what the contract suite asks of every broker.
+
+Traps held, with tests/unit/test_rocketmq_puller.py: 4, 5, 6, 7, 9, 17, 18, 20.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import orderedmq
+from orderedmq.broker import Broker, QueueBounds
+from orderedmq.errors import DataLossError, OptionError, RocketMQError, TopicError
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.rocketmq import requests
+from orderedmq.rocketmq.admin import delete_at_broker
+from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.codes import RequestCode
+from orderedmq.rocketmq.frame import FrameDecoder, RemotingCommand
+from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.sender import Sender
+from orderedmq.rocketmq.servers import Cluster
+from tests.rocketmq.proxy import Network
+
+MS = 1000
+
+
+def soon(seconds: float = 30.0) -> float:
+    return time.monotonic() + seconds
+
+
+def rows(bodies: Sequence[bytes]) -> pa.RecordBatch:
+    return pa.record_batch({"body": pa.array(bodies, pa.binary())})
+
+
+def numbers(count: int, first: int = 0) -> pa.RecordBatch:
+    return rows([b"%d" % number for number in range(first, first + count)])
+
+
+def read(broker: Broker, queue: MessageQueue, begin: int, end: int) -> list[bytes]:
+    found: list[bytes] = []
+    while begin + len(found) < end:
+        batch = broker.log.pull(queue, begin + len(found), end - begin - len(found), 1 << 40, ("body",))
+        assert batch.num_rows
+        found += batch.column(0).to_pylist()
+    return found
+
+
+class World:
+    """A cluster, a connection to it, and a topic of two queues."""
+
+    def __init__(self, cluster: Cluster, address: str | None = None) -> None:
+        self.cluster = cluster
+        self.broker = RocketMQBroker(address or cluster.address)
+        self.log: RocketMQLog = self.broker.log
+        self.topic = f"t-{uuid.uuid4().hex[:8]}"
+        self.broker.admin.create_topic(self.topic, 2)
+        self.queue = self.log.queues(self.topic)[0]
+
+    def close(self) -> None:
+        self.broker.close()
+
+
+@pytest.fixture
+def everywhere(every_version: Cluster) -> Iterator[World]:
+    made = World(every_version)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def world(cluster: Cluster) -> Iterator[World]:
+    made = World(cluster)
+    yield made
+    made.close()
+
+
+# -- every version
+
+
+def test_many_messages_come_back_whole_in_pieces_of_what_the_broker_gives(everywhere: World) -> None:
+    """Trap 4: a pull brings 32 messages or 256 KiB."""
+    log, queue = everywhere.log, everywhere.queue
+    assert log.append(queue, numbers(5000)) == OffsetRange(0, 5000)
+    large = [bytes([number]) * 100_000 for number in range(40)]
+    assert log.append(queue, rows(large)) == OffsetRange(5000, 5040)
+    assert log.append(queue, numbers(100, 5040)) == OffsetRange(5040, 5140)
+    expected = [b"%d" % number for number in range(5000)] + large + [b"%d" % number for number in range(5040, 5140)]
+    assert read(everywhere.broker, queue, 0, 5140) == expected
+    assert read(everywhere.broker, queue, 4990, 5050) == expected[4990:5050]
+
+
+def test_bounds_of_what_does_not_exist(everywhere: World) -> None:
+    """Trap 5: an empty queue; brokers answer for queues that are not there as for empty ones."""
+    log, queue = everywhere.log, everywhere.queue
+    asked = [queue, queue._replace(queue_id=7), queue._replace(topic="no-such-topic"), queue._replace(broker_name="nobody")]
+    assert log.bounds(asked) == {queue: QueueBounds(0, 0)}
+    assert log.pull(queue, 0, 10, 10, ("body",)).num_rows == 0
+    with pytest.raises(DataLossError, match="BEYOND_END"):
+        log.pull(queue, 5, 10, 10, ("body",))
+    with pytest.raises(TopicError, match=r"NO_SUCH_QUEUE"):
+        log.pull(queue._replace(queue_id=7), 0, 10, 10, ("body",))
+
+
+def test_a_pull_at_the_end_does_not_wait(everywhere: World) -> None:
+    """Trap 6: a broker that holds a pull back answers up to 5 s late; ours are never held back."""
+    everywhere.log.append(everywhere.queue, numbers(3))
+    begin = time.monotonic()
+    for _ in range(20):
+        assert everywhere.log.pull(everywhere.queue, 3, 10, 10, ("body",)).num_rows == 0
+    assert time.monotonic() - begin < 3
+
+
+def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> None:
+    """Trap 7: a broker acknowledges a message before readers see it."""
+    with RocketMQBroker(everywhere.cluster.address) as other:
+        for number in range(100):
+            assert everywhere.log.append(everywhere.queue, numbers(1, number)).begin == number
+            assert other.log.bounds([everywhere.queue])[everywhere.queue].max_offset == number + 1
+            assert other.log.pull(everywhere.queue, number, 1, 1, ("body",)).column(0).to_pylist() == [b"%d" % number]
+
+
+def test_a_time_is_found_exactly(everywhere: World) -> None:
+    """Trap 9: 4.9 answers with the nearest message, for a time to come with the last one."""
+    log, queue = everywhere.log, everywhere.queue
+    assert log.offset_at(queue, 0) == log.offset_at(queue, 1 << 60) == 0
+    for number in range(30):
+        log.append(queue, numbers(1 + number % 3))
+        time.sleep(0.02 if number % 5 == 0 else 0.002)
+    end = log.bounds([queue])[queue].max_offset
+    stamps = log.pull(queue, 0, end, 1 << 40, ("store_timestamp",)).column(0).cast(pa.int64()).to_pylist()
+    assert stamps == sorted(stamps)
+    for stamp in [stamps[0] - 10**9, *sorted(set(stamps))[::4], stamps[-1], stamps[-1] + 10**9]:
+        for moment in (stamp - 7 * MS, stamp - 1, stamp, stamp + 1, stamp + MS):
+            expected = next((n for n in range(end) if stamps[n] >= moment), end)
+            assert log.offset_at(queue, moment) == expected, (stamp, moment)
+
+
+def test_a_limit_of_bytes_is_met_about(everywhere: World) -> None:
+    """Exactly where the first few messages decide."""
+    log, queue = everywhere.log, everywhere.queue
+    log.append(queue, rows([bytes(1000)] * 3000))
+    log.append(queue, rows([bytes(10)] * 3000))
+    assert [log.advance(queue, 0, 6000, size) for size in (0, 999, 1000, 12_345)] == [0, 0, 1, 12]
+    assert 900 <= log.advance(queue, 0, 6000, 1_000_000) <= 1100
+    assert log.advance(queue, 2000, 2100, 1 << 40) == 2100
+    assert log.advance(queue, 6000, 6000, 5) == 6000
+
+
+def test_a_topic_that_was_made_again_is_another_where_a_message_tells(everywhere: World) -> None:
+    log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
+    assert log.anchor(topic, {queue: 0, queue._replace(queue_id=1): 5}) == ""
+    log.append(queue, numbers(10))
+    anchor = log.anchor(topic, {queue: 7, queue._replace(queue_id=1): 0})
+    assert anchor.startswith(f"{queue.broker_name}/0/6@")
+    assert not log.is_another(topic, anchor)
+    assert log.pull(queue, 7, 10, 1000, ("body",), anchor).num_rows == 3
+    with RocketMQBroker(everywhere.cluster.address) as other:
+        other.admin.delete_topic(topic)
+        other.admin.create_topic(topic, 2)
+        with pytest.raises(DataLossError, match="TOPIC_RECREATED"):
+            other.log.pull(queue, 0, 10, 10, ("body",), anchor)
+        other.log.append(queue, numbers(10))
+        for number in (6, 3):
+            assert other.log.is_another(topic, anchor.replace("/6@", f"/{number}@"))
+        assert not other.log.is_another(topic, other.log.anchor(topic, {queue: 10}))
+        assert not other.log.is_another(topic, "")
+
+
+def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
+    """Trap 20: brokers forget it first, then the nameservers."""
+    log, queue, topic = everywhere.log, everywhere.queue, everywhere.topic
+    log.append(queue, numbers(3))
+    with RocketMQBroker(everywhere.cluster.address) as other:
+        assert other.log.pull(queue, 0, 3, 100, ("body",)).num_rows == 3
+        other.log.bounds([queue])
+        everywhere.broker.admin.delete_topic(topic)
+        with pytest.raises(TopicError, match=f"MISSING.*{topic}.*create it"):
+            other.log.pull(queue, 0, 3, 100, ("body",))
+        assert other.log.bounds([queue]) == {}
+        assert topic not in [info.name for info in other.log.topics()]
+    for call in (lambda: log.append(queue, numbers(1)), lambda: log.queues(topic), lambda: log.offset_at(queue, 0)):
+        with pytest.raises(TopicError, match="MISSING"):
+            call()
+
+
+def test_a_port_that_is_for_sending_only_is_named(everywhere: World) -> None:
+    """Trap 17: a VIP port pulls nothing."""
+    host, _, port = everywhere.cluster.broker.address.rpartition(":")
+    with Client(everywhere.cluster.address) as client, pytest.raises(RocketMQError, match="NOT_SUPPORTED.*VIP"):
+        client.call_address(f"{host}:{int(port) - 2}", requests.pull(everywhere.queue, "TOOLS_CONSUMER", 0, 1), soon())
+
+
+def test_an_answer_may_have_another_kind_of_header_than_its_request(everywhere: World) -> None:
+    """Trap 18: 5.x answers a binary header in JSON."""
+    everywhere.log.append(everywhere.queue, numbers(3))
+    fields = {"topic": everywhere.topic, "queueId": "0"}
+    ext = b"".join(
+        struct.pack(">h", len(name)) + name.encode() + struct.pack(">i", len(value)) + value.encode()
+        for name, value in fields.items()
+    )
+    header = struct.pack(">hbhiiii", RequestCode.GET_MAX_OFFSET, 3, 409, 77, 0, 0, len(ext)) + ext
+    host, _, port = everywhere.cluster.broker.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 10) as connection:
+        connection.sendall(struct.pack(">II", 4 + len(header), 1 << 24 | len(header)) + header)
+        decoder, commands = FrameDecoder(), list[RemotingCommand]()
+        while not commands:
+            commands += decoder.feed(connection.recv(4096))
+    assert (commands[0].code, commands[0].opaque, commands[0].ext["offset"]) == (0, 77, "3")
+
+
+def test_a_topic_is_described_by_what_brokers_tell(everywhere: World) -> None:
+    everywhere.log.append(everywhere.queue, numbers(3))
+    one, two = everywhere.broker.admin.describe_topic(everywhere.topic)
+    stamps = everywhere.log.pull(everywhere.queue, 0, 3, 100, ("store_timestamp",)).column(0).cast(pa.int64()).to_pylist()
+    assert (one.queue, one.bounds, one.first_timestamp, one.last_timestamp) == (
+        everywhere.queue,
+        QueueBounds(0, 3),
+        stamps[0],
+        stamps[2],
+    )
+    assert (two.bounds, two.first_timestamp) == (QueueBounds(0, 0), None)
+
+
+# -- what goes wrong
+
+
+def test_a_broker_that_is_killed_and_comes_back_while_it_is_read(world: World) -> None:
+    world.log.append(world.queue, numbers(20_000))
+    # It has not been written to disk in order yet when it is killed right away.
+    time.sleep(1.0)
+    world.log.pull(world.queue, 0, 100, 1 << 40, ("body",))
+    world.cluster.broker.kill()
+    back = threading.Thread(target=world.cluster.broker.restart)
+    back.start()
+    try:
+        assert read(world.broker, world.queue, 0, 20_000) == [b"%d" % number for number in range(20_000)]
+    finally:
+        back.join()
+
+
+def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: World) -> None:
+    """It has no routes until brokers report to it, up to 30 s later; they know better."""
+    world.log.append(world.queue, numbers(3))
+    world.cluster.namesrv.kill()
+    try:
+        world.log.forget(world.topic)
+        assert world.log.bounds([world.queue]) == {world.queue: QueueBounds(0, 3)}
+        world.cluster.namesrv.start()
+        world.log.forget(world.topic)
+        assert world.log.bounds([world.queue]) == {world.queue: QueueBounds(0, 3)}
+        assert world.log.queues(world.topic)[0] == world.queue
+        assert world.topic in [info.name for info in world.log.topics()]
+        assert read(world.broker, world.queue, 0, 3) == [b"0", b"1", b"2"]
+    finally:
+        # Waits until the broker is known again.
+        world.cluster.start()
+
+
+def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster) -> None:
+    with Network(cluster.address, [cluster.broker.address]) as network:
+        world = World(cluster, network.address)
+        world.log.append(world.queue, numbers(10_000))
+        stop = threading.Event()
+
+        def cut() -> None:
+            while not stop.wait(0.05):
+                for connection in network.broker.connections:
+                    connection.reset()
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        try:
+            assert read(world.broker, world.queue, 0, 10_000) == [b"%d" % number for number in range(10_000)]
+        finally:
+            stop.set()
+            cutter.join()
+        world.close()
+
+
+def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker stored a batch and its answer was lost, or the batch itself was."""
+    with Network(cluster.address, [cluster.broker.address]) as network:
+        world = World(cluster, network.address)
+        looks: list[int | None] = []
+        look = Sender._settle_and_look
+
+        def spy(*arguments: object) -> int | None:
+            looks.append(look(*arguments))  # type: ignore[arg-type]
+            return looks[-1]
+
+        monkeypatch.setattr(Sender, "_settle_and_look", spy)
+        send, lose = requests.send, ["answer", "request"]
+
+        def lossy(*arguments: object, **more: object) -> object:
+            request = send(*arguments, **more)  # type: ignore[arg-type]
+            if lose:
+                what = lose.pop(0)
+                connection = next(one for one in reversed(network.broker.connections) if not one.closed.is_set())
+                seen = len(connection.exchanges)
+                if what == "request":
+                    connection.hold()
+                    threading.Timer(0.3, connection.reset).start()
+                else:
+                    threading.Thread(target=_cut_after_send, args=(world, connection, seen)).start()
+            return request
+
+        monkeypatch.setattr("orderedmq.rocketmq.sender.requests.send", lossy)
+        for number in range(3):
+            assert world.log.append(world.queue, numbers(10, 10 * number)) == OffsetRange(10 * number, 10 * number + 10)
+        assert read(world.broker, world.queue, 0, 30) == [b"%d" % number for number in range(30)]
+        assert world.log.bounds([world.queue])[world.queue].max_offset == 30
+        assert looks
+        world.close()
+
+
+def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it goes on it still finds the request that was given up."""
+    monkeypatch.setattr("orderedmq.rocketmq.sender._SEND_TIMEOUT", 0.5)
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(3):
+            going = threading.Event()
+            send = requests.send
+
+            def sent(*arguments: Any, going: threading.Event = going, send: Any = send, **more: Any) -> Any:
+                going.set()
+                world.cluster.broker.pause()
+                return send(*arguments, **more)
+
+            with monkeypatch.context() as patch:
+                patch.setattr("orderedmq.rocketmq.sender.requests.send", sent)
+                done = pool.submit(world.log.append, world.queue, numbers(10, 10 * number))
+                try:
+                    assert going.wait(10)
+                    time.sleep(2.0)
+                finally:
+                    world.cluster.broker.resume()
+                assert done.result(60) == OffsetRange(10 * number, 10 * number + 10)
+    assert read(world.broker, world.queue, 0, 30) == [b"%d" % number for number in range(30)]
+    assert world.log.bounds([world.queue])[world.queue].max_offset == 30
+
+
+def _cut_after_send(world: World, connection: object, seen: int) -> None:
+    """Reset the connection as soon as the batch went up."""
+    deadline = soon(5)
+    while time.monotonic() < deadline:
+        if any(one.up and one.code == RequestCode.SEND_BATCH_MESSAGE for one in connection.exchanges[seen:]):  # type: ignore[attr-defined]
+            connection.reset()  # type: ignore[attr-defined]
+            return
+
+
+# -- several brokers
+
+
+def test_topics_are_divided_among_brokers(two_brokers: Cluster) -> None:
+    """Trap 20: a topic is made at every master."""
+    with RocketMQBroker(two_brokers.address) as broker:
+        name = f"t-{uuid.uuid4().hex[:8]}"
+        assert broker.admin.create_topic(name, 5).queues == 5
+        where = [(queue.broker_name, queue.queue_id) for queue in broker.log.queues(name)]
+        assert where == [("broker-a", 0), ("broker-a", 1), ("broker-a", 2), ("broker-b", 0), ("broker-b", 1)]
+        assert broker.admin.add_queues(name, 8).queues == 8
+        assert [len([q for q in broker.log.queues(name) if q.broker_name == b]) for b in ("broker-a", "broker-b")] == [4, 4]
+        with pytest.raises(TopicError, match="QUEUE_COUNT"):
+            broker.admin.add_queues(name, 7)
+        for number, queue in enumerate(broker.log.queues(name)):
+            broker.log.append(queue, numbers(number))
+        assert [bounds.max_offset for bounds in broker.log.bounds(broker.log.queues(name)).values()] == list(range(8))
+        broker.admin.delete_topic(name)
+        with pytest.raises(TopicError, match="MISSING"):
+            broker.log.queues(name)
+
+
+def test_a_topic_that_one_broker_lost_is_still_a_topic(two_brokers: Cluster) -> None:
+    with RocketMQBroker(two_brokers.address) as broker, Client(two_brokers.address) as client:
+        name = f"t-{uuid.uuid4().hex[:8]}"
+        broker.admin.create_topic(name, 4)
+        delete_at_broker(client, two_brokers.brokers[0].address, name)
+        # A second time, where it is not there any more.
+        delete_at_broker(client, two_brokers.brokers[0].address, name)
+        queue = broker.log.queues(name)[-1]
+        broker.log.append(queue, numbers(1))
+        broker.admin.delete_topic(name)
+
+
+# -- the connection
+
+
+def test_a_cluster_is_known_by_where_its_brokers_are(cluster: Cluster, two_brokers: Cluster) -> None:
+    with RocketMQBroker(cluster.address) as one, RocketMQBroker(two_brokers.address) as two:
+        assert one.identity != two.identity
+        assert ":" not in two.identity
+        assert len(two.identity.split(",")) == 2
+        for identity in (one.identity, f"{one.identity},00000000"):
+            with orderedmq.connect(namesrv_addr=cluster.address, identity=identity) as again:
+                again.log.topics()
+        other = orderedmq.connect(namesrv_addr=cluster.address, identity=two.identity)
+        with other, pytest.raises(RocketMQError, match=rf"OTHER_CLUSTER.*local/broker-a@{cluster.broker.address}"):
+            _ = other.log
+
+
+def test_a_place_is_a_store_or_a_cluster() -> None:
+    for path, namesrv_addr in ((None, None), ("x", "localhost:9876")):
+        with pytest.raises(OptionError, match="CONFLICT"):
+            orderedmq.connect(path, namesrv_addr=namesrv_addr)
+    with pytest.raises(RocketMQError, match="ADDRESS"):
+        orderedmq.connect(namesrv_addr="localhost")
+
+
+def test_what_rocketmq_cannot_do_is_refused_by_name(world: World) -> None:
+    admin = world.broker.admin
+    for settings, word in (
+        ({"retention_seconds": 1.0}, "retention_seconds"),
+        ({"retention_bytes": 5}, "retention_bytes"),
+        ({"compression": "none"}, "compression"),
+    ):
+        with pytest.raises(OptionError, match=f"UNSUPPORTED.*{word}"):
+            admin.create_topic("never", 1, **settings)
+    with pytest.raises(OptionError, match="UNSUPPORTED.*trimmed"):
+        admin.trim(world.topic)
+    with pytest.raises(TopicError, match="MISSING"):
+        admin.trim("never")
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_after_fork_has_connections_of_its_own(world: World) -> None:
+    world.log.append(world.queue, numbers(1))
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            world.log.append(world.queue, numbers(1, 1))
+            code = 0 if read(world.broker, world.queue, 0, 2) == [b"0", b"1"] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    world.log.append(world.queue, numbers(1, 2))
+    assert read(world.broker, world.queue, 0, 3) == [b"0", b"1", b"2"]

@@ -1,0 +1,57 @@
+"""A sink that writes to the brokers of some machine rooms only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import orderedmq
+from orderedmq.broker import Broker
+from orderedmq.errors import ServersError
+from orderedmq.key_hash import java_string_hash
+from orderedmq.rocketmq.servers import Cluster
+from orderedmq.selector import select_by_hash
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.servers]
+
+
+@pytest.fixture(scope="module")
+def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster with a broker in room a and one in room b."""
+    made = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"))
+    try:
+        made.start()
+    except ServersError as error:
+        if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
+            pytest.skip(str(error))
+        raise
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def broker(rooms: Cluster) -> Iterator[Broker]:
+    with orderedmq.connect(namesrv_addr=rooms.address) as made:
+        yield made
+
+
+def test_rows_go_to_the_queues_of_the_rooms_that_are_asked_for(spark: SparkSession, rooms: Cluster, broker: Broker) -> None:
+    broker.admin.create_topic("rooms", 6)
+    queues = broker.log.queues("rooms")
+    assert [queue.broker_name for queue in queues] == ["a@one"] * 3 + ["b@one"] * 3
+    keys = [f"key-{number}" for number in range(50)]
+    rows = spark.createDataFrame([(key, key) for key in keys], "sharding_key string, body string").coalesce(1)
+    writer = rows.write.format("orderedmq").mode("append").option("namesrvAddr", rooms.address).option("topic", "rooms")
+    writer.option("messageQueueSelector", "machineRoom").option("machineRooms", "b").save()
+    expected: list[list[bytes]] = [[], [], []]
+    for key, chosen in zip(keys, select_by_hash(java_string_hash(pa.array(keys)), 3).tolist()):
+        expected[chosen].append(key.encode())
+    found = [broker.log.pull(queue, 0, 100, 1 << 20, ("body",)).column("body").to_pylist() for queue in queues]
+    assert found == [[], [], [], *expected]
+    with pytest.raises(PySparkException, match=r"NO_SUCH_QUEUE.*no queue in room 'c'"):
+        writer.option("messageQueueSelector", "machineRoom").option("machineRooms", "a,c").save()

@@ -1,0 +1,235 @@
+"""The rig itself: servers of each version boot, keep messages, and break and heal as tests tell them to; Java peers talk to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections import defaultdict
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from orderedmq.cli import app
+from orderedmq.errors import OptionError, ServersError
+from orderedmq.rocketmq import jars
+from orderedmq.rocketmq.probe import ask, free, free_port
+from orderedmq.rocketmq.servers import Cluster
+from tests.rocketmq.peers import Peers, Received
+from tests.rocketmq.proxy import Network
+
+GET_CLUSTERS = 106
+GET_ROUTE = 105
+
+
+@pytest.fixture
+def topic(every_version: Cluster, peers: Peers) -> str:
+    """A new topic of four queues."""
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    peers.admin(every_version.address).create_topic(every_version.broker.address, name, 4)
+    return name
+
+
+def test_ordered_messages_of_java_peers(every_version: Cluster, peers: Peers, topic: str) -> None:
+    producer = peers.producer(every_version.address)
+    sent = [producer.send(topic, b"%d" % i, f"key-{i % 7}", tags="a", keys=f"k{i}") for i in range(60)]
+    assert {one.status for one in sent} == {"SEND_OK"}
+    refused: list[int] = []
+
+    def once(batch: list[Received]) -> bool:
+        """Refuses the first batch it sees, so that it comes again."""
+        refused.append(len(batch))
+        return len(refused) > 1
+
+    consumer = peers.consumer(every_version.address, f"g-{topic}", topic, once)
+    received = consumer.wait(60 + 1)
+    assert consumer.queues == [("broker-a", queue) for queue in range(4)]
+    consumer.stop()
+    bodies: defaultdict[str | None, list[int]] = defaultdict(list)
+    for message in received[refused[0] :]:
+        bodies[message.key].append(int(message.body))
+    assert bodies == {f"key-{key}": list(range(key, 60, 7)) for key in range(7)}
+    by_id = {message.id: message for message in received}
+    assert {(one.id, one.queue, one.offset) for one in sent} == {(m.id, m.queue, m.offset) for m in by_id.values()}
+    assert {(m.tags, m.properties["KEYS"] == m.keys) for m in received} == {("a", True)}
+    admin = peers.admin(every_version.address)
+    ends = {queue: end for queue, (_, end) in admin.ends(topic).items()}
+    assert sum(ends.values()) == 60
+    assert admin.offsets(f"g-{topic}", topic) == ends
+
+
+def test_a_killed_broker_comes_back_with_its_messages(every_version: Cluster, peers: Peers, topic: str) -> None:
+    producer = peers.producer(every_version.address)
+    for i in range(50):
+        producer.send(topic, b"%d" % i, str(i))
+    pid = every_version.broker.pid
+    every_version.broker.kill()
+    assert not psutil.pid_exists(pid)
+    assert not every_version.broker.running
+    every_version.broker.start()
+    assert every_version.broker.pid != pid
+    ends = peers.admin(every_version.address).ends(topic)
+    assert sum(end for _, end in ends.values()) == 50
+    assert producer.send(topic, b"more", "key").status == "SEND_OK"
+
+
+def test_a_paused_broker_says_nothing_until_it_is_resumed(every_version: Cluster) -> None:
+    broker = every_version.broker
+    broker.pause()
+    with pytest.raises(TimeoutError):
+        ask(broker.address, GET_CLUSTERS, timeout=0.5)
+    assert broker.running
+    broker.resume()
+    assert broker.ready()
+    # Of no use to a broker, but an answer.
+    assert ask(broker.address, GET_CLUSTERS)[0] != 0
+
+
+def test_a_killed_nameserver_learns_of_its_brokers_again(cluster: Cluster) -> None:
+    cluster.namesrv.restart()
+    cluster.broker.wait()
+    assert cluster.broker.address.encode() in ask(cluster.address, GET_CLUSTERS)[1]
+
+
+def test_what_a_test_breaks_is_healed(cluster: Cluster) -> None:
+    cluster.namesrv.kill()
+    cluster.broker.pause()
+    cluster.heal()
+    assert cluster.namesrv.ready()
+    assert cluster.broker.ready()
+
+
+def test_no_descriptor_of_ours_is_a_servers(cluster: Cluster, tmp_path: Path) -> None:
+    with open(tmp_path / "lock", "w") as ours:
+        os.set_inheritable(ours.fileno(), True)
+        cluster.broker.restart()
+        opened = {file.path for file in psutil.Process(cluster.broker.pid).open_files()}
+    assert ours.name not in opened
+    assert os.getsid(cluster.broker.pid) != os.getsid(0)
+
+
+def test_two_brokers(two_brokers: Cluster, peers: Peers) -> None:
+    admin = peers.admin(two_brokers.address)
+    for broker in two_brokers.brokers:
+        admin.create_topic(broker.address, "wide", 2)
+    producer = peers.producer(two_brokers.address)
+    assert {producer.send("wide", b"x", str(i)).queue for i in range(30)} == {
+        (f"broker-{letter}", queue) for letter in "ab" for queue in (0, 1)
+    }
+    two_brokers.brokers[1].kill()
+    consumer = peers.consumer(two_brokers.address, "wide-group", "wide")
+    assert {message.queue[0] for message in consumer.wait(10)} == {"broker-a"}
+    consumer.stop()
+
+
+def test_quick_locks(quick_locks: Cluster, peers: Peers) -> None:
+    admin = peers.admin(quick_locks.address)
+    where = quick_locks.broker.address
+    admin.create_topic(where, "locked", 2)
+    queues = [("broker-a", 0), ("broker-a", 1)]
+    assert admin.lock(where, "g", "one", "locked", queues) == queues
+    assert admin.lock(where, "g", "two", "locked", queues) == []
+    admin.unlock(where, "g", "one", "locked", queues[:1])
+    assert admin.lock(where, "g", "two", "locked", queues) == queues[:1]
+    began = time.monotonic()
+    while admin.lock(where, "g", "two", "locked", queues[1:]) == []:
+        assert time.monotonic() < began + 10
+        time.sleep(0.05)
+    assert time.monotonic() - began < 5
+
+
+def test_java_peers_behind_a_network_of_proxies(cluster: Cluster, peers: Peers) -> None:
+    peers.admin(cluster.address).create_topic(cluster.broker.address, "behind", 2)
+    with Network(cluster.address, [cluster.broker.address]) as network:
+        producer = peers.producer(network.address)
+        assert producer.send("behind", b"x", "k").status == "SEND_OK"
+        assert [e.fields["topic"] for e in network.namesrv.requests(GET_ROUTE)][:1] == ["behind"]
+        # 310: send, with short names.
+        assert [e.fields["b"] for e in network.broker.requests(310)] == ["behind"]
+        producer.stop()
+
+
+# Without jars, and without servers.
+
+
+def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_path: Path) -> None:
+    """kill -9 included. The server is a nameserver alone: it boots fastest."""
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom orderedmq.rocketmq.servers import Cluster\n"
+        f"c = Cluster(Path({str(tmp_path)!r}), brokers=0)\nc.namesrv.launch()\nprint(c.namesrv.pid, flush=True)\ntime.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    with process:
+        assert process.stdout is not None
+        server = psutil.Process(int(process.stdout.readline()))
+        process.send_signal(signal.SIGKILL)
+    assert psutil.wait_procs([server], 10)[1] == []
+
+
+def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path) -> None:
+    """``cluster`` only says whether jars can be had."""
+    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", str(tmp_path), "rocketmq", "up"]
+    with subprocess.Popen([*command, "--port", str(free_port())], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = json.loads(process.stdout.readline())
+        servers = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
+        assert said["brokers"][0].encode() in ask(said["namesrvAddr"], GET_CLUSTERS)[1]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    assert len(servers) == 2
+    assert not [server for server in servers if server.is_running()]
+    assert (tmp_path / "broker-a" / "store").is_dir()
+
+
+def test_no_jars_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine that reaches no repository: here Spark is told of an empty one alone."""
+    (tmp_path / "ivysettings.xml").write_text(
+        '<ivysettings><settings defaultResolver="none"/><resolvers><filesystem name="none" m2compatible="true">'
+        f'<artifact pattern="{tmp_path}/none/[artifact]-[revision].[ext]"/></filesystem></resolvers></ivysettings>'
+    )
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.jars.ivySettings {tmp_path}/ivysettings.xml\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(
+        ServersError, match=r"RocketMQ 5\.3\.3 cannot be had.*unresolved dependency: org.apache.rocketmq"
+    ) as raised:
+        jars.jars("5.3.3")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "cache" / "orderedmq" / "rocketmq-5.3.3").exists()
+
+
+def test_jars_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(jars, "_fetch", None)
+    folder = tmp_path / "orderedmq" / "rocketmq-1.2"
+    folder.mkdir(parents=True, mode=0o700)
+    folder.parent.chmod(0o700)
+    assert jars.jars("1.2") == folder
+
+
+def test_a_wrong_release(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no release"):
+        jars.jars("../5")
+
+
+def test_a_server_that_does_not_come_up_says_why(cluster: Cluster, tmp_path: Path) -> None:
+    """The port is taken after it was chosen."""
+    second = Cluster(tmp_path, brokers=0)
+    second.namesrv.port = cluster.namesrv.port
+    second.namesrv.address = "127.0.0.1:1"
+    with pytest.raises(ServersError, match="DIED.*namesrv of RocketMQ 5.3.3 ended: .+out.log") as raised:
+        second.start()
+    assert "\n" not in str(raised.value)
+
+
+def test_up_on_a_port_in_use(cluster: Cluster, tmp_path: Path) -> None:
+    assert not free(cluster.namesrv.port)
+    done = CliRunner().invoke(app, ["--path", str(tmp_path), "rocketmq", "up", "--port", str(cluster.namesrv.port)])
+    assert done.exit_code == 1
+    assert "SERVERS.PORT_IN_USE" in done.stderr

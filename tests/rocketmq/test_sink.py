@@ -1,0 +1,121 @@
+"""Queries that write to a real cluster, and fail and come again with their rows in another order."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+import orderedmq
+from ordered_sink.commit import BatchWriter
+from ordered_sink.keys import SeenKeys
+from ordered_sink.writer import Written
+from orderedmq.broker import Broker, SinkBatch
+from orderedmq.errors import OptionError
+from orderedmq.key_hash import key_hash64
+from orderedmq.rocketmq.servers import Cluster
+
+ROWS = 3000
+
+
+@pytest.fixture
+def broker(cluster: Cluster) -> Iterator[Broker]:
+    with orderedmq.connect(namesrv_addr=cluster.address) as made:
+        yield made
+
+
+def counts(broker: Broker, topic: str) -> list[int]:
+    """Messages of each queue."""
+    queues = broker.log.queues(topic)
+    bounds = broker.log.bounds(queues)
+    return [bounds[queue].max_offset for queue in queues]
+
+
+def bodies(broker: Broker, topic: str) -> list[str]:
+    out: list[str] = []
+    for queue, end in zip(broker.log.queues(topic), counts(broker, topic)):
+        at = 0
+        while at < end:
+            rows = broker.log.pull(queue, at, end - at, 1 << 24, ("body",))
+            out += [body.decode() for body in rows.column("body").to_pylist()]
+            at += rows.num_rows
+    return out
+
+
+def spoiler(address: str, topic: str, flag: str, least: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Each attempt has its rows in an order of its own; the first one of the second task fails when the first task's rows are there."""
+
+    def spoil(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows = pa.Table.from_batches(batches)
+        context = TaskContext.get()
+        if context is not None and context.partitionId() == 1 and not Path(flag).exists():
+            Path(flag).touch()
+            deadline = time.monotonic() + 60
+            with orderedmq.connect(namesrv_addr=address) as broker:
+                while sum(counts(broker, topic)) < least and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            # It ends in order, and leaves no lock to wait for.
+            time.sleep(1)
+            raise RuntimeError("the second task fails")
+        yield from rows.take(random.sample(range(len(rows)), len(rows))).combine_chunks().to_batches()
+
+    return spoil
+
+
+@pytest.mark.parametrize("selector", ["hash", "random"])
+def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_once(
+    spark: SparkSession, cluster: Cluster, broker: Broker, tmp_path: Path, selector: str
+) -> None:
+    topic = f"keyless-{selector}"
+    broker.admin.create_topic(topic, 4)
+    # Some rows are there twice, and one batch has more than one queue of them.
+    rows = spark.range(ROWS).selectExpr("concat('row-', id div 2 * 2) AS body").repartition(2)
+    rows.write.parquet(str(tmp_path / "rows"))
+    spoil = spoiler(cluster.address, topic, str(tmp_path / "spoilt"), ROWS // 3)
+    options: dict[str, Any] = {"messageQueueSelector": selector, "checkpointLocation": str(tmp_path / "checkpoint")}
+
+    def run() -> None:
+        stream = spark.readStream.schema("body string").parquet(str(tmp_path / "rows"))
+        stream = stream.repartition(2).mapInArrow(spoil, "body string")
+        writer = stream.writeStream.format("orderedmq").option("namesrvAddr", cluster.address).option("topic", topic)
+        writer.options(**options).trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(Exception, match="the second task fails"):
+        run()
+    assert min(counts(broker, topic)) > ROWS // 20
+    run()
+    assert Counter(bodies(broker, topic)) == Counter(f"row-{number // 2 * 2}" for number in range(ROWS))
+
+
+def test_a_key_in_two_tasks_is_warned_of_in_words_that_are_true_of_rows_that_are_out(
+    cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.admin.create_topic("conflicts", 1)
+    options = {"namesrvAddr": cluster.address, "topic": "conflicts"}
+    schema = StructType().add("sharding_key", "string").add("body", "string")
+    [queue] = broker.log.queues("conflicts")
+    written = []
+    for partition in range(2):
+        staging = broker.outbox.open(SinkBatch(None), partition)
+        staging.add(queue, pa.record_batch({"body": [b"1"], "sharding_key": ["k"]}))
+        seen = SeenKeys()
+        seen.add(key_hash64(pa.array(["k"])))
+        written.append(Written(SinkBatch(None), staging.receipt(), seen.to_bytes()))
+    with caplog.at_level(logging.WARNING, "orderedmq"):
+        BatchWriter(options, schema, False).commit(list(written))
+    assert "1 sharding keys occur in more than one task" in caplog.text
+    assert "they were sent before this could be known" in caplog.text
+    assert "onKeyConflict=warn" not in caplog.text
+    assert counts(broker, "conflicts") == [2]
+    with pytest.raises(OptionError, match="onKeyConflict=error is not supported"):
+        BatchWriter({**options, "onKeyConflict": "error"}, schema, False)

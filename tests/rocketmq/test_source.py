@@ -1,0 +1,285 @@
+"""The source in real Spark over a real cluster: filters, and topics that are not what they were."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import orderedmq
+from ordered_source.columns import full_schema
+from ordered_source.reader import POLL_INTERVAL, StreamReader
+from orderedmq.broker import Broker
+from orderedmq.lock import LockToken
+from orderedmq.rocketmq import group_requests
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.codes import RequestCode
+from orderedmq.rocketmq.group_requests import TopicSubscription
+from orderedmq.rocketmq.probe import ask
+from orderedmq.rocketmq.servers import Cluster
+from tests.faults.points import until
+
+READ = "queue_offset long, body binary, tags string"
+UPDATE_BROKER_CONFIG = 25
+
+
+@dataclass
+class Rig:
+    """A cluster with topics and a group of the test's own."""
+
+    spark: SparkSession
+    cluster: Cluster
+    broker: Broker
+    folder: Path
+    source: str
+    target: str
+    group: str
+
+    def topic(self, queues: int = 1) -> None:
+        self.broker.admin.create_topic(self.source, queues)
+
+    def fill(self, first: int, count: int, tags: Sequence[str | None] = (None,), **properties: str) -> None:
+        """``count`` messages in the first queue, whose bodies are numbers from ``first`` on and whose tags go round."""
+        numbers = range(first, first + count)
+        rows: dict[str, Any] = {
+            "body": pa.array([b"%d" % number for number in numbers], pa.binary()),
+            "tags": pa.array([tags[number % len(tags)] for number in numbers], pa.string()),
+        }
+        if properties:
+            pairs = [[(name, text.format(number)) for name, text in properties.items()] for number in numbers]
+            rows["properties"] = pa.array(pairs, pa.map_(pa.string(), pa.string()))
+        self.broker.log.append(self.broker.log.queues(self.source)[0], pa.record_batch(rows))
+
+    def stream(self, **options: Any) -> DataFrame:
+        reader = self.spark.readStream.format("orderedmq").options(namesrvAddr=self.cluster.address)
+        return reader.options(
+            **{"topic": self.source, "consumerGroup": self.group, "consumeFromWhere": "first", **options}
+        ).load()
+
+    def batch(self, **options: Any) -> list[int]:
+        reader = self.spark.read.format("orderedmq").options(namesrvAddr=self.cluster.address)
+        # A schema of one's own leaves the check to the reader.
+        rows = reader.options(**{"topic": self.source, **options}).schema(READ).load().collect()
+        return sorted(int(row.body) for row in rows)
+
+    def run(self, checkpoint: str = "ck", **options: Any) -> Any:
+        """What is there now, into the target."""
+        writer = self.stream(**options).writeStream.format("orderedmq").options(namesrvAddr=self.cluster.address)
+        writer = writer.options(topic=self.target, topicQueueNums="1", checkpointLocation=str(self.folder / checkpoint))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        return query
+
+    def out(self) -> list[int]:
+        queue = self.broker.log.queues(self.target)[0]
+        end = self.broker.log.bounds([queue])[queue].max_offset
+        found: list[int] = []
+        while len(found) < end:
+            rows = self.broker.log.pull(queue, len(found), end - len(found), 1 << 24, ("body",))
+            found += [int(body) for body in rows.column("body").to_pylist()]
+        return found
+
+    def offset(self) -> int:
+        queue = self.broker.log.queues(self.source)[0]
+        return self.broker.groups.offsets(self.group, [queue])[queue]
+
+
+@pytest.fixture
+def rig(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> Iterator[Rig]:
+    name = f"s-{uuid.uuid4().hex[:8]}"
+    with orderedmq.connect(namesrv_addr=cluster.address) as broker:
+        yield Rig(spark, cluster, broker, tmp_path, f"{name}-in", f"{name}-out", f"{name}-g")
+    for query in spark.streams.active:
+        query.stop()
+
+
+@contextlib.contextmanager
+def without_property_filter(cluster: Cluster) -> Iterator[None]:
+    ask(cluster.broker.address, UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=false\n")
+    try:
+        yield
+    finally:
+        ask(cluster.broker.address, UPDATE_BROKER_CONFIG, body=b"enablePropertyFilter=true\n")
+
+
+# -- filters ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_by_tags_reads_them_exactly_and_its_offsets_count_everything(rig: Rig) -> None:
+    """Trap 10: brokers compare hashes, and "Aa" and "BB" have one."""
+    rig.topic()
+    rig.fill(0, 5000, tags=("Aa", "BB", None, "c d"))
+    rig.run(tags=" Aa ||c d")
+    expected = [number for number in range(5000) if number % 4 in (0, 3)]
+    assert rig.out() == expected
+    until(lambda: rig.offset() == 5000, "all are processed", 10.0)
+    rig.fill(5000, 300, tags=("BB",))
+    rig.fill(5300, 1, tags=("Aa",))
+    query = rig.run(tags="c d || Aa", maxOffsetsPerTrigger="100")
+    assert rig.out() == [*expected, 5300]
+    assert [progress.numInputRows for progress in query.recentProgress][:4] == [0, 0, 0, 1]
+
+
+def test_a_batch_by_tags_and_by_sql(rig: Rig) -> None:
+    rig.topic(2)
+    rig.fill(0, 1000, tags=("a", "b", None), amount="{}", color="red")
+    assert rig.batch(tags="a || b") == [number for number in range(1000) if number % 3 < 2]
+    assert rig.batch(tags="*", pullThresholdForQueue="70", pullThresholdSizeForQueue="3k") == list(range(1000))
+    assert rig.batch(filterSql="TAGS = 'a' AND amount > 500") == [n for n in range(1000) if n % 3 == 0 and n > 500]
+    assert rig.batch(filterSql="color = 'blue' or TAGS is null") == [n for n in range(1000) if n % 3 == 2]
+    ends = json.dumps({rig.source: {rig.broker.log.queues(rig.source)[0].broker_name: {"0": 7, "1": 0}}})
+    assert rig.batch(filterSql="color = 'red'", endingOffsets=ends) == list(range(7))
+
+
+def test_a_stream_by_sql_tells_its_filter_to_rocketmqs_own_tools(rig: Rig) -> None:
+    rig.topic()
+    rig.fill(0, 3000, amount="{}")
+    rig.run(filterSql="amount between 2990 and 2995")
+    assert rig.out() == list(range(2990, 2996))
+    stream = rig.stream(filterSql="amount > 5").writeStream.format("noop")
+    query = stream.option("checkpointLocation", str(rig.folder / "other")).start()
+
+    def said() -> bool:
+        code, found = ask(rig.cluster.broker.address, RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": rig.group})
+        return code == 0 and b"amount > 5" in found and b"SQL92" in found
+
+    until(said, "the broker knows the filter", 60.0)
+    query.stop()
+
+
+def test_a_hundred_thousand_messages_that_do_not_match_stall_nothing(rig: Rig) -> None:
+    rig.topic()
+    rig.fill(0, 100_000, tags=("b",))
+    rig.fill(100_000, 3, tags=("a",))
+    begin = time.monotonic()
+    assert rig.batch(tags="a") == [100_000, 100_001, 100_002]
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize("kind", ["stream", "batch"])
+def test_sql_that_is_none_is_refused_when_the_query_is_planned(rig: Rig, kind: str) -> None:
+    """Trap 10: a pull with such SQL would bring everything."""
+    rig.topic()
+    rig.fill(0, 3)
+    load = rig.stream if kind == "stream" else rig.batch
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.INVALID\] option filterSql: 'amount >' is not SQL"):
+        load(filterSql="amount >")
+    with without_property_filter(rig.cluster):
+        with pytest.raises(PySparkException, match=r"ORDEREDMQ_OPTION.UNSUPPORTED\] option filterSql.*enablePropertyFilter"):
+            load(filterSql="amount > 5")
+        assert rig.batch(tags="*") == [0, 1, 2]
+    assert rig.group not in rig.broker.admin.groups(), "nothing was done before"
+
+
+def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refused(rig: Rig) -> None:
+    """A heartbeat replaces the filter of the whole group: the member's messages would be filtered by what this query says."""
+    rig.topic()
+    rig.fill(0, 3)
+    with Client(rig.cluster.address) as java:
+        for version, (theirs, mine) in enumerate((("a || b", "a"), ("*", "b || a"), ("a", "*"))):
+            read = [TopicSubscription(rig.source, theirs)]
+            beat = group_requests.heartbeat("10.0.0.1@1#2", rig.group, read, version=version)
+            java.call_address(rig.cluster.broker.address, beat, time.monotonic() + 10)
+            with pytest.raises(PySparkException, match=r"ORDEREDMQ_GROUP.DISAGREES.*10\.0\.0\.1@1#2") as caught:
+                rig.run(tags=mine, assignment="shared", lockTimeout="1s")
+            assert f"TAG {theirs!r}" in str(caught.value)
+            found = java.call_address(
+                rig.cluster.broker.address, group_requests.consumer_connections(rig.group), time.monotonic() + 10
+            )
+            assert found.subscriptions[rig.source].expression == theirs, "nobody was told of another filter"
+
+
+# -- topics that are made anew ----------------------------------------------------------------------------------------------------
+
+
+def remake(rig: Rig, first: int, count: int) -> None:
+    """By another connection than the query's, as RocketMQ's own tools do it."""
+    with orderedmq.connect(namesrv_addr=rig.cluster.address) as other:
+        other.admin.delete_topic(rig.source)
+        other.admin.create_topic(rig.source, 1)
+    rig.fill(first, count)
+
+
+@pytest.mark.parametrize("count", [5, 100])
+def test_a_topic_that_was_made_anew_is_noticed_at_the_restart(rig: Rig, count: int) -> None:
+    """Also where it has more messages by now than were read of the former one."""
+    rig.topic()
+    rig.fill(0, 20)
+    rig.run()
+    remake(rig, 1000, count)
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED\] topic"):
+        rig.run()
+    assert rig.out() == list(range(20))
+    rig.run(failOnDataLoss="false")
+    assert rig.out() == [*range(20), *range(1000, 1000 + count)]
+    rig.fill(2000, 3)
+    rig.run()
+    assert rig.out() == [*range(20), *range(1000, 1000 + count), 2000, 2001, 2002]
+
+
+def test_a_groups_offset_of_the_former_topic_is_not_followed(rig: Rig) -> None:
+    """RocketMQ 4 keeps a group's offsets when a topic is deleted."""
+    rig.topic()
+    rig.fill(0, 20)
+    rig.run()
+    remake(rig, 1000, 100)
+    queue = rig.broker.log.queues(rig.source)[0]
+    me = rig.broker.groups.join("somebody")
+    [token] = rig.broker.groups.lock(rig.group, me, [queue]).values()
+    assert isinstance(token, LockToken)
+    rig.broker.groups.commit({token: 20})
+    rig.broker.groups.leave(me)
+    rig.run(failOnDataLoss="false")
+    assert rig.out() == [*range(20), *range(1000, 1100)]
+
+
+def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(rig: Rig) -> None:
+    rig.topic()
+    rig.fill(0, 20)
+    writer = rig.stream().writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
+    query = writer.trigger(processingTime="200 milliseconds").start()
+    until(lambda: sum(progress.numInputRows for progress in query.recentProgress) == 20, "it is through", 60.0)
+    remake(rig, 1000, 100)
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.TOPIC_(RECREATED|DELETED)"):
+        query.awaitTermination(60)
+
+
+def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept(rig: Rig) -> None:
+    rig.topic()
+    rig.fill(0, 20)
+    reader = StreamReader(
+        {
+            "namesrvAddr": rig.cluster.address,
+            "topic": rig.source,
+            "messageModel": "broadcasting",
+            "startingOffsets": "earliest",
+        },
+        full_schema(False),
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert first["topics"][rig.source].startswith("broker-a/0/19@")
+        for _ in range(5):
+            time.sleep(1.2 * POLL_INTERVAL)
+            assert json.dumps(reader.latestOffset(first, ReadAllAvailable())) == json.dumps(first)
+        rig.fill(20, 5)
+        time.sleep(2 * POLL_INTERVAL)
+        second = reader.latestOffset(first, ReadAllAvailable())
+        assert second["next"] != first["next"]
+        assert second["topics"] == first["topics"]
+    finally:
+        reader.stop()
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,206 @@
+"""A real Spark cluster over a real RocketMQ: a master and two workers, each in a folder of its own. Nothing but the network is shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyspark
+import pytest
+
+import orderedmq
+from orderedmq.broker import Broker
+from orderedmq.java import ensure_java
+from orderedmq.rocketmq.servers import Cluster
+from tests.faults.points import until
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = Path(pyspark.__file__).parent
+
+
+class Standalone:
+    """Spark's own cluster, from the pip-installed package."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        port, web = free(), free()
+        self.url = f"spark://127.0.0.1:{port}"
+        self.master = self._start("master", "master.Master", "--port", str(port), "--webui-port", str(web))
+        until(lambda: listens(port), "the master listens", 60.0)
+        self.workers = [
+            self._start(
+                name, "worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", str(free()),
+                "--work-dir", str(folder / name / "work"), self.url,
+            )
+            for name in ("worker-1", "worker-2")
+        ]  # fmt: skip
+
+    def _start(self, name: str, service: str, *arguments: str) -> subprocess.Popen[bytes]:
+        home = self._folder / name
+        home.mkdir()
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(HOME),
+            "JAVA_HOME": str(ensure_java().parents[1]),
+            "SPARK_NO_DAEMONIZE": "1",
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_DAEMON_MEMORY": "256m",
+        }
+        with (home / "out.log").open("wb") as output:
+            command = [
+                str(HOME / "bin" / "spark-class"),
+                f"org.apache.spark.deploy.{service}",
+                "--host",
+                "127.0.0.1",
+                *arguments,
+            ]
+            self._processes.append(
+                subprocess.Popen(command, cwd=home, env=environment, stdout=output, stderr=output, start_new_session=True)
+            )
+        return self._processes[-1]
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """kill -9 of a worker with its executor and all that runs below, as when its machine dies."""
+        below = psutil.Process(process.pid).children(recursive=True)
+        for one in [psutil.Process(process.pid), *below]:
+            if one.is_running():
+                one.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                self.kill(process)
+
+
+def free() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+#: The driver: a query from topic to topic that leaves a mark in each folder in which rows are processed. It runs until its input ends.
+JOB = """
+import json, sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+url, address, checkpoint, source, target = sys.argv[1:]
+spark = (SparkSession.builder.master(url).appName("standalone").config("spark.driver.host", "127.0.0.1")
+         .config("spark.executor.memory", "512m").config("spark.ui.enabled", "false").getOrCreate())
+spark.sparkContext.setLogLevel("ERROR")
+
+def mark(batches):
+    for batch in batches:
+        Path("rows-were-here").touch()
+        yield batch
+
+rows = (spark.readStream.format("orderedmq").option("namesrvAddr", address).option("topic", source)
+        .option("consumerGroup", target + "-group").option("maxOffsetsPerTrigger", 80)
+        .schema("body binary, sharding_key string").load())
+query = (rows.mapInArrow(mark, rows.schema).writeStream.format("orderedmq").option("namesrvAddr", address).option("topic", target)
+         .option("checkpointLocation", checkpoint).trigger(processingTime="500 milliseconds").start())
+print("started", flush=True)
+sys.stdin.read()
+failure = query.exception()
+query.stop()
+print(json.dumps({"failure": None if failure is None else str(failure)}), flush=True)
+spark.stop()
+"""
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[Standalone]:
+    made = Standalone(tmp_path)
+    yield made
+    made.close()
+
+
+def send(broker: Broker, topic: str, rows: int) -> None:
+    """So many more to each queue; the body is the place."""
+    queues = broker.log.queues(topic)
+    ends = broker.log.bounds(queues)
+    for queue in queues:
+        places = range(ends[queue].max_offset, ends[queue].max_offset + rows)
+        bodies = [f"{queue.queue_id}:{place}".encode() for place in places]
+        keys = [f"{queue.queue_id}-{place % 5}" for place in places]
+        broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys}))
+
+
+def read(broker: Broker, topic: str) -> list[dict[str, Any]]:
+    """All rows, queue by queue, in order."""
+    out: list[dict[str, Any]] = []
+    for queue in broker.log.queues(topic):
+        at, end = 0, broker.log.bounds([queue])[queue].max_offset
+        while at < end:
+            batch = broker.log.pull(queue, at, end - at, 1 << 24, ("body", "sharding_key"))
+            out += [{**row, "queue": queue} for row in batch.to_pylist()]
+            at += batch.num_rows
+    return out
+
+
+@pytest.mark.timeout(600)
+def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_another(
+    standalone: Standalone, cluster: Cluster, tmp_path: Path
+) -> None:
+    with orderedmq.connect(namesrv_addr=cluster.address) as broker:
+        for topic in ("standalone-in", "standalone-out"):
+            broker.admin.create_topic(topic, 4)
+        send(broker, "standalone-in", 60)
+        home = tmp_path / "driver"
+        home.mkdir()
+        (home / "job.py").write_text(JOB)
+        names = (standalone.url, cluster.address, str(tmp_path / "checkpoint"), "standalone-in", "standalone-out")
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        with (home / "errors.log").open("wb") as errors:
+            job = subprocess.Popen(
+                [sys.executable, "job.py", *names],
+                cwd=home, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+        try:
+
+            def through(rows: int) -> Callable[[], bool]:
+                def done() -> bool:
+                    assert job.poll() is None, (home / "errors.log").read_text()[-3000:]
+                    return len(read(broker, "standalone-out")) >= rows
+
+                return done
+
+            until(through(240), "everything is through", 120.0)
+            send(broker, "standalone-in", 200)
+            until(through(300), "the second part is on its way", 60.0)
+            standalone.kill(standalone.workers[0])
+            # A dead attempt keeps its queue for as long as a lock lives.
+            until(through(1040), "the other worker does the rest", 180.0)
+            answer, _ = job.communicate(timeout=60)
+            assert json.loads(answer.splitlines()[-1])["failure"] is None
+        finally:
+            if job.poll() is None:
+                job.kill()
+                job.communicate()
+        rows = read(broker, "standalone-out")
+    assert sorted(row["body"] for row in rows) == sorted(f"{q}:{n}".encode() for q in range(4) for n in range(260))
+    lanes = defaultdict(list)
+    for row in rows:
+        lanes[row["sharding_key"], row["queue"]].append(int(row["body"].decode().partition(":")[2]))
+    assert len({key for key, _ in lanes}) == len(lanes), "a key has one queue"
+    assert all(numbers == sorted(numbers) for numbers in lanes.values())
+    assert {mark.relative_to(tmp_path).parts[0] for mark in tmp_path.rglob("rows-were-here")} == {"worker-1", "worker-2"}

@@ -1,0 +1,127 @@
+"""A server on loopback that does what a test's script says: the other end of a RocketMQ connection."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from orderedmq.rocketmq.codes import FLAG_RESPONSE
+from orderedmq.rocketmq.frame import FrameDecoder, RemotingCommand, encode
+
+
+class Link:
+    """One accepted connection."""
+
+    def __init__(self, peer: Peer, opened: socket.socket) -> None:
+        self.peer = peer
+        self.socket = opened
+        self._decoder = FrameDecoder()
+        self._read: list[RemotingCommand] = []
+
+    def read(self) -> RemotingCommand:
+        """The next request. Raises EOFError at the end."""
+        while not self._read:
+            data = self.socket.recv(1 << 20)
+            if not data:
+                raise EOFError
+            self._read += self._decoder.feed(data)
+        return self._read.pop(0)
+
+    def requests(self) -> Iterator[RemotingCommand]:
+        while True:
+            yield self.read()
+
+    def write(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def reply(self, request: RemotingCommand, code: int = 0, body: bytes = b"", remark: str | None = None, **ext: str) -> None:
+        self.write(answer(request, code, body, remark, **ext))
+
+    def offset(self, request: RemotingCommand, value: int) -> None:
+        self.reply(request, offset=str(value))
+
+    def wait_for_end(self) -> None:
+        """Until the client has closed."""
+        with contextlib.suppress(EOFError):
+            while True:
+                self.read()
+
+
+def answer(request: RemotingCommand, code: int = 0, body: bytes = b"", remark: str | None = None, **ext: str) -> bytes:
+    return encode(RemotingCommand(code, request.opaque, FLAG_RESPONSE, remark, ext, body))
+
+
+Script = Callable[[Link], None]
+
+
+class Peer:
+    """Runs ``script`` for each connection in a thread of its own, until the script returns; then the connection is closed."""
+
+    def __init__(self, script: Script, *, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
+        self._script = script
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port = self._listener.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.accepted = 0
+        self._links: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def deafen(self) -> None:
+        """Accept no more."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def close(self) -> None:
+        self.deafen()
+        for opened in self._links:
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+        for thread in list(self._threads):
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                opened, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            self._links.append(opened)
+            thread = threading.Thread(target=self._serve, args=(opened,), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _serve(self, opened: socket.socket) -> None:
+        # The client ends connections as it likes, also inside of a handshake.
+        with contextlib.suppress(OSError, EOFError):
+            if self._tls is not None:
+                opened = self._tls.wrap_socket(opened, server_side=True)
+                self._links.append(opened)
+            with opened:
+                self._script(Link(self, opened))
+        opened.close()
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def soon(seconds: float = 10.0) -> float:
+    """A deadline that a working test never sees."""
+    return time.monotonic() + seconds

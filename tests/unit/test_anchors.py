@@ -1,0 +1,101 @@
+"""When a query asks anew what tells its topics from later ones of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ordered_source.anchors import REFRESH_MESSAGES, REFRESH_SECONDS, Anchors
+from orderedmq.model import MessageQueue
+
+
+class FakeLog:
+    """An anchor is the highest offset, and there is none before the first message."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.aged = False
+
+    def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
+        self.asked.append(topic)
+        assert all(queue.topic == topic for queue in offsets)
+        highest = max(offsets.values(), default=0)
+        return str(highest) if highest and not self.aged else ""
+
+
+class Query:
+    """A query that logs batch after batch, and goes on from the last one's anchors."""
+
+    def __init__(self, *topics: str) -> None:
+        self.log, self.topics = FakeLog(), topics
+        self.anchors, self.kept = Anchors(), dict[str, str]()
+        self.now = 1000.0
+
+    def batch(self, **ends: int) -> dict[str, str]:
+        self.log.asked.clear()
+        following = {MessageQueue(topic, "b", 0): end for topic, end in ends.items()}
+        source: Any = self.log
+        self.kept = self.anchors.of(source, self.topics, self.kept, following, self.now)
+        return self.kept
+
+
+def test_an_anchor_is_asked_for_once_and_kept() -> None:
+    query = Query("a")
+    assert query.batch(a=10) == {"a": "10"}
+    for end in (20, 30, 40):
+        query.now += 60
+        assert query.batch(a=end) == {"a": "10"}
+        assert query.log.asked == []
+
+
+def test_it_is_asked_for_anew_after_a_while_or_many_messages() -> None:
+    query = Query("a")
+    query.batch(a=10)
+    query.now += REFRESH_SECONDS
+    assert query.batch(a=20) == {"a": "20"}
+    assert query.batch(a=19 + REFRESH_MESSAGES) == {"a": "20"}
+    assert query.batch(a=20 + REFRESH_MESSAGES) == {"a": str(20 + REFRESH_MESSAGES)}
+
+
+def test_one_topic_at_a_time_is_asked_for_anew_the_oldest_first() -> None:
+    query = Query("a", "b", "c")
+    assert query.batch(a=1, b=2, c=3) == {"a": "1", "b": "2", "c": "3"}
+    query.now += REFRESH_SECONDS
+    asked = []
+    for number in range(4):
+        query.now += 1
+        query.batch(a=10 + number, b=20, c=30)
+        asked.append(list(query.log.asked))
+    assert asked == [["a"], ["b"], ["c"], []]
+
+
+def test_after_a_restart_what_the_checkpoint_brought_is_asked_for_anew() -> None:
+    query = Query("a")
+    query.batch(a=10)
+    query.anchors = Anchors()
+    assert query.batch(a=20) == {"a": "20"}
+
+
+def test_a_topic_without_messages_is_asked_for_again_with_the_first_ones() -> None:
+    query = Query("a", "b")
+    assert query.batch(a=10, b=0) == {"a": "10", "b": ""}
+    assert query.batch(a=20, b=0) == {"a": "10", "b": ""}
+    assert query.batch(a=20, b=5) == {"a": "10", "b": "5"}
+
+
+def test_where_nothing_tells_any_more_what_is_known_stays_and_nobody_asks_all_the_time() -> None:
+    query = Query("a")
+    query.batch(a=10)
+    query.log.aged = True
+    query.now += REFRESH_SECONDS
+    assert query.batch(a=20) == {"a": "10"}
+    query.kept = {"a": ""}
+    assert query.batch(a=30) == {"a": ""}
+    assert query.log.asked == []
+
+
+def test_a_topic_that_is_another_now_is_asked_for_at_once() -> None:
+    query = Query("a")
+    query.batch(a=10)
+    query.kept = {}
+    assert query.batch(a=3) == {"a": "3"}

@@ -1,0 +1,100 @@
+"""Rows without a key where a retry has to find its rows again: their queue follows from what they say, whatever their order."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderedmq.content import content_hash64
+from orderedmq.key_hash import HashedKeys
+from orderedmq.model import PRODUCER_SCHEMA
+from orderedmq.rocketmq.stamp import digests
+from orderedmq.selector import HashSelector, selector
+
+TEXT = st.sampled_from([None, "", "a", "b"])
+ROW = st.fixed_dictionaries(
+    {
+        "body": st.sampled_from([b"", b"a", b"b", b"\0", b"x" * 300]),
+        "tags": TEXT,
+        "keys": TEXT,
+        "sharding_key": TEXT,
+        "properties": st.one_of(
+            st.none(),
+            st.lists(
+                st.tuples(st.sampled_from(["p", "q"]), st.sampled_from([None, "", "a"])),
+                max_size=2,
+                unique_by=lambda pair: pair[0],
+            ),
+        ),
+    }
+)
+
+
+def batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows, PRODUCER_SCHEMA)
+
+
+def bodies(values: list[bytes]) -> pa.RecordBatch:
+    return pa.record_batch({"body": pa.array(values, pa.binary())})
+
+
+@given(st.lists(ROW, max_size=12))
+def test_rows_have_one_hash_exactly_when_a_look_back_takes_them_for_the_same(rows):
+    whole = batch(rows)
+    hashes = content_hash64(whole).tolist()
+    assert len(set(zip(digests(whole), hashes))) == len(set(digests(whole))) == len(set(hashes))
+
+
+@given(st.lists(ROW, min_size=1, max_size=12), st.integers(0, 12), st.randoms())
+def test_a_rows_hash_depends_on_nothing_but_the_row(rows, begin, draw):
+    whole = batch(rows)
+    hashes = content_hash64(whole).tolist()
+    order = draw.sample(range(len(rows)), len(rows))
+    assert content_hash64(batch([rows[at] for at in order])).tolist() == [hashes[at] for at in order]
+    assert content_hash64(whole.slice(begin)).tolist() == hashes[begin:]
+
+
+def test_an_absent_column_is_one_of_nothing():
+    plain = bodies([b"a", b"b"])
+    full = batch([{"body": b"a", "tags": "", "keys": None, "properties": [("x", "")]}, {"body": b"b"}])
+    assert content_hash64(plain).tolist() == content_hash64(full).tolist()
+
+
+def test_a_retry_by_another_version_finds_its_queues():
+    rows = batch([{"body": b"created", "tags": "t", "properties": [("p", "1"), ("q", "2")]}, {"body": b"created", "keys": "t"}])
+    assert content_hash64(rows).tolist() == [8807622296018531590, 12700680807318561382]
+
+
+@pytest.mark.parametrize("name", ["hash", "random"])
+def test_rows_in_another_order_and_other_batches_go_to_the_same_queues(name):
+    names = [b"row %d" % number for number in range(1000)]
+    first = dict(zip(names, selector(name, 1, by_content=True).select(bodies(names), None, 7).tolist()))
+    again = selector(name, 1, by_content=True)
+    shuffled = random.Random(1).sample(names, len(names))
+    for begin in (0, 300, 650):
+        part = shuffled[begin : begin + 350]
+        assert again.select(bodies(part), None, 7).tolist() == [first[name] for name in part]
+    assert np.bincount(list(first.values()), minlength=7).min() > 100
+
+
+def test_only_rows_without_a_key_go_by_content():
+    rows = bodies([b"1", b"2", b"3"])
+    keys = pa.array(["a", None, "b"])
+    chosen = HashSelector(by_content=True).select(rows, HashedKeys(keys), 1000).tolist()
+    assert chosen[::2] == [97, 98]
+    assert chosen[1] == HashSelector(by_content=True).select(rows, None, 1000)[1]
+    turned = HashSelector(by_content=True).select(
+        rows.take(pa.array([1, 0, 2])), HashedKeys(keys.take(pa.array([1, 0, 2]))), 1000
+    )
+    assert turned.tolist() == [chosen[1], 97, 98]
+
+
+def test_random_by_content_spreads_rows_of_one_key():
+    rows = bodies([b"%d" % number for number in range(100)])
+    assert len(set(selector("random", 0, by_content=True).select(rows, pa.repeat("k", 100), 4).tolist())) == 4

@@ -1,0 +1,531 @@
+"""A client of a cluster whose nameservers and brokers go, come back, move, and are busy.
+
+Traps held: 8 (a commit for a group that is not there is an error and not lost), 12 (members are connections, so a client has its own),
+20 (every nameserver can be told).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import client as client_module
+from orderedmq.rocketmq.admin_requests import delete_topic_in_nameserver
+from orderedmq.rocketmq.client import Client, parse_nameservers
+from orderedmq.rocketmq.codes import RequestCode
+from orderedmq.rocketmq.connection import Connection
+from orderedmq.rocketmq.frame import RemotingCommand
+from orderedmq.rocketmq.group_requests import update_consumer_offset
+from orderedmq.rocketmq.requests import max_offset, send
+from tests.unit.rocketmq_peer import Link, Peer, Script, soon, until
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+class Cluster:
+    """Nameservers that all know the same, and brokers by address."""
+
+    def __init__(self) -> None:
+        self.routes: dict[str, dict[str, dict[str, str]]] = {}
+        self.asked: list[tuple[int, RemotingCommand]] = []
+        self.peers: list[Peer] = []
+
+    def serve(self, script: Script, port: int = 0) -> Peer:
+        self.peers.append(Peer(script, port=port))
+        return self.peers[-1]
+
+    def nameserver(self, port: int = 0) -> Peer:
+        def script(link: Link) -> None:
+            for request in link.requests():
+                self.asked.append((link.peer.port, request))
+                if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+                    brokers = self.routes.get(request.ext["topic"])
+                    if brokers is None:
+                        link.reply(request, 17, remark="No topic route info")
+                        continue
+                    datas = [
+                        {"brokerName": name, "cluster": "C", "brokerAddrs": addresses} for name, addresses in brokers.items()
+                    ]
+                    queues = [{"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for name in brokers]
+                    link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode())
+                elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+                    link.reply(
+                        request,
+                        body=b'{"brokerAddrTable":{"a":{"brokerName":"a","brokerAddrs":{0:"h:1"}}},"clusterAddrTable":{}}',
+                    )
+                else:
+                    link.reply(request, body=b'{"topicList":["T"]}')
+
+        return self.serve(script, port)
+
+    def broker(self, name: str, *, value: int = 0, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
+        """One that answers ``value`` to everything, and is in the route of ``topic``."""
+
+        def script(link: Link) -> None:
+            for request in link.requests():
+                link.reply(request, offset=str(value), queueId="0", queueOffset=str(value))
+
+        return self.scripted(name, script, topic=topic, port=port, broker_id=broker_id)
+
+    def scripted(self, name: str, script: Script, *, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
+        peer = self.serve(script, port)
+        self.routes.setdefault(topic, {}).setdefault(name, {})[str(broker_id)] = peer.address
+        return peer
+
+    def lookups(self) -> int:
+        return sum(1 for _, request in self.asked if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    for peer in made.peers:
+        peer.close()
+
+
+@pytest.fixture
+def to() -> Iterator[Callable[..., Client]]:
+    made: list[Client] = []
+
+    def client(*nameservers: Peer, **more: Any) -> Client:
+        made.append(Client(";".join(peer.address for peer in nameservers), **more))
+        return made[-1]
+
+    yield client
+    for one in made:
+        one.close()
+
+
+def refused_port() -> int:
+    peer = Peer(lambda link: None)
+    peer.close()
+    return int(peer.port)
+
+
+def ask(client: Client, seconds: float = 10.0, **more: Any) -> int:
+    return client.call(max_offset(QUEUE), soon(seconds), topic="T", broker_name="a", **more)
+
+
+# --- a connection that the network dropped without a word
+
+
+def test_what_may_be_asked_twice_is_asked_again_over_another_connection(
+    cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "ATTEMPT", 0.3)
+    monkeypatch.setattr(Connection.__init__, "__kwdefaults__", {**(Connection.__init__.__kwdefaults__ or {}), "silence": 0.1})
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            if link.peer.accepted > 1:
+                link.reply(request, offset="7", queueId="0", queueOffset="7")
+
+    peer = cluster.scripted("a", script)
+    client = to(cluster.nameserver())
+    assert ask(client) == 7
+    assert peer.accepted == 2
+
+
+def test_what_may_not_be_done_twice_waits_for_its_answer_until_the_deadline(
+    cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "ATTEMPT", 0.1)
+    peer = cluster.scripted("a", lambda link: link.wait_for_end())
+    client = to(cluster.nameserver())
+    begin = time.monotonic()
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        client.call(send(QUEUE, b"body", "", group="g", born=0), soon(0.6), topic="T", broker_name="a")
+    assert caught.value.sub == "TIMEOUT"
+    assert time.monotonic() - begin >= 0.5
+    assert peer.accepted == 1
+
+
+# --- nameservers
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [("a:1", ("a:1",)), (" a:1 ; b:2;a:1; ", ("a:1", "b:2")), ("a:1,b:2", ("a:1", "b:2")), ("[::1]:1", ("[::1]:1",))],
+)
+def test_nameservers(text: str, addresses: tuple[str, ...]) -> None:
+    assert parse_nameservers(text) == addresses
+
+
+@pytest.mark.parametrize("text", ["", " ; ", "a", "a:1;b", "a:x"])
+def test_nameservers_that_are_none(text: str) -> None:
+    with pytest.raises(RocketMQError) as caught:
+        Client(text)
+    assert caught.value.sub == "ADDRESS"
+
+
+def test_what_nameservers_know(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    cluster.broker("a")
+    assert client.route("T", soon()).publish_list() == (QUEUE,)
+    assert client.cluster(soon()).brokers["a"].master == "h:1"
+    assert client.topics(soon()) == ("T",)
+    with pytest.raises(TopicError) as caught:
+        client.route("absent", soon())
+    assert caught.value.sub == "MISSING"
+
+
+def test_a_nameserver_that_knows_no_broker_says_nothing_about_topics(to: Callable[..., Client]) -> None:
+    answers = [0]
+    route = {"brokerDatas": [{"brokerName": "a", "cluster": "C", "brokerAddrs": {"0": "h:1"}}], "queueDatas": []}
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+                answers[0] += 1
+                if answers[0] < 4:
+                    link.reply(request, 17, remark="No topic route info")
+                else:
+                    link.reply(request, body=json.dumps(route).encode())
+            else:
+                link.reply(request, body=b'{"brokerAddrTable":{},"clusterAddrTable":{}}')
+
+    peer = Peer(script)
+    client = to(peer)
+    assert list(client.route("T", soon()).brokers) == ["a"]
+    answers[0] = -(10**6)
+    with pytest.raises(RocketMQUnavailableError, match="knows no broker") as caught:
+        client.route("other", soon(0.3))
+    assert caught.value.sub == "NO_BROKER"
+    peer.close()
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_a_nameserver_that_is_down_or_silent_is_passed_over(
+    cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, turn: int
+) -> None:
+    monkeypatch.setattr(client_module, "NAMESERVER_TIMEOUT", 0.3)
+    silent = cluster.serve(lambda link: link.wait_for_end())
+    good = cluster.nameserver()
+    cluster.broker("a", value=5)
+    client = Client(f"127.0.0.1:{refused_port()};{silent.address};{good.address}")
+    client._turn = turn
+    begin = time.monotonic()
+    assert ask(client) == 5
+    assert time.monotonic() - begin < 3
+    client.doubt("T")
+    assert ask(client) == 5
+    # The one that answered is asked first from then on.
+    assert silent.accepted <= 1
+    client.close()
+
+
+def test_no_nameserver_answers_until_the_deadline(to: Callable[..., Client]) -> None:
+    client = Client(f"127.0.0.1:{refused_port()};127.0.0.1:{refused_port()}")
+    begin = time.monotonic()
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        client.route("T", soon(0.5))
+    assert caught.value.sub == "UNREACHABLE"
+    assert 0.1 < time.monotonic() - begin < 1.5
+    client.close()
+
+
+def test_a_nameserver_that_comes_back(cluster: Cluster) -> None:
+    port = refused_port()
+    cluster.broker("a", value=3)
+    client = Client(f"127.0.0.1:{port}")
+    timer = threading.Timer(0.3, lambda: cluster.nameserver(port))
+    timer.start()
+    assert ask(client) == 3
+    timer.join()
+    client.close()
+
+
+def test_trap_20_each_nameserver_can_be_told(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver(), cluster.nameserver())
+    for address in client.nameservers:
+        client.call_address(address, delete_topic_in_nameserver("T"), soon())
+    assert {port for port, request in cluster.asked if request.code == 216} == {peer.port for peer in cluster.peers}
+
+
+# --- routes
+
+
+def test_a_route_is_asked_for_once_until_it_is_old(
+    cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = to(cluster.nameserver())
+    cluster.broker("a", value=1)
+    for _ in range(5):
+        assert ask(client) == 1
+    assert cluster.lookups() == 1
+    assert client.route("T", soon(), fresh=True)
+    assert cluster.lookups() == 2
+    monkeypatch.setattr(client_module, "ROUTE_AGE", 0.0)
+    ask(client)
+    assert cluster.lookups() == 3
+
+
+def test_the_last_route_holds_while_no_nameserver_has_one(cluster: Cluster, to: Callable[..., Client]) -> None:
+    nameserver = cluster.nameserver()
+    client = to(nameserver)
+    cluster.broker("a", value=1)
+    assert ask(client) == 1
+    kept = cluster.routes.pop("T")
+    client.doubt("T")
+    assert ask(client) == 1, "a nameserver that was restarted has no route yet"
+    with pytest.raises(TopicError):
+        client.route("T", soon(), fresh=True)
+    cluster.routes["T"] = kept
+    nameserver.close()
+    client.doubt("T")
+    assert ask(client) == 1
+
+
+def test_a_broker_that_moved_is_found_within_the_deadline(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    old = cluster.broker("a", value=1)
+    assert ask(client) == 1
+    old.close()
+    cluster.broker("a", value=2)
+    assert ask(client) == 2
+    assert cluster.lookups() == 2
+
+
+def test_a_broker_that_is_restarted_is_found_again(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    first = cluster.broker("a", value=1)
+    assert ask(client) == 1
+    first.close()
+    timer = threading.Timer(0.5, lambda: cluster.broker("a", value=2, port=first.port))
+    timer.start()
+    assert ask(client) == 2
+    timer.join()
+
+
+def test_masters_and_slaves(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    cluster.broker("a", value=1)
+    cluster.broker("a", value=2, broker_id=1)
+    assert [ask(client, broker_id=i) for i in (0, 1)] == [1, 2]
+    assert ask(client, broker_id=7, any_replica=True) == 1
+    del cluster.routes["T"]["a"]["0"]
+    client.doubt("T")
+    assert ask(client, any_replica=True) == 2
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        ask(client, 0.2)
+    assert caught.value.sub == "NO_BROKER"
+    assert "master" in caught.value.message
+    timer = threading.Timer(0.3, lambda: cluster.broker("a", value=3))
+    timer.start()
+    assert ask(client) == 3
+    timer.join()
+
+
+# --- retries
+
+
+def answers(*codes: int) -> Script:
+    """A broker that answers the codes in turn, over all connections, then 0."""
+    left = list(codes)
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            code = left.pop(0) if left else 0
+            if code < 0:
+                return
+            link.reply(request, code, offset="9", queueId="0", queueOffset="9")
+
+    return script
+
+
+@pytest.mark.parametrize("codes", [(2,), (2, 2, 215), (14, 2), (1500,), (-1,), (-1, 2, -1, 14)])
+def test_what_goes_away_by_itself_is_asked_again(cluster: Cluster, to: Callable[..., Client], codes: tuple[int, ...]) -> None:
+    client = to(cluster.nameserver())
+    cluster.scripted("a", answers(*codes))
+    assert ask(client) == 9
+
+
+def test_a_busy_broker_is_busy_to_the_end(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    cluster.scripted("a", answers(*[2] * 1000))
+    begin = time.monotonic()
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        ask(client, 0.4)
+    assert caught.value.sub == "BUSY"
+    assert time.monotonic() - begin < 1
+
+
+@pytest.mark.parametrize("code", [1, 16, 17, 26, 29])
+def test_what_does_not_go_away_is_asked_once(cluster: Cluster, to: Callable[..., Client], code: int) -> None:
+    client = to(cluster.nameserver())
+    cluster.scripted("a", answers(code))
+    with pytest.raises(OrderedMQError) as caught:
+        ask(client)
+    assert not caught.value.retriable
+
+
+def test_trap_8_a_commit_for_a_group_that_is_not_there_is_an_error(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    cluster.scripted("a", answers(26))
+    with pytest.raises(GroupError):
+        client.call(update_consumer_offset("g", QUEUE, 1), soon(), topic="T", broker_name="a")
+
+
+def test_a_send_without_an_answer_is_not_sent_again(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    peer = cluster.scripted("a", answers(-1))
+    message = send(QUEUE, b"x", "", group="g", born=0)
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        client.call(message, soon(), topic="T", broker_name="a")
+    assert caught.value.outcome_unknown
+    assert peer.accepted == 1
+    assert client.call(message, soon(), topic="T", broker_name="a").queue_offset == 9
+
+
+def test_a_send_that_was_refused_for_now_is_sent_again(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    cluster.scripted("a", answers(2))
+    assert client.call(send(QUEUE, b"x", "", group="g", born=0), soon(), topic="T", broker_name="a").queue_offset == 9
+
+
+def test_an_outcome_that_is_unknown_stays_so_whatever_came_after(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+
+    def script(link: Link) -> None:
+        link.read()
+        link.peer.deafen()
+
+    peer = cluster.scripted("a", script)
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        ask(client, 0.5)
+    assert caught.value.outcome_unknown
+    assert peer.accepted == 1
+
+
+# --- connections
+
+
+def test_one_connection_for_all_threads(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    peer = cluster.broker("a", value=4)
+    client.route("T", soon())
+    found: list[int] = []
+    threads = [threading.Thread(target=lambda: found.append(ask(client))) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [4] * 16
+    assert peer.accepted == 1
+
+
+def test_trap_12_a_client_has_connections_of_its_own(cluster: Cluster, to: Callable[..., Client]) -> None:
+    nameserver, peer = cluster.nameserver(), cluster.broker("a", value=4)
+    for member in (to(nameserver), to(nameserver)):
+        assert ask(member) == 4
+    assert peer.accepted == 2
+
+
+def test_an_idle_connection_is_replaced_before_the_server_ends_it(
+    cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = to(cluster.nameserver())
+    peer = cluster.broker("a", value=4)
+    ask(client)
+    first = client.connection(peer.address, soon())
+    monkeypatch.setattr(client_module, "IDLE", 0.0)
+    time.sleep(0.01)
+    second = client.connection(peer.address, soon())
+    assert first.closed
+    assert second is not first
+    assert ask(client) == 4
+
+
+def test_a_connection_that_is_dropped_is_made_anew(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    peer = cluster.broker("a", value=4)
+    ask(client)
+    client.drop(peer.address)
+    client.drop("nobody:1")
+    assert ask(client) == 4
+    assert peer.accepted == 2
+
+
+def test_connecting_waits_longer_after_each_failure(to: Callable[..., Client]) -> None:
+    address = f"127.0.0.1:{refused_port()}"
+    client = Client(address)
+    deadline = time.monotonic() + 1.0
+    while time.monotonic() < deadline:
+        with pytest.raises(RocketMQUnavailableError, match="cannot connect"):
+            client.connection(address, deadline)
+        time.sleep(0.001)
+    # 50 ms, 100, 200, 400, each shortened by half at most.
+    assert 2 <= client._endpoints[address].failures <= 7
+    begin = time.monotonic()
+    with pytest.raises(RocketMQUnavailableError):
+        client.connection(address, soon(), wait=False)
+    assert time.monotonic() - begin < 0.5
+    client.close()
+
+
+def test_close_ends_waiting_and_everything_after(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    cluster.scripted("a", lambda link: link.wait_for_end())
+    found: list[OrderedMQError] = []
+
+    def waiting(broker: str) -> None:
+        with pytest.raises(RocketMQError) as caught:
+            client.call(max_offset(QUEUE), soon(60), topic="T", broker_name=broker)
+        found.append(caught.value)
+
+    threads = [threading.Thread(target=waiting, args=(broker,)) for broker in ("a", "away")]
+    for thread in threads:
+        thread.start()
+    until(lambda: any(endpoint.connection and endpoint.connection.in_flight for endpoint in list(client._endpoints.values())))
+    time.sleep(0.2)
+    begin = time.monotonic()
+    client.close()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begin < 3
+    assert {error.sub for error in found} <= {"CLOSED", "CONNECTION_LOST"}
+    with pytest.raises(RocketMQError) as caught:
+        ask(client)
+    assert caught.value.sub == "CLOSED"
+    client.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_makes_connections_of_its_own(cluster: Cluster, to: Callable[..., Client]) -> None:
+    client = to(cluster.nameserver())
+    peer = cluster.broker("a", value=6)
+    assert ask(client) == 6
+    parent = client.connection(peer.address, soon())
+    # Held as by a thread that the child will not have.
+    with client._lock, client._endpoints[peer.address].lock:
+        child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert ask(client) == 6
+            own: Connection = client.connection(peer.address, soon())
+            assert own is not parent
+            client.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert client.connection(peer.address, soon()) is parent
+    assert ask(client) == 6
+    until(lambda: peer.accepted == 2)
+
+
+def test_secrets_are_in_no_repr() -> None:
+    from orderedmq.rocketmq.acl import Credentials
+
+    with Client("h:1", credentials=Credentials("ak", "my-secret")) as client:
+        assert "my-secret" not in repr(client)

@@ -1,0 +1,737 @@
+"""One connection under a server that answers in any order, late, in slices, wrongly or not at all.
+
+Traps held: 1 (a push may have the number of a request on its way), 6 (answers come late), 17 and 18 (what is not known is answered, and any
+type of header is read).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orderedmq.errors import OptionError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.acl import Credentials, signature
+from orderedmq.rocketmq.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
+from orderedmq.rocketmq.connection import Connection, Pending
+from orderedmq.rocketmq.frame import RemotingCommand, encode
+from orderedmq.rocketmq.group_requests import update_consumer_offset
+from orderedmq.rocketmq.requests import max_offset, pull, send
+from orderedmq.rocketmq.transport import TlsOptions, connect, parse_address
+from tests.unit.rocketmq_peer import Link, Peer, Script, answer, soon, until
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Peer]]:
+    peers: list[Peer] = []
+
+    def start(script: Script, **more: ssl.SSLContext) -> Peer:
+        peers.append(Peer(script, **more))  # type: ignore[arg-type]
+        return peers[-1]
+
+    yield start
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def to() -> Iterator[Callable[..., Connection]]:
+    opened: list[Connection] = []
+
+    def connection(peer: Peer, **more: object) -> Connection:
+        made = Connection(peer.address, connect(peer.address, soon()), **more)  # type: ignore[arg-type]
+        opened.append(made)
+        return made
+
+    yield connection
+    for made in opened:
+        made.close()
+
+
+def error(pending: Pending[Any]) -> OrderedMQError:
+    with pytest.raises(OrderedMQError) as caught:
+        pending.result()
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def lost(pending: Pending[Any]) -> RocketMQUnavailableError:
+    found = error(pending)
+    assert isinstance(found, RocketMQUnavailableError)
+    assert found.sub == "CONNECTION_LOST"
+    assert found.retriable
+    assert found.outcome_unknown
+    return found
+
+
+def echo(link: Link) -> None:
+    """Answers each request for a queue's end with the queue's number."""
+    for request in link.requests():
+        link.offset(request, int(request.ext["queueId"]))
+
+
+def number(n: int) -> MessageQueue:
+    return MessageQueue("T", "a", n)
+
+
+# --- answers
+
+
+def test_a_request_and_its_answer(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    connection = to(serve(echo))
+    assert connection.call(max_offset(number(42)), soon()) == 42
+    assert connection.in_flight == 0
+    assert not connection.closed
+
+
+def test_answers_come_in_any_order(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    def script(link: Link) -> None:
+        requests = [link.read() for _ in range(50)]
+        for request in sorted(requests, key=lambda request: int(request.ext["queueId"]) * 7 % 50):
+            link.offset(request, int(request.ext["queueId"]))
+        link.wait_for_end()
+
+    connection = to(serve(script))
+    pending = [connection.send(max_offset(number(n)), soon()) for n in range(50)]
+    assert [one.result() for one in reversed(pending)] == list(reversed(range(50)))
+    assert pending[0].result() == 0, "a result stays"
+
+
+def test_threads_share_a_connection(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    connection = to(serve(echo))
+    wrong: list[int] = []
+
+    def ask(first: int) -> None:
+        wrong.extend(n for n in range(first, first + 100) if connection.call(max_offset(number(n)), soon()) != n)
+
+    threads = [threading.Thread(target=ask, args=(1000 * i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_callbacks_may_send_the_next_request(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    connection, found, done = to(serve(echo)), [], threading.Event()
+
+    def next_one(pending: Pending[int]) -> None:
+        found.append(pending.result())
+        if len(found) < 100:
+            connection.send(max_offset(number(len(found))), soon(), next_one)
+        else:
+            done.set()
+
+    connection.send(max_offset(number(0)), soon(), next_one)
+    assert done.wait(10)
+    assert found == list(range(100))
+
+
+def test_trap_1_a_push_with_the_number_of_a_request_is_not_its_answer(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    answered: list[RemotingCommand] = []
+
+    def script(link: Link) -> None:
+        request = link.read()
+        push = RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, request.opaque, FLAG_ONEWAY, ext={"consumerGroup": "g"})
+        asks = RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, request.opaque, 0)
+        link.write(encode(push) + encode(asks))
+        answered.append(link.read())
+        link.offset(request, 7)
+        link.wait_for_end()
+
+    pushed: list[int] = []
+    connection = to(serve(script), on_push=lambda command: pushed.append(command.code))
+    assert connection.call(max_offset(QUEUE), soon()) == 7
+    assert pushed == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, RequestCode.GET_CONSUMER_RUNNING_INFO]
+    # Only the one that is not one-way is answered; code 3 says that it is not known here.
+    (reply,) = answered
+    assert (reply.code, reply.flag, reply.opaque) == (3, FLAG_RESPONSE, 0)
+
+
+def test_a_handler_answers_a_push(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    answered: list[RemotingCommand] = []
+
+    def script(link: Link) -> None:
+        link.write(encode(RemotingCommand(RequestCode.GET_CONSUMER_RUNNING_INFO, 99, 0)))
+        answered.append(link.read())
+
+    peer = serve(script)
+    to(peer, on_push=lambda command: RemotingCommand(0, body=b"info"))
+    until(lambda: bool(answered))
+    assert (answered[0].code, answered[0].flag, answered[0].opaque, answered[0].body) == (0, FLAG_RESPONSE, 99, b"info")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_handler_that_fails_ends_the_connection_and_is_heard_of(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    def script(link: Link) -> None:
+        link.read()
+        link.write(encode(RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 1, FLAG_ONEWAY)))
+        link.wait_for_end()
+
+    def fails(command: RemotingCommand) -> RemotingCommand | None:
+        raise ZeroDivisionError
+
+    connection = to(serve(script), on_push=fails)
+    assert "the reader failed" in lost(connection.send(max_offset(QUEUE), soon(60))).message
+
+
+def test_numbers_stay_in_31_bits_and_pass_over_those_on_their_way(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    def script(link: Link) -> None:
+        held = link.read()
+        for _ in range(4):
+            request = link.read()
+            assert request.opaque in (2**31 - 2, 2**31 - 1, 1, 2)
+            link.offset(request, int(request.ext["queueId"]))
+        link.offset(held, 99)
+        link.wait_for_end()
+
+    connection = to(serve(script))
+    held = connection.send(max_offset(QUEUE), soon())
+    assert held.opaque == 0
+    connection._numbers = itertools.count(2**31 - 2)
+    assert [connection.call(max_offset(number(n)), soon()) for n in range(4)] == [0, 1, 2, 3]
+    assert held.result() == 99
+
+
+def test_a_request_that_nobody_answers(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    told: list[RemotingCommand] = []
+
+    def script(link: Link) -> None:
+        told.append(link.read())
+        echo(link)
+
+    connection = to(serve(script))
+    connection.tell(update_consumer_offset("g", QUEUE, 5), soon())
+    assert connection.call(max_offset(number(3)), soon()) == 3
+    assert told[0].is_oneway
+    assert told[0].ext["commitOffset"] == "5"
+
+
+def test_trap_6_an_answer_that_comes_after_its_deadline_is_nobodys(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    second = threading.Event()
+
+    def script(link: Link) -> None:
+        late = link.read()
+        request = link.read()
+        link.offset(late, 1)
+        link.offset(request, 2)
+        second.set()
+        link.wait_for_end()
+
+    connection = to(serve(script))
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        connection.call(max_offset(number(1)), soon(0.1))
+    assert caught.value.sub == "TIMEOUT"
+    assert caught.value.outcome_unknown
+    assert connection.call(max_offset(number(2)), soon()) == 2
+
+
+def test_trap_18_binary_answers_to_json_requests(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    def script(link: Link) -> None:
+        request = link.read()
+        fields = struct.pack(">h", 6) + b"offset" + struct.pack(">i", 2) + b"42"
+        header = struct.pack(">hbhiiii", 0, 0, 479, request.opaque, 1, 0, len(fields)) + fields
+        link.write(struct.pack(">II", 4 + len(header), 1 << 24 | len(header)) + header)
+        link.wait_for_end()
+
+    assert to(serve(script)).call(max_offset(QUEUE), soon()) == 42
+
+
+def test_an_error_is_the_requests_and_not_the_connections(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    def script(link: Link) -> None:
+        link.reply(link.read(), 17, remark="topic[T] not exist")
+        link.reply(link.read(), 0, offset="many")
+        echo(link)
+
+    connection = to(serve(script))
+    with pytest.raises(TopicError, match="topic\\[T\\] not exist"):
+        connection.call(max_offset(QUEUE), soon())
+    with pytest.raises(ProtocolError, match="offset"):
+        connection.call(max_offset(QUEUE), soon())
+    assert connection.call(max_offset(number(5)), soon()) == 5
+
+
+def test_large_bodies_both_ways(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    body = os.urandom(4 * 1024 * 1024)
+    received: list[bytes] = []
+
+    def script(link: Link) -> None:
+        request = link.read()
+        received.append(bytes(request.body))
+        link.reply(request, queueId="0", queueOffset="0")
+        link.reply(link.read(), body=body, nextBeginOffset="1", minOffset="0", maxOffset="1")
+        link.wait_for_end()
+
+    connection = to(serve(script))
+    connection.call(send(QUEUE, memoryview(body), "", group="g", born=0, batch=True), soon())
+    assert received == [body]
+    assert connection.call(pull(QUEUE, "g", 0, 32), soon()).body == body
+
+
+def test_slow_slices(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    def script(link: Link) -> None:
+        first, second = link.read(), link.read()
+        data = answer(first, offset="1") + answer(second, offset="2")
+        for at in range(0, len(data), 9):
+            link.write(data[at : at + 9])
+            time.sleep(0.005)
+        link.wait_for_end()
+
+    connection = to(serve(script))
+    pending = [connection.send(max_offset(number(n)), soon()) for n in (1, 2)]
+    assert [one.result() for one in pending] == [1, 2]
+
+
+def test_requests_are_signed(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    seen: list[RemotingCommand] = []
+
+    def script(link: Link) -> None:
+        seen.append(link.read())
+        link.offset(seen[0], 0)
+        link.wait_for_end()
+
+    to(serve(script), credentials=Credentials("ak", "secret")).call(max_offset(QUEUE), soon())
+    ext = dict(seen[0].ext)
+    given = ext.pop("Signature")
+    assert given == signature("".join(ext[name] for name in sorted(ext)).encode(), "secret")
+    assert ext["AccessKey"] == "ak"
+    assert "secret" not in repr(seen[0])
+
+
+# --- ends
+
+
+def test_cut_inside_of_a_frame(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    def script(link: Link) -> None:
+        request = link.read()
+        link.offset(request, 1)
+        last = [link.read() for _ in range(3)][-1]
+        link.write(answer(last, offset="3")[:-4])
+
+    connection = to(serve(script))
+    assert connection.call(max_offset(QUEUE), soon()) == 1
+    called: list[Pending[int]] = []
+    pending = [connection.send(max_offset(QUEUE), soon(), called.append) for _ in range(3)]
+    for one in pending:
+        assert "inside of a frame" in lost(one).message
+    until(lambda: connection.closed)
+    assert sorted(map(id, called)) == sorted(map(id, pending)), "each callback once"
+    after = error(connection.send(max_offset(QUEUE), soon()))
+    assert after.sub == "UNREACHABLE"
+    assert not getattr(after, "outcome_unknown")  # noqa: B009
+    with pytest.raises(RocketMQUnavailableError, match="was not sent"):
+        connection.tell(max_offset(QUEUE), soon())
+
+
+def test_closed_before_any_answer_has_a_hint(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    def script(link: Link) -> None:
+        link.read()
+
+    assert "may want TLS" in lost(to(serve(script)).send(max_offset(QUEUE), soon())).message
+
+
+def test_reset_by_the_server(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    def script(link: Link) -> None:
+        link.read()
+        link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    lost(to(serve(script)).send(max_offset(QUEUE), soon()))
+
+
+def test_after_a_protocol_error_a_connection_is_not_used_again(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    def script(link: Link) -> None:
+        good, other = link.read(), link.read()
+        link.write(answer(good, offset="1") + struct.pack(">II", 8, 9) + answer(other, offset="2"))
+        link.wait_for_end()
+
+    peer = serve(script)
+    connection = to(peer)
+    pending = [connection.send(max_offset(QUEUE), soon()) for _ in range(2)]
+    assert pending[0].result() == 1
+    assert "header of 9 bytes" in lost(pending[1]).message
+    assert error(connection.send(max_offset(QUEUE), soon())).sub == "UNREACHABLE"
+    assert peer.accepted == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "says"), [(b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP"), (b"\x15\x03\x03\x00\x02\x02\x46", "TLS")]
+)
+def test_a_stranger_is_named_and_not_worth_another_try(
+    serve: Callable[..., Peer], to: Callable[..., Connection], data: bytes, says: str
+) -> None:
+    def script(link: Link) -> None:
+        link.read()
+        link.write(data)
+        link.wait_for_end()
+
+    connection = to(serve(script))
+    found = error(connection.send(max_offset(QUEUE), soon()))
+    assert isinstance(found, ProtocolError)
+    assert not found.retriable
+    assert says in found.message
+    assert isinstance(error(connection.send(max_offset(QUEUE), soon())), ProtocolError)
+
+
+def test_half_open_is_found_by_the_first_deadline_and_ends_the_connection(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    connection = to(serve(lambda link: link.wait_for_end()), silence=0.2)
+    long = connection.send(max_offset(QUEUE), soon(60))
+    begin = time.monotonic()
+    found = error(connection.send(max_offset(QUEUE), soon(0.3)))
+    assert found.sub == "TIMEOUT"
+    assert time.monotonic() - begin < 2
+    assert "did not say anything" in lost(long).message
+    assert connection.closed
+
+
+def test_a_deadline_alone_does_not_end_a_connection_that_speaks(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    def script(link: Link) -> None:
+        held = link.read()
+        for _ in range(20):
+            link.write(encode(RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, 1, FLAG_ONEWAY)))
+            time.sleep(0.02)
+        link.read()
+        link.offset(held, 5)
+        link.wait_for_end()
+
+    connection = to(serve(script), silence=0.2)
+    held = connection.send(max_offset(QUEUE), soon())
+    assert error(connection.send(max_offset(QUEUE), soon(0.3))).sub == "TIMEOUT"
+    assert held.result() == 5
+
+
+def test_a_deadline_that_nobody_waits_for_is_kept_too(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    connection = to(serve(lambda link: link.wait_for_end()))
+    ended: list[Pending[int]] = []
+    connection.send(max_offset(QUEUE), soon(0.1), ended.append)
+    connection.send(max_offset(QUEUE), soon(60))
+    until(lambda: bool(ended), 3)
+    assert error(ended[0]).sub == "TIMEOUT"
+    assert connection.in_flight == 1
+
+
+def test_a_server_that_does_not_read(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    stop = threading.Event()
+    connection = to(serve(lambda link: stop.wait(20)))
+    large = send(QUEUE, bytes(15 * 1024 * 1024), "", group="g", born=0)
+    begin = time.monotonic()
+    found = error(connection.send(large, soon(0.3)))
+    assert (found.sub, "did not read" in found.message) == ("UNREACHABLE", True)
+    assert time.monotonic() - begin < 3
+    # The stream ends inside of that frame, so nothing can follow it.
+    assert connection.closed
+    stop.set()
+
+
+def test_others_wait_for_a_large_request_until_their_own_deadline(
+    serve: Callable[..., Peer], to: Callable[..., Connection]
+) -> None:
+    stop = threading.Event()
+    connection = to(serve(lambda link: stop.wait(20)))
+    sender = threading.Thread(
+        target=lambda: connection.send(send(QUEUE, bytes(15 * 1024 * 1024), "", group="g", born=0), soon(1.5)), daemon=True
+    )
+    sender.start()
+    until(lambda: connection.in_flight == 1)
+    time.sleep(0.1)
+    found = error(connection.send(max_offset(QUEUE), soon(0.2)))
+    assert found.sub == "UNREACHABLE"
+    assert not getattr(found, "outcome_unknown")  # noqa: B009
+    sender.join()
+    stop.set()
+
+
+def test_close_wakes_all_who_wait(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    asked = threading.Event()
+
+    def script(link: Link) -> None:
+        for _ in range(10):
+            link.read()
+        asked.set()
+        link.wait_for_end()
+
+    connection = to(serve(script))
+    found: list[OrderedMQError] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(error(connection.send(max_offset(QUEUE), soon(60))))) for _ in range(10)
+    ]
+    for thread in threads:
+        thread.start()
+    assert asked.wait(10)
+    begin = time.monotonic()
+    connection.close()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - begin < 2
+    assert {one.sub for one in found} == {"CONNECTION_LOST"}
+    assert all("closed here" in one.message for one in found)
+    connection.close()
+
+
+def test_close_out_of_a_callback(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    connection = to(serve(echo))
+    done = threading.Event()
+
+    def end(_pending: Pending[int]) -> None:
+        connection.close()
+        done.set()
+
+    connection.send(max_offset(QUEUE), soon(), end)
+    assert done.wait(10)
+    assert connection.closed
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        Connection.open(f"127.0.0.1:{port}", soon())
+    assert caught.value.sub == "UNREACHABLE"
+
+
+@pytest.mark.parametrize(
+    ("text", "address"), [("h:1", ("h", 1)), ("[::1]:9876", ("::1", 9876)), (" 10.0.0.1:10911 ", ("10.0.0.1", 10911))]
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "h", "h:", ":1", "h:x", "h:0", "h:65536", "h:-1", "h:" + "9" * 5000])
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(RocketMQError) as caught:
+        parse_address(text)
+    assert caught.value.sub == "ADDRESS"
+
+
+# --- fork
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forgets_its_parents_connections(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:
+    peer = serve(echo)
+    held = serve(lambda link: link.wait_for_end())
+    connection, waiting = to(peer), to(held)
+    assert connection.call(max_offset(number(1)), soon()) == 1
+    pending = waiting.send(max_offset(QUEUE), soon(60))
+    assert not pending.done
+    # Held as another thread of the parent might: there is no such thread in the child.
+    connection._writing.acquire()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert connection.closed
+            assert "parent" in error(connection.send(max_offset(QUEUE), soon())).message
+            assert error(pending).sub == "CONNECTION_LOST"
+            connection.close()
+            waiting.close()
+            own = Connection.open(peer.address, soon())
+            assert own.call(max_offset(number(2)), soon()) == 2
+            own.close()
+            code = 0
+        finally:
+            os._exit(code)
+    connection._writing.release()
+    assert os.waitpid(child, 0)[1] == 0
+    assert connection.call(max_offset(number(3)), soon()) == 3
+    assert not waiting.closed
+    assert peer.accepted == 2
+
+
+# --- TLS
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """server.pem for localhost and 127.0.0.1, and client.pem; both signed by themselves."""
+    folder = tmp_path_factory.mktemp("tls")
+    for name in ("server", "client"):
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+             "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+             "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.pem"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    return folder
+
+
+def server_context(certificates: Path, *, client_ca: Path | None = None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates / "server.pem", certificates / "server.key")
+    if client_ca is not None:
+        context.load_verify_locations(client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+@pytest.mark.parametrize("how", ["ca", "unverified"])
+def test_tls(serve: Callable[..., Peer], certificates: Path, how: str) -> None:
+    body = os.urandom(3 * 1024 * 1024)
+
+    def script(link: Link) -> None:
+        for request in itertools.islice(link.requests(), 20):
+            link.reply(request, body=body, nextBeginOffset="1", minOffset="0", maxOffset="1")
+        echo(link)
+
+    options = TlsOptions(verify=False) if how == "unverified" else TlsOptions(ca_file=str(certificates / "server.pem"))
+    connection = Connection.open(serve(script, tls=server_context(certificates)).address, soon(), tls=options.context())
+    try:
+        pending = [connection.send(pull(QUEUE, "g", n, 32), soon(30)) for n in range(20)]
+        assert all(one.result().body == body for one in pending)
+        assert connection.call(max_offset(number(9)), soon()) == 9
+    finally:
+        connection.close()
+
+
+def test_tls_under_threads_that_read_and_write_at_once(serve: Callable[..., Peer], certificates: Path) -> None:
+    def script(link: Link) -> None:
+        for request in link.requests():
+            link.reply(request, body=bytes(request.body), queueId="0", queueOffset=str(len(request.body)))
+
+    connection = Connection.open(
+        serve(script, tls=server_context(certificates)).address, soon(), tls=TlsOptions(verify=False).context()
+    )
+    wrong: list[int] = []
+
+    def ask(size: int) -> None:
+        request = send(QUEUE, bytes(size), "", group="g", born=0)
+        wrong.extend(size for _ in range(15) if connection.call(request, soon(30)).queue_offset != size)
+
+    threads = [threading.Thread(target=ask, args=(size,)) for size in (1, 100, 20_000, 300_000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    connection.close()
+    assert wrong == []
+
+
+def test_tls_with_a_certificate_of_the_clients(serve: Callable[..., Peer], certificates: Path) -> None:
+    context = server_context(certificates, client_ca=certificates / "client.pem")
+    peer = serve(echo, tls=context)
+    known = TlsOptions(
+        ca_file=str(certificates / "server.pem"),
+        cert_file=str(certificates / "client.pem"),
+        key_file=str(certificates / "client.key"),
+    )
+    connection = Connection.open(peer.address, soon(), tls=known.context())
+    assert connection.call(max_offset(number(4)), soon()) == 4
+    connection.close()
+    # TLS 1.3 refuses after the handshake, so it shows with the first request.
+    unknown = Connection.open(peer.address, soon(), tls=TlsOptions(ca_file=str(certificates / "server.pem")).context())
+    assert error(unknown.send(max_offset(QUEUE), soon())).sub in ("CONNECTION_LOST", "UNREACHABLE")
+    unknown.close()
+
+
+def test_a_server_that_is_not_trusted(serve: Callable[..., Peer], certificates: Path) -> None:
+    address = serve(echo, tls=server_context(certificates)).address
+    with pytest.raises(RocketMQError) as caught:
+        Connection.open(address, soon(), tls=TlsOptions(ca_file=str(certificates / "client.pem")).context())
+    assert caught.value.sub == "TLS"
+    assert not caught.value.retriable
+
+
+def test_a_certificate_of_another_name(serve: Callable[..., Peer], certificates: Path, tmp_path: Path) -> None:
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=x",
+         "-addext", "subjectAltName=DNS:elsewhere", "-keyout", tmp_path / "server.key", "-out", tmp_path / "server.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    address = serve(echo, tls=server_context(tmp_path)).address
+    with pytest.raises(RocketMQError, match="127.0.0.1"):
+        Connection.open(address, soon(), tls=TlsOptions(ca_file=str(tmp_path / "server.pem")).context())
+    options = TlsOptions(ca_file=str(tmp_path / "server.pem"), verify_hostname=False)
+    connection = Connection.open(address, soon(), tls=options.context())
+    assert connection.call(max_offset(number(6)), soon()) == 6
+    connection.close()
+
+
+def test_tls_where_the_server_has_none(serve: Callable[..., Peer]) -> None:
+    def script(link: Link) -> None:
+        link.socket.recv(100)
+
+    with pytest.raises(RocketMQUnavailableError, match="it may have no TLS"):
+        Connection.open(serve(script).address, soon(), tls=TlsOptions(verify=False).context())
+
+    def other(link: Link) -> None:
+        link.socket.recv(100)
+        link.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with pytest.raises(RocketMQError) as caught:
+        Connection.open(serve(other).address, soon(), tls=TlsOptions(verify=False).context())
+    assert caught.value.sub == "TLS"
+
+
+def test_a_tls_handshake_that_does_not_end_is_cut_by_the_deadline(serve: Callable[..., Peer]) -> None:
+    address = serve(lambda link: time.sleep(2)).address
+    begin = time.monotonic()
+    with pytest.raises(RocketMQUnavailableError):
+        Connection.open(address, soon(0.3), tls=TlsOptions(verify=False).context())
+    assert time.monotonic() - begin < 1.5
+
+
+def test_tls_files_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "bad.pem").write_text("no certificate")
+    for options in (
+        TlsOptions(ca_file="/nowhere.pem"),
+        TlsOptions(ca_file=str(tmp_path / "bad.pem")),
+        TlsOptions(cert_file="/nowhere.pem"),
+    ):
+        with pytest.raises(OptionError) as caught:
+            options.context()
+        assert caught.value.sub == "INVALID"
+    assert "secret" not in repr(TlsOptions(key_password="secret"))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_says_nothing_on_its_parents_tls_connection(serve: Callable[..., Peer], certificates: Path) -> None:
+    peer = serve(echo, tls=server_context(certificates))
+    connection = Connection.open(peer.address, soon(), tls=TlsOptions(verify=False).context())
+    assert connection.call(max_offset(number(1)), soon()) == 1
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        os._exit(0 if connection.closed else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert connection.call(max_offset(number(2)), soon()) == 2
+    connection.close()
+
+
+def test_a_process_ends_with_connections_open(serve: Callable[..., Peer]) -> None:
+    code = (
+        "import sys, time\n"
+        "from orderedmq.rocketmq.connection import Connection\n"
+        "from orderedmq.rocketmq.requests import max_offset\n"
+        "from orderedmq.model import MessageQueue\n"
+        "c = Connection.open(sys.argv[1], time.monotonic() + 10)\n"
+        "print(c.call(max_offset(MessageQueue('T', 'a', 8)), time.monotonic() + 10))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, serve(echo).address], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "8", "")

@@ -1,0 +1,338 @@
+"""Many pull responses decoded by columns: the same as one message at a time, whatever is in them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orderedmq.errors import ProtocolError, SchemaError
+from orderedmq.key_hash import java_string_hash
+from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA, select_schema
+from orderedmq.rocketmq import decode, exact
+from orderedmq.rocketmq.decode import MAX_OFFSET
+from orderedmq.rocketmq.exact import Wanted, decode_exactly
+from tests.stored_messages import INNER, ODD, PLAIN, V2, Stored, inner, text, usual
+
+JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
+ALL = tuple(MESSAGE_SCHEMA.names)
+RELAXED = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+COLUMNS = st.lists(st.sampled_from(ALL), min_size=1, unique=True).map(tuple)
+
+
+@pytest.fixture(autouse=True)
+def _by_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few messages too."""
+    monkeypatch.setattr(decode, "FEWEST", 0)
+
+
+def responses(messages: list[Stored], size: int) -> list[bytes]:
+    return [b"".join(one.pack() for one in messages[at : at + size]) for at in range(0, len(messages), size)]
+
+
+def exactly(given: list[bytes], asked: Wanted) -> pa.RecordBatch:
+    pieces = list(decode_exactly(given, "broker-a", asked))
+    schema = select_schema(asked.columns)
+    return (
+        pa.concat_batches(pieces)
+        if pieces
+        else pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
+    )
+
+
+def by_columns(given: list[bytes], asked: Wanted) -> pa.RecordBatch | None:
+    return decode._decode_columns(list(filter(None, given)), "broker-a", asked, select_schema(asked.columns))
+
+
+def same(given: list[bytes], asked: Wanted) -> bool:
+    """Both ways agree, in what they give and in what they refuse. Whether the fast one took it."""
+    rest: dict[str, Any] = {"begin": asked.begin, "end": asked.end, "tags": asked.tags, "verify_crc": asked.verify_crc}
+    try:
+        expected = exactly(given, asked)
+    except ProtocolError:
+        with pytest.raises(ProtocolError):
+            decode.decode(given, asked.columns, "broker-a", **rest)
+        assert not any(given) or by_columns(given, asked) is None
+        return False
+    found = decode.decode(given, asked.columns, "broker-a", **rest)
+    found.validate(full=True)
+    assert found.schema == expected.schema
+    assert found == expected
+    return any(given) and by_columns(given, asked) is not None
+
+
+def everything(*columns: str) -> Wanted:
+    return Wanted(columns or ALL, 0, MAX_OFFSET, frozenset(), True)
+
+
+# -- the same as one message at a time
+
+
+def test_usual_messages_take_the_fast_way() -> None:
+    given = responses([usual(number) for number in range(200)], 32)
+    assert same(given, everything())
+    for name in ALL:
+        assert same(given, everything(name))
+    batch = decode.decode(given, DEFAULT_COLUMNS, "broker-a")
+    assert batch.num_rows == 200
+    assert batch.column("queue_offset").to_pylist() == list(range(200))
+    assert batch.slice(7, 1).to_pylist()[0] | {"born_timestamp": None, "store_timestamp": None} == {
+        "topic": "orders",
+        "broker_name": "broker-a",
+        "queue_id": 3,
+        "queue_offset": 7,
+        "body": b"%0100d" % 7,
+        "tags": "created",
+        "keys": "order-0000000007",
+        "sharding_key": "000007",
+        "message_id": "0A010203F4D2ABCDEF01000000000007",
+        "born_timestamp": None,
+        "store_timestamp": None,
+        "reconsume_times": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sys_flag": 0x10},
+        {"sys_flag": 0x20},
+        {"sys_flag": 0x30},
+        {"sys_flag": 0x30, "properties": b""},
+        {"sys_flag": 0x101},
+        {"properties": b""},
+        {"properties": b"a\x01b"},
+        {"properties": b"TAGS\x01b\x02a\x01c"},
+        {"properties": "TAGS\x01é\x02UNIQ_KEY\x01日\x02".encode()},
+        {"topic": b""},
+        {"topic": "é".encode()},
+        {"topic": b"%RETRY%billing"},
+        {"topic": b"%RETRY%billing", "properties": b"RETRY_TOPIC\x01orders\x02"},
+        {"topic": b"%RETRY%\xff"},
+        {"body": b""},
+        {"born": 2**63 - 1},
+        {"queue_id": -1},
+        {"offset": 2**62},
+    ],
+)
+def test_what_all_messages_have_alike_takes_the_fast_way(change: dict[str, Any]) -> None:
+    messages = [replace(usual(number), **change) for number in range(40)]
+    for size in (1, 3, 40):
+        assert same(responses(messages, size), everything())
+        # A usual one among them.
+        mixed = [*messages, usual(40)]
+        same(responses(mixed, size), everything())
+    assert same(responses([replace(one, offset=number) for number, one in enumerate(messages)], 4), everything("body", "tags"))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        Stored(magic=V2),
+        Stored(body=inner((b"a", b"")), sys_flag=INNER),
+        Stored(properties=b"\x02"),
+        Stored(properties=b"a\x01\x02TAGS\x01t\x02"),
+        Stored(properties=b"\x01a\x02"),
+        Stored(properties=b"a\x01b\x01c\x02"),
+        Stored(properties=b"a\x01b\x00c\x02"),
+        Stored(properties=b"a\x02b\x01"),
+        Stored(properties=b"TAGS\x01\xff\x02"),
+        Stored(topic=b"other!"),
+        Stored(topic=b"longer"),
+        Stored(topic=b"\xff"),
+    ],
+)
+def test_one_odd_message_is_read_as_well(odd: Stored) -> None:
+    messages = [usual(number) for number in range(30)]
+    for place in (0, 13, 30):
+        mixed = [*messages[:place], odd, *messages[place:]]
+        same(responses(mixed, 2), everything())
+
+
+def test_messages_of_many_producers_take_the_fast_way() -> None:
+    pairs = [("TAGS", "t"), ("KEYS", "k"), ("a", "b"), ("__SHARDINGKEY", "s"), ("UNIQ_KEY", "u"), ("TAGT", "no")]
+    messages = [Stored(offset=n, properties=text(*pairs[: n % 7], *pairs[n % 3 :][: n % 2])) for n in range(90)]
+    distinct = [Stored(offset=n, properties=text(*pairs[n % 7 :], last=n % 2 == 0)) for n in range(90)]
+    assert same(responses(messages, 5), everything("tags", "keys", "sharding_key", "message_id"))
+    assert same(responses(distinct, 5), everything())
+    # A name twice: the last one counts, and a map is made one message at a time.
+    twice = [Stored(offset=n, properties=text(("a", "1"), ("TAGS", "x"), ("TAGS", str(n)))) for n in range(90)]
+    assert same(responses(twice, 5), everything("tags"))
+    assert not same(responses(twice, 5), everything("properties"))
+
+
+@RELAXED
+@given(
+    st.lists(st.one_of(PLAIN, PLAIN, PLAIN, ODD), max_size=40),
+    st.integers(1, 5),
+    COLUMNS,
+    st.integers(0, 40),
+    st.integers(0, 70),
+    st.sets(st.sampled_from(["t", "x", "é"])),
+    st.booleans(),
+)
+def test_mixed_groups_are_the_same_as_one_message_at_a_time(
+    messages: list[Stored], size: int, columns: tuple[str, ...], begin: int, end: int, tags: set[str], verify: bool
+) -> None:
+    same(responses(messages, size), Wanted(columns, begin, end, frozenset(tags), verify))
+
+
+@RELAXED
+@given(st.lists(PLAIN, min_size=1, max_size=40), st.integers(1, 5), COLUMNS)
+def test_plain_groups_take_the_fast_way(messages: list[Stored], size: int, columns: tuple[str, ...]) -> None:
+    assert same(responses(messages, size), Wanted(columns, 0, MAX_OFFSET, frozenset(), True))
+
+
+@pytest.mark.parametrize("case", JAVA["records"])
+def test_javas_records_are_the_same_as_one_at_a_time(case: dict[str, Any]) -> None:
+    for times in (1, 20):
+        same([bytes.fromhex(case["bytes"])] * times, everything())
+
+
+# -- refused
+
+
+def test_a_group_cut_off_anywhere_is_refused_or_shorter() -> None:
+    whole = b"".join(one.pack() for one in (usual(1), Stored(properties=b"a\x01b"), usual(2)))
+    first = usual(0).pack()
+    for cut in range(len(whole)):
+        # Cut in the middle of a group: the next response must not be read as the rest of a record.
+        same([first, whole[:cut], first], everything())
+        same([first] * 20 + [whole[:cut]], everything("queue_offset"))
+
+
+@RELAXED
+@given(st.lists(st.one_of(PLAIN, PLAIN, ODD), min_size=1, max_size=20), st.integers(1, 4), st.data())
+def test_changed_bytes_are_refused_or_read_alike(messages: list[Stored], size: int, data: st.DataObject) -> None:
+    given = [bytearray(one) for one in responses(messages, size)]
+    for _ in range(data.draw(st.integers(1, 3))):
+        one = data.draw(st.sampled_from(given))
+        one[data.draw(st.integers(0, len(one) - 1))] = data.draw(st.sampled_from([0, 1, 2, 3, 127, 128, 255]))
+    same([bytes(one) for one in given], Wanted(ALL, 0, MAX_OFFSET, frozenset(), False))
+
+
+def test_too_many_bytes_are_refused_as_one_batch_and_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MOST_BYTES", 5 * 2**19)
+    for module in (decode, exact):
+        monkeypatch.setattr(module, "PIECE_BYTES", 4 * 2**20)
+    one = Stored(body=bytes(2**20), sys_flag=0x201).pack()
+    with pytest.raises(ProtocolError, match="fewer at once"):
+        decode.decode([one] * 3, ("body",), "broker-a")
+    assert sum(piece.num_rows for piece in decode.decode_pieces([one] * 3, ("body",), "broker-a")) == 3
+    # So many that the fast way gives up.
+    assert by_columns([one] * 5, everything("body")) is None
+    assert sum(piece.num_rows for piece in decode.decode_pieces([one] * 9, ("body",), "broker-a")) == 9
+
+
+def test_an_unknown_column_is_refused() -> None:
+    with pytest.raises(SchemaError):
+        decode.decode([], ("colour",), "broker-a")
+
+
+# -- the interface
+
+
+def test_nothing_is_an_empty_batch_of_the_asked_columns() -> None:
+    for nothing in ([], [b""], [b"", b""]):
+        batch = decode.decode(nothing, ("body", "queue_id"), "broker-a")
+        assert batch.num_rows == 0
+        assert batch.schema == select_schema(("body", "queue_id"))
+        assert list(decode.decode_pieces(nothing, ("body",), "broker-a")) == []
+    outside = decode.decode([usual(5).pack()], ("body",), "broker-a", begin=6)
+    assert outside.num_rows == 0
+    assert outside.schema == select_schema(("body",))
+
+
+def test_views_of_frames_are_taken_as_they_are_and_not_kept() -> None:
+    frame = bytearray(b"head" + usual(1).pack())
+    one = memoryview(frame)[4:]
+    for many in (1, 30):
+        batch = decode.decode([one] * many, DEFAULT_COLUMNS, "broker-a")
+        before = batch.to_pylist()
+        frame[4:] = bytes(len(frame) - 4)
+        assert batch.to_pylist() == before
+        frame[4:] = usual(1).pack()
+
+
+def test_large_groups_are_decoded_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "GROUP_BYTES", 5000)
+    given = responses([usual(number) for number in range(200)], 8)
+    assert len(list(decode.decode_pieces(given, ("queue_offset",), "broker-a"))) == 25
+    assert same(given, everything())
+
+
+def test_trap_4_a_response_may_have_any_number_of_messages_and_gaps() -> None:
+    offsets = [3, 4, 9, 100, 101, 102, 7000]
+    messages = [usual(number) for number in offsets]
+    given = [messages[0].pack(), b"".join(one.pack() for one in messages[1:6]), b"", messages[6].pack()]
+    batch = decode.decode(given, ("queue_offset",), "broker-a")
+    # The last row says nothing of where to read next: that is nextBeginOffset.
+    assert batch.column(0).to_pylist() == offsets
+    inside = decode.decode(given, ("queue_offset",), "broker-a", begin=4, end=102)
+    assert inside.column(0).to_pylist() == [4, 9, 100, 101]
+
+
+def test_trap_13_messages_of_a_batch_send_carry_what_the_broker_added() -> None:
+    # Up to 5.3.3 a broker puts the envelope's properties behind those of each message of a batch.
+    added = text(("CLUSTER", "C"), ("WAIT", "true"), ("MSG_REGION", "R"))
+    messages = [Stored(offset=n, properties=text(("UNIQ_KEY", f"U{n}"), ("TAGS", "t")) + added) for n in range(60)]
+    assert same(responses(messages, 30), everything())
+    batch = decode.decode(responses(messages, 30), ("message_id", "tags"), "broker-a")
+    assert batch.column("message_id").to_pylist() == [f"U{n}" for n in range(60)]
+
+
+def test_trap_14_the_last_separator_may_be_missing() -> None:
+    pairs = (("TAGS", "t"), ("KEYS", "k"))
+    for ends in ([False], [True], [True, False], [False, True, True]):
+        messages = [Stored(offset=n, properties=text(*pairs, last=ends[n % len(ends)])) for n in range(60)]
+        assert same(responses(messages, 30), everything())
+        assert decode.decode(responses(messages, 30), ("keys",), "b").column(0).to_pylist() == ["k"] * 60
+
+
+def test_trap_14_an_empty_value_is_no_value() -> None:
+    messages = [Stored(offset=n, properties=b"TAGS\x01\x02KEYS\x01k\x02") for n in range(60)]
+    batch = decode.decode(responses(messages, 30), ("tags", "keys"), "broker-a")
+    assert batch.to_pylist() == [{"tags": None, "keys": "k"}] * 60
+
+
+def test_trap_15_a_wrong_checksum_is_refused_when_asked() -> None:
+    messages = [usual(number) for number in range(60)]
+    assert same(responses(messages, 7), everything())
+    messages[33] = replace(messages[33], crc=1)
+    given = responses(messages, 7)
+    with pytest.raises(ProtocolError, match="queue offset 33 fails its checksum"):
+        decode.decode(given, ("queue_offset",), "broker-a", verify_crc=True)
+    assert decode.decode(given, ("queue_offset",), "broker-a").num_rows == 60
+    # A message that is not asked for is not looked at.
+    assert decode.decode(given, ("queue_offset",), "broker-a", end=33, verify_crc=True).num_rows == 33
+
+
+def test_trap_16_tags_of_one_hash_code_are_not_mixed_up() -> None:
+    # What the broker lets through by its hash code is compared once more.
+    first, second = "Aa", "BB"
+    hashes = java_string_hash(pa.array([first, second]))
+    assert hashes[0] == hashes[1]
+    tags = [first, second, None, "AaBB", "a", "Aa "]
+    messages = [Stored(offset=n, properties=text(("TAGS", tag)) if tag else b"") for n, tag in enumerate(tags * 10)]
+    for columns in (("queue_offset", "tags"), ("queue_offset",), ("body", "properties")):
+        asked = Wanted(columns, 0, MAX_OFFSET, frozenset([first, "other"]), False)
+        assert same(responses(messages, 7), asked)
+        assert decode.decode(responses(messages, 7), columns, "b", tags=asked.tags).num_rows == 10
+
+
+def test_trap_19_a_message_that_is_tried_again_has_its_topics_name() -> None:
+    again = [Stored(offset=n, topic=b"%RETRY%billing", properties=text(("RETRY_TOPIC", "orders"))) for n in range(60)]
+    dead = [Stored(offset=n, topic=b"%DLQ%billing", properties=text(("RETRY_TOPIC", "orders"))) for n in range(60)]
+    assert decode.decode(responses(again, 9), ("topic",), "b").column(0).to_pylist() == ["orders"] * 60
+    assert decode.decode(responses(dead, 9), ("topic",), "b").column(0).to_pylist() == ["%DLQ%billing"] * 60
+    assert same(responses(again, 9), everything())
+    long = [replace(one, topic=b"%RETRY%" + b"g" * 200, magic=V2) for one in again]
+    assert decode.decode(responses(long, 9), ("topic",), "b").column(0).to_pylist() == ["orders"] * 60

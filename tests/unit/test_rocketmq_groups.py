@@ -1,0 +1,293 @@
+"""Rules of queue locks over RocketMQ's lock table, and what members tell about themselves, without a server."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ordered_source.group import held
+from orderedmq.errors import GroupError, ProtocolError
+from orderedmq.lock import LockToken, Refusal
+from orderedmq.membership import Member, Subscription
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import locks, members
+from orderedmq.rocketmq.dead_letter_topic import key_of
+from orderedmq.rocketmq.group_requests import TopicSubscription
+from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+#: What a Java 5.3.3 client answered, less what is not looked at.
+JAVA = b"""{"mqPopTable":{},"mqTable":{{"brokerName":"broker-a","queueId":0,"topic":"orders"}:{"cachedMsgCount":0,"commitOffset":-1,
+"droped":false,"lastLockTimestamp":1795284830736,"locked":true,"tryUnlockTimes":0},{"brokerName":"broker-a","queueId":1,"topic":"orders"}:
+{"droped":false,"lastLockTimestamp":0,"locked":false},{"brokerName":"broker-a","queueId":2,"topic":"orders"}:{"droped":true,
+"lastLockTimestamp":1795284830736,"locked":true}},"properties":{"consumeMessageBatchMaxSize":"1","PROP_CONSUMER_START_TIMESTAMP":
+"1795284828828","PROP_CONSUME_TYPE":"CONSUME_PASSIVELY","messageModel":"CLUSTERING","allocateMessageQueueStrategy":
+"org.apache.rocketmq.client.consumer.rebalance.%s@5caa1d65"},"statusTable":{},"subscriptionSet":[{"classFilterMode":false,"codeSet":[],
+"expressionType":"TAG","subString":"*","subVersion":1795284825706,"tagsSet":[],"topic":"orders"},{"classFilterMode":false,"codeSet":[],
+"expressionType":"TAG","subString":"*","subVersion":1795284825706,"tagsSet":[],"topic":"%%RETRY%%g"}]}"""
+
+
+def token(client_id: str = "c", epoch: int = 2, queue: MessageQueue = QUEUE) -> LockToken:
+    return LockToken("g", queue, "q", client_id, epoch, epoch)
+
+
+# -- names and epochs -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_runs_of_a_query_have_one_name_for_locks_and_ids_of_their_own(owner: str) -> None:
+    one, two = locks.new_client(owner), locks.new_client(owner)
+    assert one.owner == owner
+    assert one.client_id != two.client_id
+    assert locks.is_ours(one.client_id)
+    assert locks.query_of(one.client_id) == locks.query_of(two.client_id) == locks.query_name(owner)
+    assert one.client_id.isascii()
+    assert one.client_id.isprintable()
+    assert len(one.client_id) < 255
+    assert locks.query_of("10.0.0.1@12#34") == "10.0.0.1@12#34"
+
+
+@given(st.text(), st.text())
+def test_two_queries_have_two_names(one: str, other: str) -> None:
+    assert (locks.query_name(one) == locks.query_name(other)) == (one == other)
+
+
+def test_a_query_takes_its_own_name_as_long_as_no_other_run_is_there() -> None:
+    mine, again, other = (locks.new_client(owner).client_id for owner in ("a", "a", "b"))
+    assert locks.alone(mine, [])
+    assert locks.alone(mine, [mine, other, "10.0.0.1@12#34"])
+    assert not locks.alone(mine, [mine, again])
+
+
+def test_an_epoch_tells_under_which_name_a_lock_is() -> None:
+    client_id = locks.new_client("a").client_id
+    assert locks.lock_name(client_id, 4) == locks.query_name("a")
+    assert locks.lock_name(client_id, 5) == client_id
+    assert set(locks.lock_names(client_id)) == {client_id, locks.query_name("a")}
+    assert locks.lock_names("10.0.0.1@12#34") == ("10.0.0.1@12#34",)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**60), st.booleans()), max_size=50))
+def test_epochs_grow_lie_above_the_fence_and_keep_their_kind(asked: list[tuple[int, bool]]) -> None:
+    epochs, last = locks.Epochs(), time.time_ns() // 1000 - 1
+    for fence, alone in asked:
+        epoch = epochs.next(fence, alone=alone)
+        assert epoch > max(fence, last)
+        assert (epoch % 2 == 0) == alone
+        last = epoch
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 121, "x" * 200])
+def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
+    with pytest.raises(GroupError, match="BAD_NAME"):
+        locks.check_name(name)
+    locks.check_name("x" * 120)
+
+
+# -- holdings ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_is_trusted_for_thirty_seconds() -> None:
+    mine = Holding(token(), 100.0)
+    assert mine.trusted(130.0)
+    assert not mine.trusted(130.001)
+    assert mine.trusted(131.0, 60.0)
+
+
+def test_holdings_know_the_last_token_of_each_client() -> None:
+    holdings = Holdings()
+    old, new, others = token(epoch=2), token(epoch=4), token("d", epoch=6)
+    for one in (old, new, others):
+        holdings.put(Holding(one, 0.0))
+    assert holdings.own(old) is None
+    assert holdings.own(new) is not None
+    holdings.forget(old)
+    assert holdings.own(new) is not None, "an older token forgets nothing"
+    assert holdings.clients("g") == {"c", "d"}
+    assert len(holdings.of_queue("g", QUEUE)) == 2
+    holdings.forget(new)
+    assert holdings.of_client("c") == []
+    assert holdings.clients("h") == set()
+
+
+def test_a_fence_is_asked_for_again_after_a_second() -> None:
+    holdings, mine, others = Holdings(), token(), token("d")
+    holdings.put(Holding(mine, 0.0))
+    assert holdings.doubtful(mine, 10.0, 1.0), "nobody looked yet"
+    holdings.looked([mine, others], [], 10.0)
+    assert not holdings.doubtful(mine, 10.9, 1.0)
+    assert holdings.doubtful(mine, 11.0, 1.0)
+    assert holdings.doubtful(mine, 10.0, 0.0), "a commit and a task always ask"
+    assert holdings.doubtful(others, 10.0, 1.0), "of another process nothing is known"
+    holdings.looked([mine], [mine], 10.5)
+    assert holdings.doubtful(mine, 10.5, 1.0), "what is fenced off stays doubtful until it is forgotten"
+    holdings.looked([mine], [], 10.5)
+    again = token(epoch=4)
+    holdings.put(Holding(again, 10.6))
+    assert holdings.doubtful(mine, 10.6, 1.0)
+    assert holdings.doubtful(again, 10.6, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "words"),
+    [
+        (
+            Refusal(QUEUE, "q1", "q1@h", True, False, 40.0),
+            ("belong to query q1 (q1@h), which is alive", "ends in 40 s", "foreachBatch"),
+        ),
+        (Refusal(QUEUE, "q1", "q1@h", None, False, 40.0), ("not known to be alive",)),
+        (Refusal(QUEUE, "q1", "q1@h", None, True, 40.0), ("query q1 (q1@h), which has stopped in the middle of a batch",)),
+        (Refusal(QUEUE, "", "", None, False, 60.0), ("held by a client that is no member of the group", "ends within 60 s")),
+        (Refusal(QUEUE, "", "a, b", None, False, 60.0), ("a member of the group (a, b) or one that ended", "within 60 s")),
+    ],
+)
+def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusal: Refusal, words: tuple[str, ...]) -> None:
+    error = held("billing", [refusal], 4)
+    assert error.condition == "ORDEREDMQ_LOCK.HELD_BY_OTHER"
+    for word in ("1 of 4 queues of group 'billing'", str(QUEUE), "consumerGroup of its own", *words):
+        assert word in error.message
+    assert "unknown" not in error.message
+    assert "\n" not in error.message
+
+
+def test_tokens_by_group_and_broker() -> None:
+    elsewhere = token(queue=QUEUE._replace(broker_name="broker-b"))
+    assert by_broker([token(), elsewhere, token("d")]) == [[token(), token("d")], [elsewhere]]
+    assert by_group([token(), elsewhere]) == {"g": [token(), elsewhere]}
+
+
+# -- what members say -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.text(), st.text(), st.none() | st.text(), st.none() | st.text(), st.integers(0, 2**53))
+def test_a_member_of_ours_comes_back_as_it_is(
+    owner: str, topics: str, strategy: str | None, room: str | None, joined: int
+) -> None:
+    client = locks.new_client(owner)
+    member = Member(
+        owner, client.client_id, Subscription("shared", topics, strategy), joined, members.now(), room, members.MEMBER_LIFE
+    )
+    has = token(client.client_id)
+    info = members.decode(client.client_id, members.encode(member, [], [(has, 12.5)], 1))
+    assert info.member == member
+    assert info.held == (members.HeldQueue(QUEUE, 12.5, 2, 2),)
+
+
+@pytest.mark.parametrize(
+    ("java", "ours"),
+    [
+        (b"AllocateMessageQueueAveragely", "AVG"),
+        (b"AllocateMessageQueueAveragelyByCircle", "AVG_BY_CIRCLE"),
+        (b"AllocateMessageQueueConsistentHash", "CONSISTENT_HASH"),
+        (b"MyOwn", "MyOwn"),
+    ],
+)
+def test_a_java_consumer_says_what_it_reads_how_and_what_it_holds(java: bytes, ours: str) -> None:
+    info = members.decode("10.0.0.1@12#34", JAVA % java)
+    assert info.member.subscription == Subscription("shared", "orders", ours)
+    assert info.member.joined == 1795284828828000
+    assert info.held == (members.HeldQueue(QUEUE._replace(queue_id=0), 1795284830.736),)
+
+
+@pytest.mark.parametrize(
+    ("read", "filter_", "kind"),
+    [
+        ([], "*", "TAG"),
+        ([("orders", "", "TAG")], "*", "TAG"),
+        ([("orders", "b||a", "TAG"), ("bills", " a || b ", "TAG")], "a || b", "TAG"),
+        ([("orders", "b", "TAG"), ("bills", "a", "TAG")], "a; b", "TAG"),
+        ([("orders", " a > 5 ", "SQL92"), ("%RETRY%g", "*", "TAG")], "a > 5", "SQL92"),
+    ],
+)
+def test_a_strangers_filter_is_compared_by_what_it_means(read: list[tuple[str, str, str]], filter_: str, kind: str) -> None:
+    found = members.subscription_of([TopicSubscription(*one) for one in read], "AVG")
+    assert (found.filter, found.filter_type) == (filter_, kind)
+
+
+def test_a_heartbeat_says_the_filter_but_not_of_retries() -> None:
+    wanted = Subscription("shared", "bills,orders", "AVG", "a > 5", "SQL92")
+    assert members.subscriptions("g", ["bills", "orders"], wanted) == [
+        TopicSubscription("bills", "a > 5", "SQL92"),
+        TopicSubscription("orders", "a > 5", "SQL92"),
+        TopicSubscription("%RETRY%g"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b'{"properties":[]}', b'{"properties":{"orderedmq":"{}"}}', b'{"properties":{"orderedmq":"1"}}']
+)
+def test_what_cannot_be_read_is_said(body: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        members.decode(locks.new_client("a").client_id, body)
+
+
+def test_who_does_not_answer_is_taken_to_agree() -> None:
+    mine = Subscription("shared", "orders", "AVG")
+    client_id = locks.new_client("a").client_id
+    assert members.unknown(client_id, mine).subscription == mine
+    assert members.unknown("10.0.0.1@12#34", None).subscription.topics == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "topics", "read", "agrees"),
+    [
+        ("orders", ["orders"], "orders", True),
+        ("or.*|bills", ["bills", "orders"], "bills,orders", True),
+        ("or.*|bills", ["bills", "orders"], "orders", False),
+        ("or.*|bills", ["orders"], "bills,orders", False),
+        ("orders", ["orders"], "bills", False),
+    ],
+)
+@pytest.mark.parametrize("strategy", [None, "AVG"])
+def test_a_stranger_names_topics_where_ours_have_a_pattern(
+    text: str, topics: list[str], read: str, agrees: bool, strategy: str | None
+) -> None:
+    mine = Subscription("shared", text, "AVG")
+    stranger = Member("java", "10.0.0.1@12#34", Subscription("shared", read, strategy), 1, members.now())
+    assert (members.agreeing(stranger, mine, topics).subscription == mine) == agrees
+    by_circle = replace(stranger, subscription=Subscription("shared", read, "AVG_BY_CIRCLE"))
+    assert members.agreeing(by_circle, mine, topics).subscription.strategy == "AVG_BY_CIRCLE"
+    assert members.agreeing(stranger, None, topics) == stranger
+
+
+def test_ours_agree_by_the_pattern_while_one_has_not_listed_a_new_topic_yet() -> None:
+    mine = Subscription("shared", "or.*", "AVG")
+    other = Member("q", locks.new_client("q").client_id, mine, 1, members.now())
+    for topics in (["orders"], ["orders", "orders-2"]):
+        assert members.agreeing(other, mine, topics).subscription == mine
+    named = replace(other, subscription=Subscription("shared", "orders", "AVG"))
+    assert members.agreeing(named, mine, ["orders"]).subscription != mine
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("orders", ["orders"]),
+        ("orders,bills", ["bills", "orders"]),
+        ("orders,nothing", ["orders"]),
+        ("or.*", ["orders"]),
+        (".*", ["bills", "orders"]),
+        ("orders|bills", ["bills", "orders"]),
+        ("%DLQ%g", ["%DLQ%g"]),
+        ("[", []),
+        ("nothing", []),
+    ],
+)
+def test_topics_of_a_subscription(text: str, found: list[str]) -> None:
+    assert members.topics_of(text, ["orders", "bills", "%DLQ%g", "%RETRY%g"]) == found
+
+
+def test_the_key_of_a_dead_letter_is_its_identity() -> None:
+    keys = {
+        key_of(group, queue, offset)
+        for group in ("g", "h")
+        for queue in (QUEUE, QUEUE._replace(queue_id=4))
+        for offset in (0, 1)
+    }
+    assert len(keys) == 8
+    assert all(len(key) == 32 and int(key, 16) >= 0 for key in keys)
+    assert key_of("g", QUEUE, 0) == key_of("g", QUEUE, 0)

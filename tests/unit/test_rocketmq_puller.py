@@ -1,0 +1,448 @@
+"""Pulls of one queue against a broker that answers as it likes: short, late, out of order, wrongly, from replicas."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.filters import Filter
+from orderedmq.model import MessageQueue
+from orderedmq.reading import Reading
+from orderedmq.rocketmq.puller import IN_FLIGHT, Puller
+from orderedmq.rocketmq.requests import PullResult, PullStatus
+from orderedmq.rocketmq.search import first_at
+from tests.stored_messages import Stored
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+COLUMNS = ("queue_offset", "body")
+FOUND, NO_NEW, NO_MATCHED, ILLEGAL = PullStatus
+Answer = PullResult | OrderedMQError
+
+
+class FakePending:
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    def result(self) -> PullResult:
+        if isinstance(self._answer, OrderedMQError):
+            raise self._answer
+        return self._answer
+
+
+class FakeBroker:
+    """A queue of messages [least, end), as a client, a connection and a broker at once."""
+
+    def __init__(self, least: int = 0, end: int = 0, *, limit: int = 32, size: int = 4, seed: int | None = None) -> None:
+        self.least, self.end, self.limit, self.size = least, end, limit, size
+        #: Answers that come instead of the right ones: by offset, one after the other.
+        self.instead: dict[int, list[Answer]] = {}
+        self.asked: list[tuple[int, int, int]] = []
+        self.most_in_flight = 0
+        self.doubts = 0
+        self.suggested = 0
+        self._random = None if seed is None else random.Random(seed)
+        self._waiting: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._deliver, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    # what a Client does
+
+    def address(self, topic: str, name: str, deadline: float, replica: int = 0, *, any_replica: bool = False) -> str:
+        assert (topic, name, any_replica) == (QUEUE.topic, QUEUE.broker_name, True)
+        return str(replica)
+
+    def doubt(self, topic: str) -> None:
+        self.doubts += 1
+
+    def connection(self, address: str, deadline: float) -> Any:
+        broker = self
+
+        class Connection:
+            closed = False
+
+            def send_all(self, asked: list[tuple[Any, Callable[[Any], None]]], deadline: float) -> None:
+                for request, on_done in asked:
+                    self._send(request, on_done)
+
+            def _send(self, request: Any, on_done: Callable[[Any], None]) -> None:
+                begin, count = int(request.ext["queueOffset"]), int(request.ext["maxMsgNums"])
+                broker.asked.append((begin, count, int(address)))
+                answer = broker._answer(begin, count)
+                with broker._lock:
+                    broker._waiting.append(lambda: on_done(FakePending(answer)))
+                    broker.most_in_flight = max(broker.most_in_flight, len(broker._waiting))
+
+        return Connection()
+
+    def _deliver(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                at = self._random.randrange(len(self._waiting)) if self._random and self._waiting else 0
+                one = self._waiting.pop(at) if self._waiting else None
+            if one is None:
+                time.sleep(0.0002)
+            else:
+                one()
+
+    def _answer(self, begin: int, count: int) -> Answer:
+        if self.instead.get(begin):
+            return self.instead[begin].pop(0)
+        if begin < self.least:
+            return self.says(ILLEGAL, self.least)
+        if begin > self.end or (self.end == 0 and begin):
+            return self.says(ILLEGAL, self.end)
+        if begin == self.end:
+            return self.says(NO_NEW, begin)
+        given = min(count, self.limit, self.end - begin)
+        if self._random is not None:
+            given = self._random.randint(1, given)
+        return self.found(begin, begin + given)
+
+    def says(self, status: PullStatus, next_offset: int) -> PullResult:
+        return PullResult(status, next_offset, self.least, self.end, self.suggested, 0, b"")
+
+    def found(self, begin: int, end: int, *, without: int | None = None) -> PullResult:
+        messages = (Stored(offset=n, body=body_of(n, self.size)).pack() for n in range(begin, end) if n != without)
+        return PullResult(FOUND, end, self.least, self.end, self.suggested, 0, b"".join(messages))
+
+
+def body_of(number: int, size: int = 4) -> bytes:
+    return b"%d" % number * size
+
+
+def puller_of(broker: FakeBroker, patience: float = 5.0) -> Puller:
+    return Puller(broker, patience=patience)  # type: ignore[arg-type]
+
+
+def everything(puller: Puller, begin: int, most: int = 1 << 40, size: int = 1 << 40) -> list[int]:
+    found: list[int] = []
+    while batch := puller.pull(QUEUE, begin + len(found), most, size, COLUMNS).to_pydict()["queue_offset"]:
+        found += batch
+    return found
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    made = FakeBroker(10, 5000)
+    yield made
+    made.close()
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 1 << 30),
+    least=st.integers(0, 100),
+    count=st.integers(0, 600),
+    limit=st.sampled_from([1, 3, 8, 32, 1024]),
+    most=st.sampled_from([30, 100, 400, 1 << 40]),
+    size=st.sampled_from([1000, 20_000, 1 << 40]),
+)
+def test_any_short_and_disordered_answers_become_rows_without_a_gap(seed, least, count, limit, most, size) -> None:
+    """Trap 4: 32 messages or 256 KiB, whatever is asked; where to go on is what the answer says."""
+    broker = FakeBroker(least, least + count, limit=limit, seed=seed)
+    try:
+        puller = puller_of(broker)
+        for _ in range(2):
+            assert everything(puller, least, most, size) == list(range(least, least + count))
+        assert broker.most_in_flight <= IN_FLIGHT
+    finally:
+        broker.close()
+
+
+def test_many_pulls_are_on_their_way_once_the_brokers_limit_is_known(broker: FakeBroker) -> None:
+    puller = puller_of(broker)
+    batch = puller.pull(QUEUE, 10, 4000, 1 << 30, COLUMNS)
+    assert batch.column("queue_offset").to_pylist() == list(range(10, 4010))
+    assert batch.column("body").to_pylist() == [body_of(n) for n in range(10, 4010)]
+    assert broker.asked[0] == (10, 1024, 0)
+    assert broker.asked[1:4] == [(42, 32, 0), (74, 32, 0), (106, 32, 0)]
+    assert len(broker.asked) == 125
+    broker.asked.clear()
+    puller.pull(QUEUE, 4010, 64, 1 << 30, COLUMNS)
+    assert broker.asked == [(4010, 32, 0), (4042, 32, 0)]
+
+
+def test_what_a_broker_gives_at_once_is_learned_anew(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orderedmq.rocketmq.puller._LEARNED", 0.0)
+    puller = puller_of(broker)
+    for limit in (8, 32, 1024, 2):
+        broker.limit = limit
+        assert everything(puller, 10, 1500)[-1] == 4999
+        assert puller._known[QUEUE].step == limit
+
+
+def test_memory_is_bounded() -> None:
+    broker = FakeBroker(0, 200_000, limit=1024, size=1)
+    try:
+        got = puller_of(broker).pull(QUEUE, 0, 1 << 40, 1 << 40, ("queue_offset",))
+        assert 65_536 <= got.num_rows <= 65_536 + (IN_FLIGHT + 1) * 1024
+    finally:
+        broker.close()
+
+
+def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
+    puller = Puller(broker, Reading(max_messages=100))  # type: ignore[arg-type]
+    assert puller.pull(QUEUE, 10, 4000, 1 << 40, COLUMNS).num_rows == 100
+    assert max(begin + count for begin, count, _ in broker.asked) == 110, "nothing behind that is asked for"
+
+
+@pytest.mark.parametrize("hold", [1, 20_000, 100_000])
+def test_bytes_that_are_held_and_on_their_way_have_a_limit(hold: int) -> None:
+    broker = FakeBroker(0, 5000, size=30)
+    try:
+        puller = Puller(broker, Reading(max_bytes=hold))  # type: ignore[arg-type]
+        one = len(broker.found(1000, 1032).body)
+        for begin in (1000, 2000):
+            broker.asked.clear()
+            got = puller.pull(QUEUE, begin, 4000, 1 << 40, COLUMNS)
+            assert got.num_rows >= 32
+            assert len(broker.asked) * one < hold + 2 * one
+    finally:
+        broker.close()
+
+
+def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: FakeBroker) -> None:
+    asked: list[str] = []
+
+    def ask(group: str) -> str:
+        asked.append(group)
+        if group != "billing":
+            raise RocketMQError("NO_PERMISSION", group)
+        return group
+
+    puller = Puller(broker, Reading("billing"))  # type: ignore[arg-type]
+    assert [puller.named(ask) for _ in range(2)] == ["billing", "billing"]
+    assert asked == ["TOOLS_CONSUMER", "billing", "billing"]
+    for how in (Reading(), Reading("other")):
+        with pytest.raises(RocketMQError, match="NO_PERMISSION"):
+            Puller(broker, how).named(ask)  # type: ignore[arg-type]
+
+
+def test_an_empty_answer_is_no_end_while_there_are_messages(broker: FakeBroker) -> None:
+    """Trap 7: what was acknowledged is not visible yet; also a message that is just being deleted, and a reset that is over now."""
+    waits = [broker.says(NO_NEW, 42), broker.says(NO_MATCHED, 500), broker.says(ILLEGAL, 20), broker.says(NO_NEW, 900)]
+    broker.instead[42] = list(waits)
+    assert everything(puller_of(broker), 10) == list(range(10, 5000))
+    assert [begin for begin, _, _ in broker.asked].count(42) == 1 + len(waits)
+
+
+def test_messages_that_aged_out_are_named_and_those_before_them_are_read(broker: FakeBroker) -> None:
+    puller = puller_of(broker)
+    with pytest.raises(DataLossError, match=r"AGED_OUT.*4 to 9 \(6\)"):
+        puller.pull(QUEUE, 4, 100, 1 << 30, COLUMNS)
+    broker.instead[42] = [PullResult(ILLEGAL, 4000, 4000, 5000, 0, 0, b"")]
+    assert puller.pull(QUEUE, 10, 1000, 1 << 30, COLUMNS).num_rows == 32
+    broker.least = 4000
+    with pytest.raises(DataLossError, match=r"AGED_OUT.*42 to 3999"):
+        puller.pull(QUEUE, 42, 1000, 1 << 30, COLUMNS)
+
+
+def test_a_hole_in_a_queue_is_never_passed_over(broker: FakeBroker) -> None:
+    puller = puller_of(broker)
+    broker.instead[10] = [broker.found(10, 42, without=20)] * 2
+    assert puller.pull(QUEUE, 10, 100, 1 << 30, COLUMNS).column(0).to_pylist() == list(range(10, 20))
+    broker.instead[20] = [broker.found(20, 52, without=20)]
+    with pytest.raises(DataLossError, match=r"AGED_OUT.*20 to 20 \(1\)"):
+        puller.pull(QUEUE, 20, 100, 1 << 30, COLUMNS)
+
+
+def test_messages_that_are_deleted_while_others_are_found_are_never_passed_over(broker: FakeBroker) -> None:
+    """A broker goes on behind what it has just deleted, and says so by where to go on only (DefaultMessageStore.getMessage)."""
+    puller = puller_of(broker)
+    first, later = broker.found(10, 20), broker.found(500, 522)
+    broker.instead[10] = [PullResult(FOUND, 522, 10, 5000, 0, 0, bytes(first.body) + bytes(later.body))]
+    assert puller.pull(QUEUE, 10, 100, 1 << 30, COLUMNS).column(0).to_pylist() == list(range(10, 20))
+    broker.instead[20] = [later]
+    with pytest.raises(DataLossError, match=r"AGED_OUT.*20 to 499"):
+        puller.pull(QUEUE, 20, 1000, 1 << 30, COLUMNS)
+
+
+def test_behind_the_end_is_named_also_of_an_empty_queue(broker: FakeBroker) -> None:
+    """Trap 5: an empty queue answers any offset but 0 as illegal, with 0 to go on at."""
+    puller = puller_of(broker)
+    assert puller.pull(QUEUE, 5000, 10, 10, COLUMNS).num_rows == 0
+    with pytest.raises(DataLossError, match="BEYOND_END.*5001.*5000"):
+        puller.pull(QUEUE, 5001, 10, 10, COLUMNS)
+    broker.least = broker.end = 0
+    assert puller.pull(QUEUE, 0, 10, 10, COLUMNS).num_rows == 0
+    with pytest.raises(DataLossError, match="BEYOND_END.*7"):
+        puller.pull(QUEUE, 7, 10, 10, COLUMNS)
+
+
+def test_a_replica_is_read_when_the_broker_says_so_and_left_when_it_has_nothing(broker: FakeBroker) -> None:
+    broker.suggested = 1
+    puller = puller_of(broker)
+    puller.pull(QUEUE, 10, 32, 1 << 30, COLUMNS)
+    puller.pull(QUEUE, 42, 32, 1 << 30, COLUMNS)
+    assert [replica for _, _, replica in broker.asked] == [0, 1]
+    for answer in (broker.says(NO_MATCHED, 74), broker.says(ILLEGAL, 0), broker.says(NO_NEW, 74)):
+        broker.asked.clear()
+        broker.instead[74] = [answer]
+        assert puller.pull(QUEUE, 74, 32, 1 << 30, COLUMNS).num_rows == 32
+        assert [replica for _, _, replica in broker.asked] == [1, 0]
+
+
+def test_lost_connections_and_busy_brokers_are_asked_again(broker: FakeBroker) -> None:
+    broker.instead[42] = [RocketMQUnavailableError("CONNECTION_LOST", "cut"), RocketMQUnavailableError("BUSY", "later")]
+    broker.instead[10] = [RocketMQUnavailableError("TIMEOUT", "late")]
+    assert everything(puller_of(broker), 10) == list(range(10, 5000))
+    assert broker.doubts == 2
+
+
+def test_time_without_progress_is_an_error(broker: FakeBroker) -> None:
+    broker.instead[10] = [broker.says(NO_MATCHED, 11)] * 1000
+    begin = time.monotonic()
+    with pytest.raises(RocketMQUnavailableError, match=r"TIMEOUT.*orders/broker-a/3.*offset 10 for 0\.3 s.*NO_MATCHED"):
+        puller_of(broker, 0.3).pull(QUEUE, 10, 10, 10, COLUMNS)
+    assert 0.3 <= time.monotonic() - begin < 3
+
+
+def test_a_refusal_is_the_callers(broker: FakeBroker) -> None:
+    broker.instead[42] = [TopicError("MISSING", "gone")]
+    puller = puller_of(broker)
+    with pytest.raises(TopicError):
+        puller.pull(QUEUE, 10, 1000, 1 << 30, COLUMNS)
+    assert not puller.knows(QUEUE)
+
+
+def test_bytes_bound_what_is_returned_and_what_is_asked_for(broker: FakeBroker) -> None:
+    puller = puller_of(broker)
+    got = puller.pull(QUEUE, 1000, 4000, 1000, COLUMNS)
+    assert sum(map(len, got.column("body").to_pylist())) <= 1000
+    assert len(broker.asked) <= 1 + IN_FLIGHT
+    assert puller.pull(QUEUE, 1000, 4000, 0, COLUMNS).num_rows == 1
+    assert puller.average(QUEUE) == 16
+
+
+@given(low=st.integers(0, 50), length=st.integers(0, 60), at=st.integers(-5, 120), hint=st.integers(-100, 200))
+def test_a_search_finds_the_first_whatever_the_hint(low, length, at, hint) -> None:
+    """Trap 9: a broker before 5.1.1 answers with the nearest."""
+    high = low + length
+    asked: list[int] = []
+
+    def late(offset: int) -> bool:
+        assert low <= offset < high
+        asked.append(offset)
+        return offset >= at
+
+    assert first_at(late, low, high, hint) == min(max(at, low), high)
+    assert len(asked) <= 15
+    if hint == at:
+        assert len(asked) <= 2
+
+
+# -- with a filter -------------------------------------------------------------------------------------------------------------
+
+
+class FilteringBroker(FakeBroker):
+    """Messages with these tags match as far as this broker tells; it gives ``limit`` at once and looks at ``scan``."""
+
+    def __init__(
+        self, tags: dict[int, str], least: int, end: int, *, limit: int = 32, scan: int = 800, seed: int | None = None
+    ):
+        super().__init__(least, end, limit=limit, seed=seed)
+        self.tags, self.scan = tags, scan
+
+    def _answer(self, begin: int, count: int) -> Answer:
+        answer = super()._answer(begin, count)
+        if isinstance(answer, OrderedMQError) or answer.status is not FOUND:
+            return answer
+        found: list[int] = []
+        at = begin
+        # DefaultMessageStore.getMessage looks at 800 messages, or at as many as are asked for.
+        while at < min(self.end, begin + max(self.scan, count)) and len(found) < min(count, self.limit):
+            if at in self.tags:
+                found.append(at)
+            at += 1
+        body = b"".join(
+            Stored(offset=n, body=body_of(n), properties=f"TAGS\x01{self.tags[n]}\x02".encode()).pack() for n in found
+        )
+        status = FOUND if found else NO_MATCHED
+        return PullResult(status, at, self.least, self.end, self.suggested, 0, body, filtered=not found)
+
+
+A = Filter(tags=("a",))
+
+
+def matching(puller: Puller, begin: int, end: int, size: int = 1 << 40, step: int = 1 << 40) -> list[int]:
+    found: list[int] = []
+    while begin < end:
+        batch, after = puller.pull_matching(QUEUE, begin, min(end - begin, step), size, COLUMNS, A)
+        assert begin < after <= end
+        found += batch.column("queue_offset").to_pylist()
+        begin = after
+    return found
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 1 << 30),
+    count=st.integers(1, 6000),
+    share=st.sampled_from([0.0, 0.001, 0.05, 0.5, 1.0]),
+    limit=st.sampled_from([1, 8, 32]),
+    scan=st.sampled_from([1, 100, 800, 5000]),
+    size=st.sampled_from([200, 1 << 40]),
+    step=st.sampled_from([1000, 1 << 40]),
+)
+def test_every_match_comes_once_and_nothing_else(seed, count, share, limit, scan, size, step) -> None:
+    draw = random.Random(seed)
+    tags = {n: draw.choice(["a", "a", "same hash"]) for n in range(10, 10 + count) if draw.random() < share}
+    if count > 2000 and (limit == 1 or scan == 1 or size == 200):
+        count = 2000
+    broker = FilteringBroker(tags, 10, 10 + count, limit=limit, scan=scan, seed=seed)
+    try:
+        begin, end = 10 + draw.randint(0, count // 2), 10 + count - draw.randint(0, count // 3)
+        assert matching(puller_of(broker), begin, end, size, step) == [n for n in range(begin, end) if tags.get(n) == "a"]
+        assert broker.most_in_flight <= IN_FLIGHT
+        assert all(begin <= at and at + asked <= end for at, asked, _ in broker.asked), "nothing behind the end is asked for"
+    finally:
+        broker.close()
+
+
+def test_ranges_that_a_broker_looks_at_in_one_go_are_asked_for_side_by_side() -> None:
+    broker = FilteringBroker({}, 0, 20_000)
+    try:
+        assert puller_of(broker).pull_matching(QUEUE, 0, 16_000, 1 << 40, COLUMNS, A)[1] == 16_000
+        assert broker.asked == [(at, 800, 0) for at in range(0, 16_000, 800)]
+        assert broker.most_in_flight > 1
+    finally:
+        broker.close()
+
+
+def test_messages_that_are_gone_are_not_taken_for_others_that_do_not_match() -> None:
+    broker = FilteringBroker({50: "a"}, 0, 2000)
+    try:
+        puller = puller_of(broker)
+        # MESSAGE_WAS_REMOVING has the code of "no match", and goes on behind what it removes.
+        broker.instead[0] = [broker.says(NO_MATCHED, 800), broker.says(NO_NEW, 900)]
+        assert matching(puller, 0, 2000) == [50]
+        assert [begin for begin, _, _ in broker.asked].count(0) == 3
+        broker.instead[0] = [PullResult(NO_MATCHED, 800, 700, 2000, 0, 0, b"", filtered=True)]
+        with pytest.raises(DataLossError, match=r"AGED_OUT.*0 to 699"):
+            puller.pull_matching(QUEUE, 0, 500, 1 << 40, COLUMNS, A)
+    finally:
+        broker.close()
+
+
+def test_a_replica_that_finds_no_match_is_believed_when_it_says_so() -> None:
+    broker = FilteringBroker({}, 0, 2000)
+    try:
+        broker.suggested = 1
+        assert matching(puller_of(broker), 0, 2000, step=800) == []
+        assert [replica for _, _, replica in broker.asked] == [0, 1, 1]
+    finally:
+        broker.close()

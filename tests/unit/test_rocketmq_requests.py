@@ -1,0 +1,320 @@
+"""Requests as the servers want them, and what their answers mean.
+
+Traps held: 3 (fields that must be there; truths in lower case), 4 and 5 (where a pull says to go on; 21), 6 (answers that come late), 8 (no
+offset is not offset 0), 13 (a batch is marked as one), 16 (hashes of tags as in Java), 17 (a code that a proxy or VIP port lacks).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderedmq.errors import (
+    GroupError,
+    MessageError,
+    OrderedMQError,
+    ProtocolError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    TopicError,
+)
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import admin_requests, group_requests, requests
+from orderedmq.rocketmq.acl import Credentials, signature, signed
+from orderedmq.rocketmq.backoff import CONNECT, RETRY, Backoff
+from orderedmq.rocketmq.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.frame import FrameDecoder, RemotingCommand, encode
+from orderedmq.rocketmq.group_requests import TopicSubscription
+from orderedmq.rocketmq.request import Request
+from orderedmq.rocketmq.requests import PullStatus, SendStatus
+
+QUEUE = MessageQueue("T", "a", 3)
+#: Each request, and the fields that its header class in RocketMQ marks CFNotNull.
+REQUESTS: list[tuple[Request[Any], str]] = [
+    (requests.topic_route("T"), "topic"),
+    (requests.cluster_info(), ""),
+    (requests.topic_list(), ""),
+    (requests.send(QUEUE, b"x", "", group="g", born=1), "a b c d e f g h"),
+    (requests.send(QUEUE, b"x", "", group="g", born=1, batch=True), "a b c d e f g h"),
+    (requests.send_back(QUEUE, "g", 5, delay_level=-1), "offset group delayLevel"),
+    (requests.pull(QUEUE, "g", 7, 32),
+     "consumerGroup topic queueId queueOffset maxMsgNums sysFlag commitOffset suspendTimeoutMillis subVersion"),
+    (requests.view_message("T", 5), "offset"),
+    (requests.max_offset(QUEUE), "topic queueId"),
+    (requests.min_offset(QUEUE), "topic queueId"),
+    (requests.search_offset(QUEUE, 5), "topic queueId timestamp"),
+    (requests.earliest_store_time(QUEUE), "topic queueId"),
+    (group_requests.consumer_offset("g", QUEUE), "consumerGroup topic queueId"),
+    (group_requests.update_consumer_offset("g", QUEUE, 5), "consumerGroup topic queueId commitOffset"),
+    (group_requests.heartbeat("me", "g", [TopicSubscription("T")], version=1), ""),
+    (group_requests.unregister("me", "g"), "clientID"),
+    (group_requests.consumer_list("g"), "consumerGroup"),
+    (group_requests.consumer_connections("g"), "consumerGroup"),
+    (group_requests.check_client_config("me", "g", TopicSubscription("T", "a > 1", "SQL92")), ""),
+    (group_requests.lock("g", "me", [QUEUE]), ""),
+    (group_requests.unlock("g", "me", [QUEUE]), ""),
+    (admin_requests.create_topic("T", 4), "topic defaultTopic readQueueNums writeQueueNums perm topicFilterType order"),
+    (admin_requests.delete_topic("T"), "topic"),
+    (admin_requests.delete_topic_in_nameserver("T"), "topic"),
+    (admin_requests.create_group("g"), ""),
+    (admin_requests.delete_group("g"), "groupName"),
+    (admin_requests.groups(), ""),
+    (admin_requests.broker_config(), ""),
+]  # fmt: skip
+
+
+def answer(request: Request[Any], code: int = 0, remark: str | None = None, *, body: bytes = b"", **ext: Any) -> Any:
+    return request.answer(RemotingCommand(code, 1, 1, remark, ext, body), "host:1")
+
+
+@pytest.mark.parametrize(
+    ("request_", "required"), REQUESTS, ids=lambda value: value.code.name if isinstance(value, Request) else ""
+)
+def test_trap_3_required_fields_are_there_and_every_field_is_a_text_as_java_writes_it(
+    request_: Request[Any], required: str
+) -> None:
+    assert set(required.split()) <= request_.ext.keys()
+    assert all(type(value) is str for value in request_.ext.values())
+    assert not {"True", "False", "None"} & set(request_.ext.values())
+    (sent,) = FrameDecoder().feed(encode(RemotingCommand(request_.code, ext=request_.ext, body=request_.body)))
+    assert sent.code == request_.code
+    # A lock or heartbeat without a body is answered by a NullPointerException.
+    if not request_.ext and "request for" not in request_.what:
+        assert json.loads(bytes(sent.body))
+
+
+@pytest.mark.parametrize(("request_", "required"), REQUESTS)
+def test_every_code_is_an_answer_or_a_named_error(request_: Request[Any], required: str) -> None:
+    for code in [*ResponseCode, 99, -5, 2000]:
+        error = error_of(request_, code)
+        if error is None:
+            assert code in request_.accepts
+        else:
+            assert "\n" not in str(error)
+            assert len(str(error)) < 1000
+            assert "host:1" in str(error)
+
+
+def error_of(request: Request[Any], code: int) -> OrderedMQError | None:
+    try:
+        answer(request, code, "some remark\nof two lines" + "x" * 1000)
+    except OrderedMQError as error:
+        return error
+    return None
+
+
+@given(
+    st.sampled_from([request for request, _ in REQUESTS]),
+    st.dictionaries(st.text(), st.text(), max_size=3),
+    st.binary(max_size=50) | st.text().map(str.encode),
+)
+def test_any_answer_is_read_or_a_protocol_error(request: Request[Any], ext: dict[str, str], body: bytes) -> None:
+    for code in request.accepts:
+        try:
+            request.answer(RemotingCommand(code, 1, 1, None, ext, body), "host:1")
+        except (ProtocolError, RocketMQError):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "kind", "condition", "retriable"),
+    [
+        (1, "boom", RocketMQError, "ORDEREDMQ_ROCKETMQ.SERVER_ERROR", False),
+        (1, "org.apache.rocketmq.acl.common.AclException: no", RocketMQError, "ORDEREDMQ_ROCKETMQ.NO_PERMISSION", False),
+        (1, "name server not ready", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.UNAVAILABLE", True),
+        (2, "[REJECTREQUEST]busy", RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.BUSY", True),
+        (13, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.MESSAGE_ILLEGAL", False),
+        (14, None, RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.UNAVAILABLE", True),
+        (16, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.NO_PERMISSION", False),
+        (17, None, TopicError, "ORDEREDMQ_TOPIC.MISSING", False),
+        (23, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.FILTER", False),
+        (24, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.FILTER", False),
+        (26, None, GroupError, "ORDEREDMQ_GROUP.MISSING", False),
+        (29, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.INVALID_PARAMETER", False),
+        (215, None, RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.BUSY", True),
+        (501, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.STATIC_TOPIC", False),
+        (1500, None, RocketMQUnavailableError, "ORDEREDMQ_ROCKETMQ.GO_AWAY", True),
+        (777, None, RocketMQError, "ORDEREDMQ_ROCKETMQ.SERVER_ERROR", False),
+    ],
+)
+def test_what_codes_mean(code: int, remark: str | None, kind: type[OrderedMQError], condition: str, retriable: bool) -> None:
+    with pytest.raises(kind) as caught:
+        answer(requests.max_offset(QUEUE), code, remark)
+    assert caught.value.condition == condition
+    assert caught.value.retriable is retriable
+    if isinstance(caught.value, RocketMQUnavailableError):
+        assert not caught.value.outcome_unknown
+
+
+def test_a_refused_permission_names_resource_and_code() -> None:
+    with pytest.raises(RocketMQError) as caught:
+        answer(requests.pull(QUEUE, "billing", 0, 32), 16, "denied")
+    assert all(text in caught.value.message for text in ("topic 'T'", "group 'billing'", "code 16", "denied", "secretKey"))
+
+
+def test_trap_17_a_code_that_a_server_does_not_know_has_an_error_of_its_own() -> None:
+    with pytest.raises(RocketMQError) as caught:
+        answer(admin_requests.create_topic("T", 4), 3)
+    assert caught.value.sub == "NOT_SUPPORTED"
+    assert "proxy" in caught.value.message
+
+
+def test_trap_4_and_5_a_pull_says_where_to_go_on_and_what_the_bounds_are() -> None:
+    pull = requests.pull(QUEUE, "g", 7, 1000)
+    ext: dict[str, Any] = {"nextBeginOffset": "39", "minOffset": "2", "maxOffset": "100", "suggestWhichBrokerId": "1"}
+    found = answer(pull, 0, body=b"messages", **ext)
+    assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (PullStatus.FOUND, 39, 2, 100)
+    assert (found.suggested_broker_id, found.offset_delta, found.body) == (1, 0, b"messages")
+    statuses = {19: PullStatus.NO_NEW_MESSAGE, 20: PullStatus.NO_MATCHED_MESSAGE, 21: PullStatus.OFFSET_ILLEGAL}
+    assert {code: answer(pull, code, **ext).status for code in statuses} == statuses
+    for name in ("nextBeginOffset", "minOffset", "maxOffset"):
+        with pytest.raises(ProtocolError, match=name):
+            answer(pull, 0, **{**ext, name: "many"})
+
+
+@pytest.mark.parametrize("text", ["", " 1", "1_0", "\u0661", "1.0", "+1", "0x1", "9223372036854775808", "1" * 30])
+def test_a_number_is_what_java_writes(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        answer(requests.max_offset(QUEUE), offset=text)
+    assert answer(requests.max_offset(QUEUE), offset="9223372036854775807") == 2**63 - 1
+    assert answer(requests.earliest_store_time(QUEUE), timestamp="-1") == -1
+
+
+def test_flags_of_a_pull() -> None:
+    flags = {name: requests.pull(QUEUE, "g", 0, 1, **more).ext["sysFlag"] for name, more in (
+        ("plain", {}), ("suspend", {"suspend": 15.0}), ("commit", {"commit_offset": 0}),
+    )}  # fmt: skip
+    assert flags == {"plain": "4", "suspend": "6", "commit": "5"}
+
+
+def test_trap_6_a_suspended_pull_is_answered_later_than_asked() -> None:
+    assert requests.pull(QUEUE, "g", 0, 1, suspend=1.5).ext["suspendTimeoutMillis"] == "1500"
+    assert requests.HOLD_SWEEP == 5.0
+
+
+def test_trap_13_code_and_field_of_a_batch_agree() -> None:
+    single, batch = (requests.send(QUEUE, b"x", "p", group="g", born=1, batch=batch) for batch in (False, True))
+    assert (single.code, single.ext["m"]) == (RequestCode.SEND_MESSAGE_V2, "false")
+    assert (batch.code, batch.ext["m"]) == (RequestCode.SEND_BATCH_MESSAGE, "true")
+    assert not single.repeatable
+    assert not batch.repeatable
+
+
+def test_a_body_without_a_byte_is_not_sent() -> None:
+    with pytest.raises(MessageError) as caught:
+        requests.send(QUEUE, b"", "", group="g", born=1)
+    assert caught.value.sub == "NULL_BODY"
+
+
+@pytest.mark.parametrize("status", SendStatus)
+def test_a_message_that_waits_for_disk_or_slave_is_stored(status: SendStatus) -> None:
+    send = requests.send(QUEUE, b"x", "", group="g", born=1)
+    result = answer(send, status.value, queueId="3", queueOffset="12", msgId="AB,CD")
+    assert (result.status, result.queue_id, result.queue_offset, result.message_id) == (status, 3, 12, "AB,CD")
+
+
+def test_trap_8_no_offset_is_none_and_not_zero() -> None:
+    query = group_requests.consumer_offset("g", QUEUE)
+    assert query.ext["setZeroIfNotFound"] == "false"
+    assert answer(query, 22, "not found") is None
+    assert answer(query, 0, offset="0") == 0
+    commit = group_requests.update_consumer_offset("g", QUEUE, 5)
+    assert answer(commit, 0) is True
+    assert answer(commit, 0, "Offset has been previously reset") is False
+    with pytest.raises(GroupError):
+        answer(commit, 26)
+
+
+def test_trap_16_tags_hash_as_in_java() -> None:
+    heartbeat = group_requests.heartbeat(
+        "me", "g", [TopicSubscription("T", "TagB || TagA||é"), TopicSubscription("U")], version=9
+    )
+    body = json.loads(bytes(heartbeat.body))
+    (consumer,) = body["consumerDataSet"]
+    first, second = consumer["subscriptionDataSet"]
+    # "TagA".hashCode() and so on, from Java.
+    assert dict(zip(first["tagsSet"], first["codeSet"])) == {"TagA": 2598919, "TagB": 2598920, "é": 233}
+    assert (second["tagsSet"], second["codeSet"], second["subString"]) == ([], [], "*")
+    assert (body["clientID"], body["producerDataSet"], consumer["consumeType"]) == ("me", [], "CONSUME_PASSIVELY")
+    assert TopicSubscription("T", "a > 1", "SQL92").tags() == []
+
+
+def test_members() -> None:
+    members = group_requests.consumer_list("g")
+    assert answer(members, body=b'{"consumerIdList":["b","a"]}') == ("a", "b")
+    assert answer(members, 1, "no consumer for this group, g") == ()
+    with pytest.raises(RocketMQError, match="boom"):
+        answer(members, 1, "boom")
+    connections = group_requests.consumer_connections("g")
+    found = answer(
+        connections,
+        body=b'{"connectionSet":[{"clientId":"b","clientAddr":"h:1","language":"JAVA","version":479}],"consumeType":"CONSUME_PASSIVELY",'
+        b'"messageModel":"CLUSTERING","subscriptionTable":{"T":{"topic":"T","subString":"x"}}}',
+    )
+    assert [dataclasses.astuple(member) for member in found.members] == [("b", "h:1", "JAVA", 479)]
+    assert (found.subscriptions, found.message_model) == ({"T": TopicSubscription("T", "x")}, "CLUSTERING")
+    assert answer(connections, 206).members == ()
+
+
+def test_locks() -> None:
+    lock = group_requests.lock("g", "me", [QUEUE])
+    assert json.loads(bytes(lock.body)) == {
+        "consumerGroup": "g", "clientId": "me", "onlyThisBroker": False, "mqSet": [{"topic": "T", "brokerName": "a", "queueId": 3}],
+    }  # fmt: skip
+    assert answer(lock, body=b'{"lockOKMQSet":[{"brokerName":"a","queueId":3,"topic":"T"}]}') == {QUEUE}
+    assert answer(lock, body=b'{"lockOKMQSet":[]}') == frozenset()
+    with pytest.raises(ProtocolError, match="lock of queues"):
+        answer(lock, body=b'{"lockOKMQSet":[1]}')
+
+
+def test_groups_and_settings() -> None:
+    assert answer(admin_requests.groups(), body=b'{"dataVersion":{},"subscriptionGroupTable":{"b":{},"a":{}}}') == ("a", "b")
+    config = answer(
+        admin_requests.broker_config(), body=b"#comment\nmaxMessageSize=4194304\nnamesrvAddr=a:1;b:2\nempty=\nnone\n"
+    )
+    assert config == {"maxMessageSize": "4194304", "namesrvAddr": "a:1;b:2", "empty": ""}
+    with pytest.raises(ProtocolError):
+        answer(admin_requests.broker_config(), body=b"\xff")
+
+
+# --- signature
+
+
+def test_the_signature_of_the_projects_own_test() -> None:
+    assert signature(b"RocketMQ", "12345678") == "IUc8rrO/0gDch8CjObLQsW2rsiA="
+
+
+def test_what_is_signed() -> None:
+    account = Credentials("ak-value", "12345678", "token")
+    fields = signed({"topic": "Té", "b": "2", "Signature": "old"}, memoryview(b"body"), account)
+    assert fields["Signature"] == signature("ak-valuetoken2Té".encode() + b"body", "12345678")
+    assert (fields["AccessKey"], fields["SecurityToken"], fields["topic"]) == ("ak-value", "token", "Té")
+    assert signed({}, b"", Credentials("ak", "s")).keys() == {"AccessKey", "Signature"}
+
+
+def test_secrets_are_in_no_repr() -> None:
+    account = Credentials("ak-value", "my-secret", "my-token")
+    assert "ak-value" in repr(account)
+    assert "my-" not in f"{account!r} {account}"
+
+
+# --- backoff
+
+
+@given(st.integers(1, 10**9), st.floats(0, 1, exclude_max=True))
+def test_waits_grow_within_bounds(failures: int, draw: float) -> None:
+    for policy in (CONNECT, RETRY, Backoff(jitter=0.0)):
+        delay = policy.delay(failures, draw)
+        assert 0 < delay <= policy.most
+        assert policy.delay(failures, 0.0) <= policy.delay(failures + 1, 0.0)
+
+
+def test_waits() -> None:
+    policy = Backoff(first=0.1, most=1.0, factor=2.0, jitter=0.5)
+    assert [policy.delay(failures, 0.0) for failures in range(6)] == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0]
+    assert policy.delay(5, 0.5) == 0.75

@@ -1,0 +1,368 @@
+"""Stored messages read one at a time: exactly what RocketMQ's own classes read, and nothing but ProtocolError for the rest.
+
+java_messages.json has what the classes of rocketmq-client 5.3.3 encode and decode; JavaMessages.java, next to it, wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orderedmq.errors import MessageError, ProtocolError
+from orderedmq.model import MESSAGE_SCHEMA
+from orderedmq.rocketmq import compression, exact
+from orderedmq.rocketmq.exact import Wanted, decode_exactly
+from orderedmq.rocketmq.message_id import (
+    UniqueKeys,
+    month_start,
+    offset_message_id,
+    parse_offset_message_id,
+    parse_unique_key,
+    unique_key_time,
+)
+from orderedmq.rocketmq.properties import MAX_SENT_BYTES, format_properties, parse_properties
+from orderedmq.rocketmq.stored import crc32, parse_all, parse_batch, parse_stored
+from tests.stored_messages import INNER, ODD, V2, Stored, compress, inner, text
+
+JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
+RELAXED = settings(deadline=None)
+ALL = tuple(MESSAGE_SCHEMA.names)
+
+
+def wanted(
+    *columns: str, begin: int = 0, end: int = 2**63 - 1, tags: frozenset[str] = frozenset(), verify_crc: bool = True
+) -> Wanted:
+    return Wanted(columns or ALL, begin, end, tags, verify_crc)
+
+
+def decoded(data: bytes, asked: Wanted) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for piece in decode_exactly([data], "broker-a", asked):
+        rows.extend(piece.to_pylist(maps_as_pydicts="strict"))
+    return rows
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as java_messages.json writes it."""
+    for name in ("born_timestamp", "store_timestamp"):
+        row[name] = round(row[name].timestamp() * 1000)
+    row["body"] = row["body"].hex()
+    assert row.pop("broker_name") == "broker-a"
+    return row
+
+
+# -- golden messages
+
+
+@pytest.mark.parametrize("case", JAVA["records"])
+def test_records_are_read_as_java_reads_them(case: dict[str, Any]) -> None:
+    data = bytes.fromhex(case["bytes"])
+    assert [shown(row) for row in decoded(data, wanted())] == case["messages"]
+
+
+def test_a_record_built_by_hand_has_its_fields_where_the_layout_says() -> None:
+    data = bytes.fromhex(
+        "0000006b daa320a7 3310ff43 00000001 00000002 0000000000000003 0000000000000004 00000000 0000000000000005"
+        "7f000001 0000c350 0000000000000006 7f000001 00002a9f 00000007 0000000000000008"
+        "00000004 626f6479 06 6f7264657273 0006 610162026301"
+    )
+    message, end = parse_stored(data, 0)
+    assert end == len(data) == 0x6B
+    assert message == (
+        0x3310FF43, 1, 2, 3, 4, 0, 5, b"\x7f\0\0\1\0\0\xc3\x50", 6, b"\x7f\0\0\1\0\0\x2a\x9f", 7, 8, b"body", b"orders", b"a\1b\2c\1",
+    )  # fmt: skip
+
+
+def test_the_builder_of_these_tests_writes_what_java_writes() -> None:
+    case = bytes.fromhex(JAVA["records"][1]["bytes"])
+    message, _ = parse_stored(case, 0)
+    built = Stored(
+        offset=1,
+        body=message.body,
+        physical=message.physical_offset,
+        born=message.born_timestamp,
+        stored=message.store_timestamp,
+        reconsumed=1,
+    ).pack()
+    hosts, flag = slice(48, 72), slice(16, 20)
+    for part in (hosts, flag):
+        built = built[: part.start] + case[part] + built[part.stop :]
+    assert built[:48] + built[56:64] + built[72:] == case[:48] + case[56:64] + case[72:]
+
+
+@pytest.mark.parametrize(("data", "expected"), JAVA["properties"])
+def test_properties_are_read_as_java_reads_them(data: str, expected: dict[str, str]) -> None:
+    assert parse_properties(bytes.fromhex(data)) == expected
+
+
+@pytest.mark.parametrize(("data", "expected"), JAVA["checksums"])
+def test_trap_15_a_checksum_is_cut_to_31_bits(data: str, expected: int) -> None:
+    assert crc32(bytes.fromhex(data)) == expected
+    assert 0 <= expected < 2**31
+    # Of these some have the 32nd bit.
+    assert any(zlib.crc32(bytes.fromhex(body)) >= 2**31 for body, _ in JAVA["checksums"])
+
+
+def test_trap_15_a_checksum_covers_the_compressed_body() -> None:
+    for method in (0, 0x100, 0x200):
+        good = Stored(body=bytes(500), sys_flag=1 | method)
+        assert decoded(good.pack(), wanted("body")) == [{"body": bytes(500)}]
+        of_the_plain_body = replace(good, crc=crc32(bytes(500)))
+        with pytest.raises(ProtocolError, match="checksum"):
+            decoded(of_the_plain_body.pack(), wanted("body"))
+        assert decoded(of_the_plain_body.pack(), wanted("body", verify_crc=False)) == [{"body": bytes(500)}]
+
+
+def test_an_inner_batch_is_read_as_its_messages() -> None:
+    batch = inner((b"one", text(("TAGS", "a"))), (b"two", text(("TAGS", "b"))), (b"three", b""))
+    data = Stored(offset=7, body=batch, sys_flag=INNER | 0x201).pack()
+    asked = wanted("queue_offset", "body", "tags")
+    assert [tuple(row.values()) for row in decoded(data, asked)] == [(7, b"one", "a"), (8, b"two", "b"), (9, b"three", None)]
+    assert [row["queue_offset"] for row in decoded(data, wanted("queue_offset", begin=8, end=9))] == [8]
+    assert [row["queue_offset"] for row in decoded(data, wanted("queue_offset", tags=frozenset("b")))] == [8]
+    assert decoded(data, wanted("queue_offset", end=7)) == []
+    # One of the two flags alone is not an inner batch.
+    assert [row["body"] for row in decoded(Stored(body=batch, sys_flag=0x80).pack(), wanted("body"))] == [batch]
+
+
+def test_a_batch_within_a_batch_is_a_body() -> None:
+    deepest = inner((b"x", b""))
+    for _ in range(50):
+        deepest = inner((deepest, b""))
+    (row,) = decoded(Stored(body=deepest, sys_flag=INNER).pack(), wanted("body"))
+    assert row["body"] == deepest[20:-2]
+
+
+# -- refused
+
+
+def refused(data: bytes, asked: Wanted | None = None) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        decoded(data, asked or wanted())
+    assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.PROTOCOL"
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+@pytest.mark.parametrize("case", JAVA["records"])
+def test_a_response_cut_off_anywhere_is_refused(case: dict[str, Any]) -> None:
+    data = bytes.fromhex(case["bytes"])
+    whole = {0}
+    for message in case["messages"]:
+        whole.add(max(whole) + int.from_bytes(data[max(whole) : max(whole) + 4], "big"))
+        if max(whole) == len(data):
+            break
+        assert message is not None
+    for cut in range(len(data)):
+        if cut in whole:
+            decoded(data[:cut], wanted("queue_offset"))
+        else:
+            refused(data[:cut], wanted("queue_offset"))
+
+
+@pytest.mark.parametrize(
+    ("at", "number", "why"),
+    [
+        (0, 0, "says that it has 0 bytes"),
+        (0, -1, "says that it has -1 bytes"),
+        (0, 90, "says that it has 90 bytes"),
+        (0, 2**31 - 1, "says that it has 2147483647 bytes"),
+        (4, -875286124, "magic number 0xcbd43194"),
+        (4, 0, "magic number 0x00000000"),
+        (36, 0x10, "that does not fit"),
+        (36, 0x20, "that does not fit"),
+        (84, -1, "body of -1 bytes"),
+        (84, 5, "that does not fit"),
+        (84, 2**31 - 1, "body of 2147483647 bytes"),
+    ],
+)
+def test_a_number_that_does_not_add_up_is_refused(at: int, number: int, why: str) -> None:
+    data = bytearray(Stored(body=b"", topic=b"o").pack())
+    data[at : at + 4] = number.to_bytes(4, "big", signed=number < 0)
+    assert why in refused(bytes(data))
+
+
+def test_lengths_of_topic_and_properties_that_do_not_add_up_are_refused() -> None:
+    data = Stored(body=b"", topic=b"orders", properties=b"a\x01b").pack()
+    for at, numbers in ((88, (128, 255, 11, 5, 7)), (95, (128, 255, 127)), (96, (0, 2, 4, 255))):
+        for number in numbers:
+            refused(data[:at] + bytes([number]) + data[at + 1 :])
+    second = Stored(body=b"", topic=b"orders", magic=V2).pack()
+    for pair in (b"\xff\xff", b"\x80\0", b"\x7f\xff", b"\0\x09", b"\0\5"):
+        refused(second[:88] + pair + second[90:])
+
+
+@RELAXED
+@given(ODD, st.data())
+def test_changed_bytes_are_refused_or_read(message: Stored, data: st.DataObject) -> None:
+    packed = bytearray(message.pack())
+    for _ in range(data.draw(st.integers(1, 3))):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        rows = decoded(bytes(packed), wanted(verify_crc=False))
+    except ProtocolError:
+        return
+    assert len(rows) <= 4
+
+
+@RELAXED
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused_or_read(data: bytes) -> None:
+    for parse in (parse_all, parse_batch):
+        try:
+            list(parse(data))
+        except ProtocolError:
+            pass
+
+
+# -- compression
+
+
+@pytest.mark.parametrize("method", [1, 2, 3])
+def test_a_compressed_body_cut_off_or_changed_is_refused_or_another_body(method: int) -> None:
+    body = b"0123456789" * 300
+    packed = compress(body, method)
+    flag = 1 | method << 8
+    assert compression.decompress(packed, flag) == body
+    assert compression.decompress(b"", flag) == b""
+    for cut in range(1, len(packed)):
+        with pytest.raises(ProtocolError):
+            compression.decompress(packed[:cut], flag)
+    for at in range(len(packed)):
+        changed = packed[:at] + bytes([packed[at] ^ 0x55]) + packed[at + 1 :]
+        try:
+            compression.decompress(changed, flag)
+        except ProtocolError:
+            pass
+
+
+def test_an_unknown_compression_is_refused() -> None:
+    assert "unknown method 5" in refused(
+        Stored(body=b"x", sys_flag=0x500).pack()[:36] + b"\0\0\5\1" + Stored(body=b"x").pack()[40:]
+    )
+
+
+@pytest.mark.parametrize("method", [1, 2, 3])
+def test_a_bomb_is_refused_before_it_takes_memory(method: int) -> None:
+    bomb = compress(bytes(20 * 2**20), method)
+    before = pa.default_memory_pool().bytes_allocated()
+    tracemalloc.start()
+    with pytest.raises(ProtocolError, match="more than 16777216 bytes"):
+        compression.decompress(bomb, 1 | method << 8)
+    assert tracemalloc.get_traced_memory()[1] < 3 * compression.MAX_BYTES
+    tracemalloc.stop()
+    assert pa.default_memory_pool().bytes_allocated() - before < compression.MAX_BYTES
+
+
+def test_the_largest_body_is_no_bomb() -> None:
+    body = bytes(compression.MAX_BYTES)
+    assert compression.decompress(zlib.compress(body), 1) == body
+    assert compression.decompress(compress(body, 2), 0x201) == body
+
+
+def test_many_large_bodies_come_out_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "PIECE_BYTES", 4 * 2**20)
+    one = Stored(body=bytes(2**20), sys_flag=0x201).pack()
+    pieces = exact.decode_exactly([one] * 9, "broker-a", wanted("body", verify_crc=False))
+    assert [piece.num_rows for piece in pieces] == [4, 4, 1]
+
+
+# -- properties and ids
+
+
+def test_trap_14_properties_that_rocketmq_cannot_carry_are_refused() -> None:
+    assert format_properties({"a": "b", "é": "日"}) == "a\x01b\x02é\x01日\x02".encode()
+    for name, value in (("", "b"), ("a", ""), ("a\x01", "b"), ("a", "b\x02"), ("a\x02", "b"), ("a", "\x01")):
+        with pytest.raises(MessageError) as caught:
+            format_properties({name: value})
+        assert caught.value.sub == "BAD_PROPERTY"
+    fits = "v" * (MAX_SENT_BYTES - 3)
+    assert len(format_properties({"a": fits})) == MAX_SENT_BYTES
+    with pytest.raises(MessageError) as caught:
+        format_properties({"a": fits + "v"})
+    assert caught.value.sub == "PROPERTIES_TOO_LARGE"
+
+
+@RELAXED
+@given(st.dictionaries(st.text(min_size=1), st.text(min_size=1)))
+def test_properties_that_are_taken_come_back(properties: dict[str, str]) -> None:
+    try:
+        packed = format_properties(properties)
+    except MessageError:
+        assert any("\x01" in part or "\x02" in part for pair in properties.items() for part in pair)
+        return
+    except UnicodeEncodeError:
+        return
+    assert parse_properties(packed) == properties
+    # Trap 14: the last separator is optional.
+    assert parse_properties(packed[:-1]) == properties
+
+
+def test_an_offset_message_id_names_a_place() -> None:
+    for host in (b"\x7f\0\0\1", bytes(range(16))):
+        made = offset_message_id(host + (10911).to_bytes(4, "big"), 2**40 + 5)
+        assert len(made) == (32 if len(host) == 4 else 56)
+        assert parse_offset_message_id(made) == (host, 10911, 2**40 + 5)
+    assert offset_message_id(b"\x7f\0\0\1\0\0\x51\xaf", 128) == "7F000001000051AF0000000000000080"
+
+
+@pytest.mark.parametrize(("key", "host", "pid"), JAVA["keys"])
+def test_a_unique_key_of_java_is_taken_apart(key: str, host: str, pid: int) -> None:
+    parts = parse_unique_key(key)
+    assert (parts.host.hex(), parts.pid, parts.salt) == (host, pid, int("ABCDEF01", 16))
+    assert parts.ms_of_month in (255, 0x76543210)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 32, "0" * 31, "0" * 40, "é" * 32])
+def test_other_text_is_no_message_id(key: str) -> None:
+    with pytest.raises(ValueError, match="message id"):
+        parse_unique_key(key)
+    with pytest.raises(ValueError, match="message id"):
+        parse_offset_message_id(key)
+
+
+@RELAXED
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), max_size=6))
+def test_unique_keys_never_repeat(steps: list[tuple[int, int]]) -> None:
+    maker = UniqueKeys(b"\x0a\1\2\3", 99999, 0xABCDEF01)
+    now = 1_700_000_000_000
+    seen: list[str] = []
+    for count, step in steps:
+        now += step
+        keys = maker.take(count, now).to_pylist()
+        assert len(keys) == count
+        for key in keys:
+            assert parse_unique_key(key)[:3] == (b"\x0a\1\2\3", 99999 & 0xFFFF, 0xABCDEF01)
+        seen.extend(keys)
+    assert len(set(seen)) == len(seen)
+    assert seen == sorted(seen)
+
+
+def test_a_unique_key_tells_when_it_was_made() -> None:
+    now = 1_700_000_000_000
+    for host in (b"\x0a\1\2\3", bytes(16)):
+        maker = UniqueKeys(host, 7, 1)
+        first = parse_unique_key(maker.take(1, now)[0].as_py())
+        assert (first.ms_of_month, first.counter) == (now - month_start(now), 0)
+        many = maker.take(70_000, now).to_pylist()
+        assert parse_unique_key(many[-1])[3:] == (now - month_start(now) + 1, 70_000 - 65_536)
+        next_month = now + 31 * 86_400_000
+        later = parse_unique_key(maker.take(1, next_month)[0].as_py())
+        assert later.ms_of_month == next_month - month_start(next_month)
+        # More milliseconds than a signed number of 32 bits has.
+        late = month_start(next_month) + 30 * 86_400_000
+        key = maker.take(1, late)[0].as_py()
+        assert parse_unique_key(key).ms_of_month == late - month_start(late) > 2**31
+        assert unique_key_time(key, late + 1) == late
+        assert unique_key_time(key, late + 5 * 86_400_000) == late
+    with pytest.raises(ValueError, match="4 or 16 bytes"):
+        UniqueKeys(b"123", 7, 1)
