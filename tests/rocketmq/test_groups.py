@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -305,6 +306,31 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
         usual.broker.groups.heartbeat(usual.group, me, usual.shared())
         assert looking.result()
     assert usual.ids(usual.connect()) == [me.client_id]
+
+
+def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds the broker behind, and is held up before it writes: whoever takes the queue then must not begin there."""
+    groups, [queue] = usual.broker.groups, usual.queues[:1]
+    [token] = usual.lock(usual.broker, groups.join("me"), [queue])
+    groups.commit({token: 4})
+    real = groups._offsets.write
+    real(usual.group, {queue: 1})
+    looked, committed = threading.Event(), threading.Event()
+
+    def held_up(group: str, offsets: Mapping[MessageQueue, int], seconds: float = 25.0) -> None:
+        if offsets == {queue: 4}:
+            looked.set()
+            committed.wait(1.0)
+        real(group, offsets, seconds)
+
+    monkeypatch.setattr(groups._offsets, "write", held_up)
+    with ThreadPoolExecutor(1) as pool:
+        renewed = pool.submit(groups.renew, [token])
+        assert looked.wait(10.0)
+        groups.commit({token: 5})
+        committed.set()
+        assert renewed.result() == []
+    assert groups.offsets(usual.group, [queue]) == {queue: 5}
 
 
 def test_a_lock_that_another_got_while_the_broker_was_anew_is_lost(usual: World) -> None:
