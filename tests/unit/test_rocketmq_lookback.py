@@ -211,7 +211,8 @@ def scenario(draw: random.Random) -> None:
     for number in range(draw.randint(1, 4)):
         batch = SinkBatch(SINK, number)
         plan = {
-            partition: [f"{draw.choice('ab')}{draw.randint(0, 2)}" for _ in range(draw.randint(0, 8))] for partition in range(2)
+            partition: [f"{draw.choice('ab')}{draw.randint(0, 2)}" for _ in range(draw.choice([0, 2, 6, 12]))]
+            for partition in range(2)
         }
         expected += [(number, partition, names) for partition, names in plan.items()]
         tries = draw.randint(1, 3)
@@ -269,10 +270,10 @@ def run_task(world: Queue, writer: Writer, names: list[str], draw: random.Random
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests of a few rows and looks of a few messages, so that there are many."""
-    monkeypatch.setattr(encode, "TARGET_BYTES", 250)
-    monkeypatch.setattr(lookback, "FIRST_STEP", 2)
-    monkeypatch.setattr(lookback, "LARGEST_STEP", 5)
+    """Requests of some rows and looks of a few messages, so that there are many."""
+    monkeypatch.setattr(encode, "TARGET_BYTES", 1500)
+    monkeypatch.setattr(lookback, "FIRST_STEP", 1)
+    monkeypatch.setattr(lookback, "LARGEST_STEP", 3)
 
 
 @pytest.mark.usefixtures("small")
@@ -335,6 +336,18 @@ def _takes_anothers_partition_for_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(queue_writer, "found", found_any)
 
 
+def _goes_past_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Lookback._pass_by
+
+    def pass_by(self: Lookback, message: Found) -> None:
+        is_own = self._is_own
+        self._is_own = lambda message: False  # type: ignore[method-assign]
+        real(self, message)
+        self._is_own = is_own  # type: ignore[method-assign]
+
+    monkeypatch.setattr(Lookback, "_pass_by", pass_by)
+
+
 def _a_bookmark_that_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakePlace, "start", lambda self: Start(self.end(), self.end()))
 
@@ -363,6 +376,7 @@ BUGS = [
     _takes_equal_rows_for_one,
     _takes_its_own_acknowledged_rows_for_others,
     _takes_anothers_partition_for_its_own,
+    _goes_past_its_own_requests,
     _a_bookmark_that_is_too_high,
     _sends_without_the_lock,
     _goes_on_after_the_lock_was_another_s,
@@ -495,25 +509,25 @@ def test_the_usual_look_is_one_small_step() -> None:
     looked = walk.next()
     assert looked is not None
     assert looked.messages == 32
-    walk.saw([Found(looked.end - 1, 8, 3, 0, b"")])
+    walk.saw([Found(looked.end - 1, 8, 3, 0, b"", 0)])
     assert walk.next() is None
 
 
 def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
     writer = Writer(SINK, 9, 0)
     cases: list[tuple[list[Found], bool]] = [
-        ([Found(99, 8, 0, 5, b"")], False),
-        ([Found(99, 9, 0, 5, b"x")], True),
+        ([Found(99, 8, 0, 5, b"", 5)], False),
+        ([Found(99, 9, 0, 5, b"x", 5)], True),
         # Two attempts of ours began at 0; a late attempt of the batch before ours.
-        ([Found(99, 9, 0, 0, b"x")], True),
-        ([Found(98, 8, 0, 5, b""), Found(99, 9, 0, 5, b"x")], True),
-        ([Found(98, 8, 0, 5, b""), Found(99, 9, 0, 0, b"x")], False),
+        ([Found(99, 9, 0, 0, b"x", 0)], True),
+        ([Found(98, 8, 0, 5, b"", 5), Found(99, 9, 0, 5, b"x", 5)], True),
+        ([Found(98, 8, 0, 5, b"", 5), Found(99, 9, 0, 0, b"x", 0)], False),
         # An old batch: its first message, an older one, a hundred newer ones.
-        ([Found(99, 10, 0, 0, b"")], True),
-        ([Found(98, 9, 0, 0, b"x"), Found(99, 10, 0, 0, b"")], False),
-        ([Found(98, 8, 0, 0, b"x"), Found(99, 10, 0, 0, b"")], False),
-        ([Found(99, 9 + KEPT - 1, 0, 0, b"")], True),
-        ([Found(99, 9 + KEPT, 0, 0, b"")], False),
+        ([Found(99, 10, 0, 0, b"", 0)], True),
+        ([Found(98, 9, 0, 0, b"x", 0), Found(99, 10, 0, 0, b"", 0)], False),
+        ([Found(98, 8, 0, 0, b"x", 0), Found(99, 10, 0, 0, b"", 0)], False),
+        ([Found(99, 9 + KEPT - 1, 0, 0, b"", 0)], True),
+        ([Found(99, 9 + KEPT, 0, 0, b"", 0)], False),
     ]
     for messages, goes_on in cases:
         walk = Lookback(writer, None, 100)
@@ -535,6 +549,105 @@ def test_a_look_ends_at_the_bookmark_and_never_reads_a_message_twice() -> None:
     walk = Lookback(Writer(SINK, 0, 0), 6, 5)
     walk.begins(5)
     assert walk.next() is None
+
+
+def walked(walk: Lookback, messages: list[Found | None]) -> tuple[list[Found], int]:
+    """All of the queue's messages that a walk counts, as `stamp.found` tells of them; and how many reads it took."""
+    counted: list[Found] = []
+    reads = 0
+    while (looked := walk.next()) is not None:
+        there = [message for message in messages[looked.begin : looked.end] if message is not None]
+        others = [message for message in there if not message.digest]
+        seen = {message.batch: message for message in reversed(others)}
+        chosen = {*seen.values(), *others[-1:], *(message for message in there if message.digest)}
+        counted += walk.saw(sorted(chosen))
+        reads += 1
+    return counted, reads
+
+
+def request(offset: int, batch: int, partition: int, first: int, count: int, own: bool) -> list[Found | None]:
+    return [Found(offset + number, batch, partition, first + number, b"x" if own else b"", first) for number in range(count)]
+
+
+def test_a_look_goes_past_what_the_batch_s_other_partitions_sent() -> None:
+    messages: list[Found | None] = [None, *request(1, 8, 0, 0, 1, own=False)]
+    bookmark = len(messages)
+    for first in range(0, 70_000, 7_000):
+        for partition in (0, 1):
+            messages += request(len(messages), 9, partition, first, 7_000, own=False)
+        if first == 35_000:
+            messages += request(len(messages), 9, 3, 0, 3, own=True)
+    counted, reads = walked(Lookback(Writer(SINK, 9, 3), bookmark, len(messages)), messages)
+    assert [message.sequence for message in sorted(counted) if message.digest] == [0, 1, 2]
+    assert reads <= 2 * 20 + 8
+    # Small requests are read: to go past each would take longer.
+    messages = [message for number in range(2_000) for message in request(5 * number, 9, 0, 5 * number, 5, own=False)]
+    assert walked(Lookback(Writer(SINK, 9, 3), None, len(messages)), messages)[1] <= 10
+
+
+def test_a_look_that_goes_past_requests_ends_where_messages_were_deleted() -> None:
+    """The first of the request is gone, and how many are is told after the first step."""
+    for least in range(0, 1_100, 25):
+        messages = (
+            request(0, 9, 0, 0, 500, own=False) + request(500, 9, 1, 0, 500, own=True)[:1] + request(501, 9, 0, 500, 500, False)
+        )
+        walk = Lookback(Writer(SINK, 9, 1), None, len(messages))
+        looked = walk.next()
+        assert looked is not None
+        walk.saw([message for message in messages[looked.begin : looked.end] if message is not None])
+        walk.begins(min(least, len(messages)))
+        counted, _ = walked(walk, messages)
+        assert [message.offset for message in counted if message.digest] == ([500] if least <= 500 else [])
+
+
+def compare_walks(draw: random.Random) -> None:
+    """Over requests that were cut, delivered twice, or that say what is not so: the same is found without going past anything."""
+    messages: list[Found | None] = []
+    sent = dict.fromkeys(range(3), 0)
+    bookmark = None
+    for _ in range(draw.randint(1, 12)):
+        at, partition, count = len(messages), draw.randrange(3), draw.choice([1, 2, 40, 100, 300])
+        part = request(at, 9, partition, sent[partition], count, own=partition == 0)
+        sent[partition] += count
+        kind = draw.choice(["whole", "whole", "whole", "cut", "twice", "lies", "nobody's", "older"])
+        if kind == "cut":
+            part = part[: draw.randint(1, count)]
+        elif kind == "twice":
+            part += [message._replace(offset=message.offset + count) for message in part if message is not None]
+        elif kind == "lies":
+            number = draw.randint(0, 500)
+            part = [message._replace(request=max(0, message.sequence - number)) for message in part if message is not None]
+        elif kind == "nobody's":
+            part = [None] * count
+        elif kind == "older":
+            part = request(at, 8, partition, 0, count, own=False)
+            bookmark = at + 1
+        messages += part
+    plain = Lookback(Writer(SINK, 9, 0), bookmark, len(messages))
+    plain._believes = False
+    expected, _ = walked(plain, messages)
+    counted, _ = walked(Lookback(Writer(SINK, 9, 0), bookmark, len(messages)), messages)
+    own = [sorted(message for message in some if message.digest) for some in (counted, expected)]
+    assert own[0] == own[1]
+    assert {message.batch for message in counted} == {message.batch for message in expected}
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(0, 2**62))
+def test_a_look_finds_what_it_would_without_going_past_anything(seed: int) -> None:
+    compare_walks(random.Random(seed))
+
+
+@pytest.mark.parametrize("bug", ["_arrived", "_is_own"])
+def test_that_a_look_goes_past_what_it_should_not_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lookback, bug, lambda self, message, messages=(): bug == "_arrived")
+
+    def walks() -> None:
+        for seed in range(300):
+            compare_walks(random.Random(seed))
+
+    with pytest.raises(AssertionError):
+        walks()
 
 
 def test_what_is_said_is_compared_and_nothing_else() -> None:
@@ -560,7 +673,7 @@ def test_what_is_said_is_compared_and_nothing_else() -> None:
 
 
 def test_a_stamp_that_makes_no_sense_is_none() -> None:
-    good = {"OMQ_SINK": SINK, "OMQ_BATCH": "1", "OMQ_PARTITION": "2", "OMQ_SEQUENCE": "3"}
+    good = {"OMQ_SINK": SINK, "OMQ_BATCH": "1", "OMQ_PARTITION": "2", "OMQ_SEQUENCE": "3", "OMQ_REQUEST": "2"}
     stamps = [
         {},
         good,
@@ -569,11 +682,14 @@ def test_a_stamp_that_makes_no_sense_is_none() -> None:
         {**good, "OMQ_SEQUENCE": "9" * 30},
         {name: value for name, value in good.items() if name != "OMQ_PARTITION"},
         {**good, "OMQ_PARTITION": "1"},
+        {**good, "OMQ_REQUEST": "4"},
+        {**good, "OMQ_REQUEST": ""},
     ]
     world = Queue([Stored(b"a", properties) for properties in stamps])
     messages = [message for batch in world.read(0, len(stamps)) for message in found(batch, Writer(SINK, 1, 2))]
-    assert [message[:4] for message in messages] == [(1, 1, 2, 3), (6, 1, 1, 3)]
-    assert [bool(message.digest) for message in messages] == [True, False]
+    assert [message[:4] for message in messages] == [(1, 1, 2, 3), (6, 1, 1, 3), (7, 1, 2, 3)]
+    assert [message.request for message in messages] == [2, 2, 3]
+    assert [bool(message.digest) for message in messages] == [True, False, True]
 
 
 def test_sinks_have_names_of_their_own_that_a_property_can_have() -> None:
