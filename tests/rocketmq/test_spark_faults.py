@@ -98,7 +98,6 @@ class Flow:
             query = self._queries[-1]
             if not query.isActive:
                 self.failures.append(str(query.exception()))
-                print(time.monotonic(), self.failures[-1][-900:])
                 self._start()
             return self.count("flow-out") >= self.count("flow-in")
 
@@ -185,11 +184,6 @@ FAULTS: list[Callable[[Flow], None]] = [
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_query_goes_on_without_loss_or_repeat_when_it_is_over(flow: Flow, fault: Callable[[Flow], None]) -> None:
-    print(time.monotonic(), "sending")
     with flow.sending():
-        print(time.monotonic(), "fault")
         fault(flow)
-        print(time.monotonic(), "healed", flow.count("flow-in"), flow.count("flow-out"))
-    print(time.monotonic(), "sent", flow.count("flow-in"), flow.count("flow-out"))
     flow.settle()
-    print(time.monotonic(), "through", flow.count("flow-in"), flow.count("flow-out"))
