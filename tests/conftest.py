@@ -20,8 +20,23 @@ if TYPE_CHECKING:
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-versions",
+        action="store_true",
+        help="run all tests of RocketMQ servers with servers of each release, not only those that every broker must pass",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'servers: needs real RocketMQ servers; -m "not servers" leaves them out')
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With -n 2 a process runs a whole folder: what takes long to start is started once. Some wait for servers, others need the CPU."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(item.path.relative_to(Path(__file__).parent).parts[0]))
 
 
 @pytest.fixture(scope="session")

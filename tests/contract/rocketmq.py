@@ -75,6 +75,10 @@ class Servers:
         self._waiting: list[str] = []
         self._starting: dict[str, Future[Cluster]] = {}
 
+    @property
+    def prepared(self) -> bool:
+        return self._folder is not None
+
     def prepare(self, folder: Path, versions: Iterable[str]) -> None:
         """Those that will be asked for, in that order."""
         self._folder, self._waiting = folder, list(versions)

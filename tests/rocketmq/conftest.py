@@ -1,6 +1,6 @@
-"""Real RocketMQ servers and real Java clients for the tests of this folder.
+"""Real RocketMQ servers and real Java clients for the tests of this folder: of one release, with --all-versions of each.
 
-``cluster`` boots in the background as soon as it is known that a test wants it. Where the jars cannot be had, tests are skipped, but not
+``cluster`` boots in the background when the first test begins. Where the jars cannot be had, tests are skipped, but not
 in CI. Before each test, servers that another one killed or paused run again.
 """
 
@@ -34,6 +34,10 @@ class Clusters:
         self._usual: Future[Cluster] | None = None
         self._folder: Path | None = None
         self._jars: dict[str, ServersError | None] = {}
+
+    @property
+    def prepared(self) -> bool:
+        return self._folder is not None
 
     def jars(self, version: str) -> None:
         """Fetch them, or find out once that they cannot be had."""
@@ -88,6 +92,10 @@ _clusters = Clusters()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("all_versions"):
+        left = [item for item in items if set(_versions(item)) - {DEFAULT_VERSION}]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     for item in items:
         if _wants_servers(item):
             item.add_marker(pytest.mark.servers)
@@ -95,12 +103,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(_TIMEOUT))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    wanted = [item for item in session.items if _wants_servers(item)]
-    if wanted and not session.config.option.collectonly:
-        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
-        _clusters.prepare(factory.mktemp("rocketmq"), {version for item in wanted for version in _versions(item)})
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """At the first one of the folder: the process may be one that runs others."""
+    if not _clusters.prepared:
+        wanted = {version for other in item.session.items if _wants_servers(other) for version in _versions(other)}
+        factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
+        _clusters.prepare(factory.mktemp("rocketmq"), wanted)
 
 
 def pytest_sessionfinish() -> None:
