@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two folders of tests at a time, each by one process (tests/conftest.py); ARGS="-n0" runs them one after the other.
 SIDE_BY_SIDE := -n 2 --dist loadgroup --no-loadscope-reorder
+QUICK := $(VENV)/.quick
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
@@ -42,11 +43,16 @@ demo: $(STAMP) ## play a year of flights through ordered queues, kill the job ha
 rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" goes to it
 	@$(BIN)/orderedmq rocketmq up $(ARGS)
 
-test: $(STAMP) ## run the tests; prints the time of each folder; ARGS="-k name" runs those only
+test: $(QUICK) ## run the tests; prints the time of each folder; ARGS="-k name" runs those only
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: $(STAMP) ## run the tests, all of those with RocketMQ servers over each release
+test-all: $(QUICK) ## run the tests, all of those with RocketMQ servers over each release
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --all-versions $(ARGS)
+
+$(QUICK): $(STAMP) tests/quick_spark.py
+	@echo "test: preparing Spark to start quickly (once)"
+	@$(BIN)/python -m tests.quick_spark
+	@touch $@
 
 lint: $(STAMP) ## ruff and strict mypy
 	@$(BIN)/ruff check .

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orderedmq.java import ensure_java
+from tests import quick_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Most JVMs of the tests live for seconds: without the optimising compiler they need 40 % less CPU. Benchmarks have it.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+quick_spark.use()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
