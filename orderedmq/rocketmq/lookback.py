@@ -105,7 +105,8 @@ class Lookback:
         target = max(message.begin, self._lowest) + 1
         if not self._is_own(message) and self._at - target > self._step:
             self._passed = (message, self._at)
-            self._at, self._step = target, FIRST_STEP
+            # The message that must be there, and one more, which may be of another request.
+            self._at, self._step = target, 2
 
     def _arrived(self, left: Found, messages: Sequence[Found]) -> bool:
         """Whether the last one that was read belongs to the request of the one that was left."""

@@ -29,6 +29,8 @@ COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prope
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
 _BOOKMARK_GROUP = re.compile(GROUP_PREFIX + "[0-9a-f]{24}")
 _NUMBER: Final = "^[0-9]{1,18}$"
+#: Messages that are looked at one by one: a look by columns takes as long for one as for hundreds.
+_FEW: Final = 8
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
 
     In the order of their offsets. A stamp that makes no sense is none.
     """
+    if messages.num_rows <= _FEW:
+        return _found_one_by_one(messages, writer)
     properties = messages.column("properties")
     ours = pc.equal(pc.map_lookup(properties, SINK_ID, "last"), writer.sink)
     if not pc.any(ours).as_py():
@@ -120,10 +124,24 @@ def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
             int(partitions[at]),
             int(sequences[at]),
             next(contents) if own[at] else b"",
-            int(requests[at]) if requests[at] <= sequences[at] else int(sequences[at]),
+            int(min(requests[at], sequences[at])),
         )
         for at in chosen
     ]
+
+
+def _found_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
+    out = []
+    for at, properties in enumerate(messages.column("properties").to_pylist()):
+        named = dict(properties or ())
+        numbers = [named.get(name) or "" for name in (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST)]
+        if named.get(SINK_ID) != writer.sink or not all(re.fullmatch(_NUMBER, number) for number in numbers):
+            continue
+        batch, partition, sequence, request = map(int, numbers)
+        [said] = digests(messages.slice(at, 1)) if (batch, partition) == (writer.batch, writer.partition) else [b""]
+        offset = messages.column("queue_offset")[at].as_py()
+        out.append(Found(offset, batch, partition, sequence, said, min(request, sequence)))
+    return out
 
 
 def digests(rows: pa.RecordBatch) -> list[bytes]:

@@ -672,7 +672,9 @@ def test_what_is_said_is_compared_and_nothing_else() -> None:
     assert digests(rows_of(["a1"]).select(["body"])) != digests(rows_of(["a1"]))
 
 
-def test_a_stamp_that_makes_no_sense_is_none() -> None:
+@pytest.mark.parametrize("few", [0, 8])
+def test_a_stamp_that_makes_no_sense_is_none(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stamp, "_FEW", few)
     good = {"OMQ_SINK": SINK, "OMQ_BATCH": "1", "OMQ_PARTITION": "2", "OMQ_SEQUENCE": "3", "OMQ_REQUEST": "2"}
     stamps = [
         {},
