@@ -73,7 +73,9 @@ def drive(folder: str) -> None:
     rows = spark.range(10).selectExpr("CAST(CAST(id AS STRING) AS BINARY) AS body", "CAST(id AS STRING) AS sharding_key")
     rows.write.format("orderedmq").mode("append").options(path=store, topic="in").save()
     for form, options in (("orderedmq", {"path": store, "topic": "out"}), ("parquet", {"path": f"{folder}/parquet"})):
-        read = spark.readStream.format("orderedmq").options(path=store, topic="in", consumerGroup=form, consumeFromWhere="first")
+        read = spark.readStream.format("orderedmq").options(
+            path=store, topic="in", consumerGroup=form, consumeFromWhere="first"
+        )
         written = read.load().writeStream.format(form).options(checkpointLocation=f"{folder}/{form}-checkpoint", **options)
         written.trigger(availableNow=True).start().awaitTermination()
     spark.read.parquet(f"{folder}/parquet").orderBy("queue_offset").collect()
