@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from orderedmq.java import ensure_java
 from tests import quick_spark
@@ -32,11 +34,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'servers: needs real RocketMQ servers; -m "not servers" leaves them out')
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With -n 2 a process runs a whole folder: what takes long to start is started once. Some wait for servers, others need the CPU."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(item.path.relative_to(Path(__file__).parent).parts[0]))
+class FolderScheduling(LoadScopeScheduling):
+    """A process runs a whole folder, so that what takes long to start is started once. Some wait for servers, others need the CPU."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.split("/")[1]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling:
+    return FolderScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

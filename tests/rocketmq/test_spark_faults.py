@@ -19,9 +19,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
-from orderedmq.errors import OrderedMQError
-from orderedmq.lock import LOCK_LIFE
+from orderedmq.errors import OrderedMQError, TopicError
+from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE
 from orderedmq.model import OffsetRange
+from orderedmq.rocketmq import admin_requests
+from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.servers import Cluster
 from tests import checker
 from tests.faults.points import until
@@ -40,7 +42,7 @@ class Flow:
         self.spark, self.cluster, self.folder = spark, cluster, folder
         self.broker = orderedmq.connect(namesrv_addr=cluster.address)
         for topic in ("flow-in", "flow-out"):
-            self.broker.admin.create_topic(topic, 4)
+            self.create(topic, 0, 4)
         self.network = Network(cluster.address, [broker.address for broker in cluster.brokers])
         #: What the query failed with, whenever it did.
         self.failures: list[str] = []
@@ -50,6 +52,20 @@ class Flow:
         self._quiet = threading.Event()
         self._sender = threading.Thread(target=self._send)
         self._start()
+
+    def create(self, topic: str, at: int, queues: int) -> None:
+        """At one broker, until the nameserver knows."""
+        with Client(self.cluster.address) as client:
+
+            def known() -> int:
+                with contextlib.suppress(TopicError):
+                    return len(client.route(topic, time.monotonic() + 10, fresh=True).subscribe_set())
+                return 0
+
+            before = known()
+            address = self.cluster.brokers[at].address
+            client.call_address(address, admin_requests.create_topic(topic, queues), time.monotonic() + 10)
+            until(lambda: known() == before + queues, f"the route of {topic} has {queues} queues more")
 
     def _start(self) -> None:
         source = (
@@ -123,8 +139,9 @@ class Flow:
 
 
 @pytest.fixture(scope="module")
-def flow(spark: SparkSession, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flow]:
-    made = Flow(spark, cluster, tmp_path_factory.mktemp("flow"))
+def flow(spark: SparkSession, two_brokers: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flow]:
+    """The topics are at the first broker, which is the one that has the faults."""
+    made = Flow(spark, two_brokers, tmp_path_factory.mktemp("flow"))
     yield made
     made.close()
 
@@ -138,6 +155,12 @@ def broker_killed(flow: Flow) -> None:
 def broker_paused(flow: Flow) -> None:
     flow.cluster.broker.pause()
     time.sleep(8)
+    flow.cluster.broker.resume()
+
+
+def broker_paused_for_longer_than_a_lock_is_trusted(flow: Flow) -> None:
+    flow.cluster.broker.pause()
+    time.sleep(HOLDER_TRUST + 1)
     flow.cluster.broker.resume()
 
 
@@ -166,6 +189,12 @@ def queues_added(flow: Flow) -> None:
     time.sleep(2)
 
 
+def broker_added(flow: Flow) -> None:
+    """Until then it had none of the topic's queues."""
+    flow.create("flow-in", 1, 2)
+    time.sleep(2)
+
+
 def group_deleted(flow: Flow) -> None:
     flow.broker.admin.delete_group(GROUP, force=True)
     time.sleep(2)
@@ -176,8 +205,10 @@ FAULTS: list[Callable[[Flow], None]] = [
     connections_half_open,
     broker_killed,
     broker_paused,
+    broker_paused_for_longer_than_a_lock_is_trusted,
     nameserver_away,
     queues_added,
+    broker_added,
     group_deleted,
 ]
 
