@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 #: Most JVMs of the tests live for seconds: without the optimising compiler they need 40 % less CPU. Benchmarks have it.
-_QUICK: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _FOLDER: Final = Path(sys.prefix) / "share" / "orderedmq-tests"
 _HOME: Final = _FOLDER / "spark"
 _ARCHIVE: Final = _FOLDER / "driver.jsa"
@@ -25,7 +25,7 @@ _SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 def use() -> None:
     """For all drivers that this process starts from now on."""
-    options = _QUICK
+    options = " ".join(QUICK_JVM)
     if _ARCHIVE.exists():
         options += f" -XX:SharedArchiveFile={_ARCHIVE} {_SILENT}"
     os.environ.setdefault("SPARK_SUBMIT_OPTS", options)
@@ -47,7 +47,7 @@ def make() -> None:
         link.unlink(missing_ok=True)
         link.symlink_to(installed / part)
     _ARCHIVE.unlink(missing_ok=True)
-    options = f"{_QUICK} -XX:ArchiveClassesAtExit={_ARCHIVE} {_SILENT}"
+    options = f"{' '.join(QUICK_JVM)} -XX:ArchiveClassesAtExit={_ARCHIVE} {_SILENT}"
     env = {**os.environ, "SPARK_HOME": str(_HOME), "SPARK_SUBMIT_OPTS": options, "PYSPARK_PYTHON": sys.executable}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.quick_spark", folder]

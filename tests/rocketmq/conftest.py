@@ -17,6 +17,7 @@ import pytest
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.jars import DEFAULT_VERSION, VERSIONS, jars
 from orderedmq.rocketmq.servers import Cluster
+from tests.quick_spark import QUICK_JVM
 from tests.rocketmq.peers import Peers
 
 #: Of these fixtures each has servers.
@@ -69,7 +70,7 @@ class Clusters:
         self.jars(version)
         folder = self._folder / name
         folder.mkdir()
-        cluster = Cluster(folder, version, brokers=brokers, lock_life=lock_life)
+        cluster = Cluster(folder, version, brokers=brokers, lock_life=lock_life, jvm=QUICK_JVM)
         cluster.start()
         self._running.append(cluster)
         return cluster

@@ -207,8 +207,8 @@ FAULTS: list[Callable[[Flow], None]] = [
     broker_paused,
     broker_paused_for_longer_than_a_lock_is_trusted,
     nameserver_away,
-    queues_added,
     broker_added,
+    queues_added,
     group_deleted,
 ]
 
