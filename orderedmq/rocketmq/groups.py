@@ -149,6 +149,8 @@ class RocketMQGroups:
             return {}
         asked = time.monotonic()
         brokers = self._brokers_of(queues)
+        if (presence := self._present.get(client.client_id)) is not None:
+            presence.also_at(group, brokers)
         ids = self._directory.ids(group, brokers)
         alone = locks.alone(client.client_id, [*ids, *self._holdings.clients(group)])
         known = {queue: self._holdings.get(group, queue, client.client_id) for queue in queues}

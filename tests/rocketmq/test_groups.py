@@ -21,13 +21,14 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.allocate import Allocation, allocate
-from orderedmq.errors import OrderedMQError
+from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.lock import Client as Identity
 from orderedmq.lock import LockToken, Refusal
 from orderedmq.membership import Subscription, refuse
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import admin_requests, group_requests
 from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.dead_letter_topic import key_of
 from orderedmq.rocketmq.group_offsets import soon
 from orderedmq.rocketmq.probe import ask
@@ -214,6 +215,7 @@ RUN = """
 import sys, time
 from orderedmq.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.client import Client
 address, group, topic = sys.argv[1:]
 broker = RocketMQBroker(address)
 client = broker.groups.join("query")
@@ -449,6 +451,32 @@ def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(world:
 
 
 # -- members ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(two_brokers: Cluster) -> None:
+    """Not only with the next renewal: a task looks whether its driver is a member there."""
+    world = World(two_brokers)
+    try:
+        topic = f"{world.topic}-grows"
+        me = world.broker.groups.join("me")
+        with Client(two_brokers.address) as client:
+            for broker in two_brokers.brokers:
+                client.call_address(broker.address, admin_requests.create_topic(topic, 1), soon(10))
+                [here] = until(lambda: _queues(world.broker, topic, broker.name), bool, 60)  # noqa: B023 (called at once)
+                if broker is two_brokers.broker:
+                    world.broker.groups.heartbeat(world.group, me, Subscription("shared", topic, "AVG"))
+                world.lock(world.broker, me, [here])
+                at_broker = client.call_address(broker.address, group_requests.consumer_list(world.group), soon(10))
+                assert at_broker == (me.client_id,)
+    finally:
+        world.close()
+
+
+def _queues(broker: RocketMQBroker, topic: str, name: str) -> list[MessageQueue]:
+    try:
+        return [queue for queue in broker.log.queues(topic) if queue.broker_name == name]
+    except TopicError:
+        return []
 
 
 def test_members_are_connections_and_what_they_read_is_the_groups(world: World) -> None:

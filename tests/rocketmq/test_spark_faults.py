@@ -213,9 +213,9 @@ FAULTS: list[Callable[[Flow], None]] = [
     broker_killed,
     broker_paused,
     broker_paused_for_longer_than_a_lock_is_trusted,
-    nameserver_away,
     broker_added,
     queues_added,
+    nameserver_away,
     group_deleted,
 ]
 
