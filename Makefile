@@ -4,13 +4,16 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Two folders of tests at a time, each by one process (tests/conftest.py); ARGS="-n0" runs them one after the other.
+SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
+QUICK := $(VENV)/.quick
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rocketmq test lint simulate bench clean
+.PHONY: help setup demo rocketmq test test-all lint simulate bench clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv with pinned versions and this project, editable
 
@@ -40,8 +43,16 @@ demo: $(STAMP) ## play a year of flights through ordered queues, kill the job ha
 rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" goes to it
 	@$(BIN)/orderedmq rocketmq up $(ARGS)
 
-test: $(STAMP) ## run the tests; prints the share of time of each folder; ARGS="-k name" runs those only
-	@$(BIN)/python -m pytest $(ARGS)
+test: $(QUICK) ## run the tests; prints the time of each folder; ARGS="-k name" runs those only
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+
+test-all: $(QUICK) ## run the tests, all of those with RocketMQ servers over each release
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --all-versions $(ARGS)
+
+$(QUICK): $(STAMP) tests/quick_spark.py
+	@echo "test: preparing Spark to start quickly (once)"
+	@$(BIN)/python -m tests.quick_spark
+	@touch $@
 
 lint: $(STAMP) ## ruff and strict mypy
 	@$(BIN)/ruff check .

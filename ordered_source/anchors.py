@@ -7,6 +7,7 @@ topic of which nothing is known yet is asked for at once.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -32,25 +33,26 @@ class Anchors:
 
         ``kept``: those of the batch before, of topics that are still what they were. Raises TopicError MISSING.
         """
+        ends: defaultdict[str, dict[MessageQueue, int]] = defaultdict(dict)
+        for queue, offset in following.items():
+            ends[queue.topic][queue] = offset
         out: dict[str, str] = {}
         due: list[tuple[float, str]] = []
         for topic in topics:
-            read = sum(offset for queue, offset in following.items() if queue.topic == topic)
             # What the checkpoint brought is of any age.
             at, then = self._asked.get(topic, (float("-inf"), 0))
             if not kept.get(topic) and (topic not in kept or not then):
-                out[topic] = self._ask(source, topic, following, now, read)
+                out[topic] = self._ask(source, topic, ends[topic], now)
                 continue
             out[topic] = kept[topic]
-            if now - at >= REFRESH_SECONDS or read - then >= REFRESH_MESSAGES:
+            if now - at >= REFRESH_SECONDS or sum(ends[topic].values()) - then >= REFRESH_MESSAGES:
                 due.append((at, topic))
         if due:
             topic = min(due)[1]
-            read = sum(offset for queue, offset in following.items() if queue.topic == topic)
             # Nothing may tell any more, where messages have aged out; then what is known stays.
-            out[topic] = self._ask(source, topic, following, now, read) or out[topic]
+            out[topic] = self._ask(source, topic, ends[topic], now) or out[topic]
         return out
 
-    def _ask(self, source: Log, topic: str, following: Mapping[MessageQueue, int], now: float, read: int) -> str:
-        self._asked[topic] = (now, read)
-        return source.anchor(topic, {queue: offset for queue, offset in following.items() if queue.topic == topic})
+    def _ask(self, source: Log, topic: str, ends: Mapping[MessageQueue, int], now: float) -> str:
+        self._asked[topic] = (now, sum(ends.values()))
+        return source.anchor(topic, ends)

@@ -36,6 +36,7 @@ SINK_ID: Final = "OMQ_SINK"
 SINK_BATCH: Final = "OMQ_BATCH"
 SINK_PARTITION: Final = "OMQ_PARTITION"
 SINK_SEQUENCE: Final = "OMQ_SEQUENCE"
+SINK_REQUEST: Final = "OMQ_REQUEST"
 #: Properties that only RocketMQ, a client or a column may set (``MessageConst``), on every broker: a user's are left out. Sent by a user
 #: they would delay, wrap or misplace a message. A sink's stamps, too: a copy of a message is not the message that the sink sent.
 RESERVED_PROPERTIES: Final = frozenset(
@@ -51,7 +52,7 @@ RESERVED_PROPERTIES: Final = frozenset(
         "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES",
         "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
         "__BORNHOST", "BORN_TIMESTAMP", "__CRC32#", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID",
-        SINK_ID, SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE,
+        SINK_ID, SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST,
     )
 )  # fmt: skip
 #: Reserved are all names that begin so: a client's own, never stored.

@@ -10,18 +10,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from orderedmq.java import ensure_java
+from tests import quick_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Most JVMs of the tests live for seconds: without the optimising compiler they need 40 % less CPU. Benchmarks have it.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+quick_spark.use()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-versions",
+        action="store_true",
+        help="run all tests of RocketMQ servers with servers of each release, not only those that every broker must pass",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'servers: needs real RocketMQ servers; -m "not servers" leaves them out')
+
+
+class FolderScheduling(LoadScopeScheduling):
+    """A process runs a whole folder, so that what takes long to start is started once. Some wait for servers, others need the CPU."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.split("/")[1]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling:
+    return FolderScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

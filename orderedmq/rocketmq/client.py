@@ -9,6 +9,7 @@ Membership of a group is a connection's at the broker, so each member needs a Cl
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -162,6 +163,9 @@ class Client:
             try:
                 return self.call_nameserver(topic_route(topic), deadline)
             except TopicError:
+                found = self._known_to_another(topic, deadline)
+                if found is not None:
+                    return found
                 if self.cluster(deadline).brokers:
                     raise
             nobody = RocketMQUnavailableError(
@@ -171,6 +175,14 @@ class Client:
             )
             failures += 1
             self._pause(RETRY.delay(failures, random.random()), deadline, nobody)
+
+    def _known_to_another(self, topic: str, deadline: float) -> Route | None:
+        """What one nameserver does not know, because it was restarted and not all brokers have reported to it, the others may."""
+        for address in self.nameservers if len(self.nameservers) > 1 else ():
+            limit = min(deadline, time.monotonic() + NAMESERVER_TIMEOUT)
+            with contextlib.suppress(RocketMQUnavailableError, TopicError):
+                return self.connection(address, limit, wait=False).call(topic_route(topic), limit)
+        return None
 
     def doubt(self, topic: str) -> None:
         """A broker's answer does not fit the route: ask for it again before it is used."""

@@ -169,7 +169,9 @@ class Connection:
     def send_all(
         self, asked: Sequence[tuple[Request[T], Callable[[Pending[T]], None] | None]], deadline: float
     ) -> list[Pending[T]]:
-        """As `send`, several requests that may be done twice with one write: a system call costs more than a request does."""
+        """As `send`, several requests with one write: a system call costs more than a request does. Where it fails, none was sent whole,
+        or nobody knows which were: give it several only if they may be done twice.
+        """
         made: list[Pending[T]] = []
         parts: list[Bytes] = []
         for request, on_done in asked:

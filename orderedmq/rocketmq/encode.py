@@ -35,6 +35,8 @@ GROUP_BYTES: Final = 32 * 1024 * 1024
 #: totalSize, magic, bodyCRC, flag, bodyLength.
 _HEAD_BYTES: Final = 20
 _FRAME_BYTES: Final = _HEAD_BYTES + 2
+#: Of a number that counts rows: more than a task ever has.
+_MARK_DIGITS: Final = 12
 #: What a stored record has more than a sent message: other fixed fields, the topic's name, the broker's own properties.
 _STORED_EXTRA: Final = 91 - _FRAME_BYTES + 127 + names.BROKERS_SHARE
 _COLUMNS: Final = {"tags": names.TAGS, "keys": names.KEYS, "sharding_key": names.SHARDING_KEY}
@@ -62,12 +64,14 @@ def encode(
     *,
     extra: Mapping[str, pa.Array | str] | None = None,
     first: int = 0,
+    counted: tuple[str, int] | None = None,
 ) -> Iterator[SendBody]:
     """Rows of one queue as the bodies of send requests of about 1 MiB, in order.
 
     ``rows`` are as `rows.normalise` gives them. ``unique_keys`` has a UNIQ_KEY for each (message_id.UniqueKeys). ``extra`` are more
     properties by name: text for all rows, or an array of a string for each (null: none). An empty tag, key or sharding key is none,
-    as in Java's ``Message``. Properties that only RocketMQ, a column or ``extra`` may set are left out. ``where`` names the target
+    as in Java's ``Message``. ``counted`` is a property by which each message says with which row its request begins: its name, and the
+    number of the first of ``rows``. Properties that only RocketMQ, a column or ``extra`` may set are left out. ``where`` names the target
     in errors, which count rows from ``first``. Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, before the first body
     of the 16k rows among which the row is.
     """
@@ -79,7 +83,8 @@ def encode(
             name: value if isinstance(value, str) else value.slice(begin, count)
             for name, value in {**given, names.UNIQ_KEY: unique_keys}.items()
         }
-        yield from _encode_group(rows.slice(begin, count), part, where, first, begin)
+        mark = _Mark(counted[0], counted[1] + begin) if counted is not None else None
+        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, mark)
 
 
 def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:
@@ -93,30 +98,55 @@ def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:
         begin = end
 
 
+class _Mark(NamedTuple):
+    """The property ``counted`` of rows that are encoded together; ``first`` is the number of the first of them."""
+
+    name: str
+    first: int
+
+    @property
+    def size(self) -> int:
+        return len(self._text(0))
+
+    def texts(self, cuts: list[tuple[int, int]]) -> pa.Array:
+        """Of each row, by the request [start, stop) that it is in."""
+        requests = np.repeat(np.arange(len(cuts)), [stop - start for start, stop in cuts])
+        return pa.array([self._text(start) for start, _ in cuts], pa.binary()).take(pa.array(requests))
+
+    def _text(self, row: int) -> bytes:
+        # Always as wide, since which rows go together depends on how large they are.
+        return f"{self.name}\x01{self.first + row:0{_MARK_DIGITS}}\x02".encode()
+
+
 def _encode_group(
-    rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], where: str, first: int, begin: int
+    rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], where: str, first: int, begin: int, mark: _Mark | None
 ) -> Iterator[SendBody]:
     body = rows.column("body")
-    properties = _Properties(rows, extra, where, first + begin).joined()
+    more = mark.size if mark is not None else 0
+    properties = _Properties(rows, extra, where, first + begin).joined(names.MAX_SENT_BYTES - more).view(pa.binary())
     _, bounds = contents(properties)
-    widths = np.diff(bounds)
+    widths = np.diff(bounds) + more
     lengths = pc.binary_length(body).to_numpy().astype(np.int64)
     heads = np.zeros((len(body), _HEAD_BYTES // 4), dtype=">i4")
     heads[:, 0] = _FRAME_BYTES + lengths + widths
     heads[:, 4] = lengths
-    joined = pc.binary_join_element_wise(
-        _fixed(heads), body, _fixed(widths.astype(">u2").reshape(-1, 1)), properties.view(pa.binary()), b""
-    )
-    _, ends = contents(joined)
+    ends = np.concatenate([[0], np.cumsum(heads[:, 0].astype(np.int64))])
+    cuts = list(_cuts(ends))
+    parts = [_fixed(heads), body, _fixed(widths.astype(">u2").reshape(-1, 1)), properties]
+    if mark is not None:
+        parts.append(mark.texts(cuts))
+    joined = pc.binary_join_element_wise(*parts, b"")
     # The joined rows lie one behind the other: their buffer is the requests' bodies.
     data = memoryview(joined.buffers()[2]).cast("B") if len(joined) else memoryview(b"")
-    for start, stop in _cuts(ends):
+    for start, stop in cuts:
         size = int(ends[stop] - ends[start])
         if size <= MAX_BATCH_BYTES:
             yield SendBody(begin + start, stop - start, data[int(ends[start]) : int(ends[stop])], None)
         else:
             alone = int(ends[start]) + _HEAD_BYTES
-            yield SendBody(begin + start, 1, data[alone : alone + int(lengths[start])], properties[start].as_py())
+            behind = alone + int(lengths[start]) + _FRAME_BYTES - _HEAD_BYTES
+            text = str(data[behind : behind + int(widths[start])], "utf-8")
+            yield SendBody(begin + start, 1, data[alone : alone + int(lengths[start])], text)
 
 
 def _cuts(ends: Int64s) -> Iterator[tuple[int, int]]:
@@ -154,8 +184,8 @@ class _Properties:
         self._parts: list[pa.Array | str] = []
         self._entries = 0
 
-    def joined(self) -> pa.Array:
-        """One string a row. Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE."""
+    def joined(self, most: int) -> pa.Array:
+        """One string a row. Raises MessageError BAD_PROPERTY, or PROPERTIES_TOO_LARGE for one of more than ``most`` bytes."""
         count = self._rows.num_rows
         texts = {name: self._rows.column(column) for column, name in _COLUMNS.items() if column in self._rows.schema.names}
         if "properties" in self._rows.schema.names:
@@ -174,12 +204,12 @@ class _Properties:
         )
         data, bounds = contents(text)
         sizes = np.diff(bounds)
-        if len(sizes) and int(sizes.max()) > names.MAX_SENT_BYTES:
+        if len(sizes) and int(sizes.max()) > most:
             row = int(np.argmax(sizes))
             raise MessageError(
                 "PROPERTIES_TOO_LARGE",
                 f"row {self._first + row} for {self._where} has properties of {sizes[row]} bytes, its tags and keys among them; at most "
-                f"{names.MAX_SENT_BYTES} can be sent",
+                f"{most} can be sent",
             )
         # Each property brings one of each: any more of them are in a name or a value.
         if np.count_nonzero(data == 1) != self._entries or np.count_nonzero(data == 2) != self._entries:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,8 @@ class RocketMQGroups:
         self._present: dict[str, Presence] = {}
         self._own: set[str] = set()  # Clients of this process, also those that have left.
         self._holdings = Holdings()
+        # Offsets are written by queries and by their renewals: what was committed first must not arrive last.
+        self._committing = threading.Lock()
         #: Seconds for which a lock is trusted without a renewal.
         self.trust = HOLDER_TRUST
         #: Seconds for which `stale` believes that nobody took a queue of a client of this process.
@@ -146,6 +149,8 @@ class RocketMQGroups:
             return {}
         asked = time.monotonic()
         brokers = self._brokers_of(queues)
+        if (presence := self._present.get(client.client_id)) is not None:
+            presence.also_at(group, brokers)
         ids = self._directory.ids(group, brokers)
         alone = locks.alone(client.client_id, [*ids, *self._holdings.clients(group)])
         known = {queue: self._holdings.get(group, queue, client.client_id) for queue in queues}
@@ -239,17 +244,20 @@ class RocketMQGroups:
     def _commit_again(self, holdings: Sequence[Holding], seconds: float) -> list[LockToken]:
         """A broker that was killed forgets the offsets of its last 5 s. Returns what turns out to be lost."""
         done = {holding.token.queue: holding for holding in holdings if holding.committed is not None}
-        if not done:
+        # A commit that is going on now says all there is to say, and a renewal has no time to wait for it.
+        if not done or not self._committing.acquire(blocking=False):
             return []
         group = holdings[0].token.group
-        known = self._offsets.read(group, list(done), seconds)
-        behind = {queue: at for queue, holding in done.items() if (at := holding.committed or 0) > known.get(queue, -1)}
         try:
+            known = self._offsets.read(group, list(done), seconds)
+            behind = {queue: at for queue, holding in done.items() if (at := holding.committed or 0) > known.get(queue, -1)}
             self._offsets.write(group, behind, seconds)
         except LockError:
             lost = [done[queue].token for queue in behind]
             self.unlock(lost)
             return lost
+        finally:
+            self._committing.release()
         return []
 
     def check(self, token: LockToken) -> bool:
@@ -333,31 +341,36 @@ class RocketMQGroups:
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         """As the protocol has it; forward only as far as this process knows what was committed, and brokers take anything."""
         self._require(offsets, "committed")
-        for group, of_group in by_group(offsets).items():
-            holdings = {token: self._holdings.own(token) for token in of_group}
-            unknown = [token.queue for token, held in holdings.items() if held is None or held.committed is None]
-            known = self._offsets.read(group, unknown) if unknown else {}
-            moves: dict[MessageQueue, int] = {}
-            for token, held in holdings.items():
-                at = known.get(token.queue) if held is None or held.committed is None else held.committed
-                if at is None or offsets[token] > at:
-                    moves[token.queue] = offsets[token]
-                elif held is not None:
-                    held.committed = at
-            self._offsets.write(group, moves)
-            for token, held in holdings.items():
-                if held is not None and token.queue in moves:
-                    held.committed = moves[token.queue]
+        with self._committing:
+            for group, of_group in by_group(offsets).items():
+                self._commit(group, {token: offsets[token] for token in of_group})
+
+    def _commit(self, group: str, offsets: Mapping[LockToken, int]) -> None:
+        holdings = {token: self._holdings.own(token) for token in offsets}
+        unknown = [token.queue for token, held in holdings.items() if held is None or held.committed is None]
+        known = self._offsets.read(group, unknown) if unknown else {}
+        moves: dict[MessageQueue, int] = {}
+        for token, held in holdings.items():
+            at = known.get(token.queue) if held is None or held.committed is None else held.committed
+            if at is None or offsets[token] > at:
+                moves[token.queue] = offsets[token]
+            elif held is not None:
+                held.committed = at
+        self._offsets.write(group, moves)
+        for token, held in holdings.items():
+            if held is not None and token.queue in moves:
+                held.committed = moves[token.queue]
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         self._require(offsets, "reset")
         raised = 0
         for group, tokens in sorted(by_group(offsets).items()):
-            self._offsets.write(group, {token.queue: offsets[token] for token in tokens})
-            for token in tokens:
-                held = self._holdings.own(token)
-                if held is not None:
-                    held.committed = offsets[token]
+            with self._committing:
+                self._offsets.write(group, {token.queue: offsets[token] for token in tokens})
+                for token in tokens:
+                    held = self._holdings.own(token)
+                    if held is not None:
+                        held.committed = offsets[token]
             raised = self._offsets.raise_reset_number(group, [token.queue for token in tokens])
         return raised
 
@@ -391,7 +404,7 @@ class RocketMQGroups:
 
     def _in_child(self) -> None:
         """After fork: clients and locks are the parent's."""
-        self._present, self._own, self._holdings = {}, set(), Holdings()
+        self._present, self._own, self._holdings, self._committing = {}, set(), Holdings(), threading.Lock()
 
 
 _all: weakref.WeakSet[RocketMQGroups] = weakref.WeakSet()

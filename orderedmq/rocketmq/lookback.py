@@ -11,7 +11,7 @@ so what a later attempt adds keeps the order of a key, as long as both were give
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -30,7 +30,11 @@ KEPT: Final = 100
 
 
 class Lookback:
-    """A walk through a queue from its end backwards, in steps that grow: `next` says what to read, `saw` takes what was there."""
+    """A walk through a queue from its end backwards, in steps that grow: `next` says what to read, `saw` takes what was there.
+
+    A batch's partitions write the same queues, so nearly all that was sent since the bookmark may be others'. So a walk goes past what
+    came in one request with another partition's message, if that is more than a step, and reads the message at the other end.
+    """
 
     def __init__(self, writer: Writer, bookmark: int | None, end: int) -> None:
         """``bookmark`` None: none is known. ``end``: of the queue."""
@@ -43,36 +47,76 @@ class Lookback:
         self._first: int | None = None
         self._older = False
         self._newest = -1
+        # A message that was read, and where the walk was then, while it goes past the rest of that message's request.
+        self._passed: tuple[Found, int] | None = None
+        self._believes = True
 
     def begins(self, least: int) -> None:
         """The queue's first message that is still there: whoever asks for it only when a walk is long spares a question."""
         self._least = least
         self._floor = max(least, self._floor)
+        if self._passed is not None:
+            self._at = min(max(self._at, least + 1), self._passed[1])
 
     def next(self) -> OffsetRange | None:
         """What to read now; None at the end of the walk."""
-        # A batch that newer ones followed began below the bookmark.
-        is_old = self._newest > self._writer.batch
-        floor = self._least if is_old else self._floor
+        floor = self._lowest
         # Not at our first message: what had no right to be sent may lie before it. Nor at an older batch's while ours is still to come:
         # a late attempt of that batch sent it. Of an old batch the first message has to do, it may be the topic's first one.
-        complete = self._first in (None, 0) if self._older else is_old and self._first == 0
+        complete = self._first in (None, 0) if self._older else self._is_old and self._first == 0
         if self._at <= floor or complete or self._newest - self._writer.batch >= KEPT:
             return None
         begin = max(floor, self._at - self._step)
         return OffsetRange(begin, self._at)
 
-    def saw(self, messages: Iterable[Found]) -> None:
-        """All of the sink's messages in the range that `next` named."""
+    @property
+    def _is_old(self) -> bool:
+        return self._newest > self._writer.batch
+
+    @property
+    def _lowest(self) -> int:
+        # A batch that newer ones followed began below the bookmark.
+        return self._least if self._is_old else self._floor
+
+    def saw(self, messages: Sequence[Found]) -> Sequence[Found]:
+        """The sink's messages in the range that `next` named, in order: of others' at least the first and the last one.
+
+        Returns those that count: none if they are going to be read again.
+        """
         looked = self.next()
         assert looked is not None
+        if self._passed is not None and not self._arrived(self._passed[0], messages):
+            # It is not what it says: read all that was passed, and pass no more.
+            self._at, self._passed, self._believes = self._passed[1], None, False
+            return ()
         for message in messages:
             self._newest = max(self._newest, message.batch)
             self._older = self._older or message.batch < self._writer.batch
-            if (message.batch, message.partition) == (self._writer.batch, self._writer.partition):
+            if self._is_own(message):
                 self._first = message.sequence if self._first is None else min(self._first, message.sequence)
-        self._at = looked.begin
+        self._at, self._passed = looked.begin, None
         self._step = min(2 * self._step, LARGEST_STEP)
+        if self._believes and messages and messages[0].offset == looked.begin:
+            self._pass_by(messages[0])
+        return messages
+
+    def _pass_by(self, message: Found) -> None:
+        """Go to where the message's request began, or to the lowest message to be read: that is read, and must be what it should."""
+        target = max(message.begin, self._lowest) + 1
+        if not self._is_own(message) and self._at - target > self._step:
+            self._passed = (message, self._at)
+            # The message that must be there, and one more, which may be of another request.
+            self._at, self._step = target, 2
+
+    def _arrived(self, left: Found, messages: Sequence[Found]) -> bool:
+        """Whether the last one that was read belongs to the request of the one that was left."""
+        if not messages or messages[-1].offset != self._at - 1:
+            return False
+        last = messages[-1]
+        return (last.batch, last.partition, last.request, last.begin) == (left.batch, left.partition, left.request, left.begin)
+
+    def _is_own(self, message: Found) -> bool:
+        return (message.batch, message.partition) == (self._writer.batch, self._writer.partition)
 
 
 class Ledger:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
@@ -110,6 +110,15 @@ class Presence:
                 f"the brokers take no members of group {group!r}: it does not exist and they make none by themselves "
                 f"(autoCreateSubscriptionGroup=false); create it (mqadmin updateSubGroup -c CLUSTER -g {group}), or use one that exists",
             )
+
+    def also_at(self, group: str, brokers: Sequence[str]) -> None:
+        """Say it now to those brokers that have come into the route since the last beat: tasks look there whether this client is a member."""
+        known = self._groups.get(group)
+        for address in brokers if known is not None else ():
+            if known is not None and address not in known.brokers:
+                said = group_requests.heartbeat(self.identity.client_id, group, known.topics, version=self._version)
+                self._client.call_address(address, said, soon(_BEAT_TIMEOUT))
+                known = self._groups[group] = replace(known, brokers=[*known.brokers, address])
 
     def brokers(self, group: str) -> list[str]:
         """Where it said that it is a member."""

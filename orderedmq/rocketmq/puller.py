@@ -55,6 +55,8 @@ _LEARNED: Final = 5.0
 _MEASURED: Final = 10.0
 #: Seconds for which one pull may take; it is sent again after that.
 _PULL_TIMEOUT: Final = 15.0
+#: Seconds for which a replica that failed is not asked.
+_REPLICA_AGAIN: Final = 30.0
 #: Answers to wait for while there are more on their way: to wake up for each would cost more than to deal with it.
 _WAKE: Final = 8
 #: Seconds between looks at whether time is up.
@@ -73,6 +75,8 @@ class _Known:
     end: int = 0
     #: The broker's replica that it said to read from (PullResult.suggestWhichBrokerId).
     replica: int = MASTER_ID
+    #: Until when no other than the master is asked: a replica failed.
+    only_master: float = float("-inf")
     #: Bytes of a body, about, and when that was measured.
     body_bytes: float | None = None
     measured: float = float("-inf")
@@ -272,7 +276,7 @@ class _Fetch:
         try:
             connection = self._connection(replica, deadline)
         except RocketMQUnavailableError as error:
-            self._failed(error, begin, count)
+            self._failed(error, begin, count, replica)
             return
         self._in_flight += 1
         self._asked.setdefault(connection, []).append((request, lambda pending: self._answered(begin, count, replica, pending)))
@@ -320,12 +324,15 @@ class _Fetch:
         if len(self._answers) >= self._enough:
             self._bell.set()
 
-    def _failed(self, error: RocketMQUnavailableError, begin: int, count: int) -> None:
-        """No answer: ask again after a while, the master and by a new route unless the broker was only busy."""
+    def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
+        """No answer: ask again after a while, the master, and by a new route unless the broker was only busy."""
         self._last = error
         self._failures += 1
+        self._known.replica = MASTER_ID
+        if replica != MASTER_ID:
+            # One that may not be read from (slaveReadEnable) says that it is busy, and its master goes on naming it.
+            self._known.only_master = time.monotonic() + _REPLICA_AGAIN
         if error.sub != "BUSY":
-            self._known.replica = MASTER_ID
             self._client.doubt(self._queue.topic)
         self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
 
@@ -333,8 +340,11 @@ class _Fetch:
         self._in_flight -= 1
         try:
             result = pending.result()
-        except RocketMQUnavailableError as error:
-            self._failed(error, begin, count)
+        except OrderedMQError as error:
+            # A replica does not know yet all that its master does: it copies topics and groups every 10 s.
+            if replica == MASTER_ID and not isinstance(error, RocketMQUnavailableError):
+                raise
+            self._failed(error, begin, count, replica)
             return
         self._known.end = result.max_offset
         if result.status is PullStatus.FOUND or (
@@ -348,7 +358,8 @@ class _Fetch:
             return
         else:
             self._not_found(result, begin, count)
-        self._known.replica = result.suggested_broker_id
+        if time.monotonic() >= self._known.only_master:
+            self._known.replica = result.suggested_broker_id
 
     def _found(self, result: PullResult, begin: int, count: int) -> None:
         if self._matching is not None and begin < result.min_offset:

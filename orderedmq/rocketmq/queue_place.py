@@ -36,6 +36,7 @@ PRODUCER_GROUP: Final = "OMQ_SINK"
 #: Bytes of bodies that are read at once when a task looks back.
 _READ_BYTES: Final = 16 * 1024 * 1024
 _LOCK_RETRY: Final = Backoff(first=0.02, most=0.5)
+_VISIBLE_RETRY: Final = Backoff(first=0.004, most=0.1)
 _SEND_RETRY: Final = Backoff(first=0.02, most=1.0)
 
 
@@ -142,8 +143,11 @@ class RocketMQQueue:
         try:
             # Nobody may be let in before.
             self._settle(deadline)
+            # A broker that is behind has enough to do: it is not asked all the time.
+            waits = 0
             while end and self._end(deadline) < end and time.monotonic() < deadline:
-                time.sleep(0.002)
+                waits += 1
+                time.sleep(_VISIBLE_RETRY.delay(waits, random.random()))
             if self._held:
                 # Of another attempt's lock it takes nothing away.
                 self._granted, self._held = None, False

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 import pyarrow as pa
 
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
-from orderedmq.model import MessageQueue
+from orderedmq.model import SINK_REQUEST, MessageQueue
 from orderedmq.rocketmq.encode import SendBody, encode
 from orderedmq.rocketmq.lookback import Ledger, Lookback
 from orderedmq.rocketmq.message_id import UniqueKeys
@@ -144,8 +144,7 @@ class QueueWriter:
         steps = 0
         while (wanted := walk.next()) is not None:
             messages = [message for batch in self._place.read(*wanted) for message in found(batch, self._writer)]
-            walk.saw(messages)
-            self._ledger.read(messages, 0, start.bookmark)
+            self._ledger.read(walk.saw(messages), 0, start.bookmark)
             self._place.keep()
             steps += 1
             if steps == 1 and walk.next() is not None:
@@ -195,8 +194,11 @@ class QueueWriter:
     def _encoded(self, rows: pa.RecordBatch, first: int) -> Iterator[SendBody]:
         count = rows.num_rows
         keys = self._keys.take(count, time.time_ns() // 1_000_000)
-        extra = self._writer.properties(self._ledger.sequence, count) if self._writer is not None else None
-        return encode(rows, keys, self._where, extra=extra, first=first)
+        if self._writer is None:
+            return encode(rows, keys, self._where, first=first)
+        sequence = self._ledger.sequence
+        extra = self._writer.properties(sequence, count)
+        return encode(rows, keys, self._where, extra=extra, first=first, counted=(SINK_REQUEST, sequence))
 
     def _refused(self, error: RocketMQError, row: int) -> OrderedMQError:
         return RocketMQError(

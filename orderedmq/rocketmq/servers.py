@@ -210,7 +210,8 @@ class Server:
 class NameServer(Server):
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
     kind = "namesrv"
-    heap = ("-Xms64m", "-Xmx128m")
+    # It has so little to do that to compile it well would be most of its work.
+    heap = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
 
     def properties(self) -> dict[str, object]:
         return {

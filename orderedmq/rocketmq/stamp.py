@@ -1,7 +1,9 @@
 """What a sink writes on each message, so that a task finds out what of its rows is in a queue already. Pure.
 
-A stamp is (sink, batch, partition, sequence), in four properties. Sequences count from 0 the messages that a partition's task, in all
-its attempts, has in one queue for one batch: they grow with the offset, so 0 is the first one.
+A stamp is (sink, batch, partition, sequence, request), in five properties. Sequences count from 0 the messages that a partition's
+task, in all its attempts, has in one queue for one batch: they grow with the offset, so 0 is the first one. The request is the sequence
+of the first message that was sent with this one: a broker stores what comes in one request in one piece (``CommitLog.asyncPutMessages``
+holds the queue's lock for a whole batch), so whoever looks for other messages can go past all of it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.model import SINK_BATCH, SINK_ID, SINK_PARTITION, SINK_SEQUENCE, MessageQueue, is_reserved
+from orderedmq.model import SINK_BATCH, SINK_ID, SINK_PARTITION, SINK_REQUEST, SINK_SEQUENCE, MessageQueue, is_reserved
 from orderedmq.rows import reserved
 
 #: Consumer groups of sinks, which nobody consumes with: they keep a sink's bookmarks, and its tasks exclude each other by their locks.
@@ -27,6 +29,8 @@ COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prope
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
 _BOOKMARK_GROUP = re.compile(GROUP_PREFIX + "[0-9a-f]{24}")
 _NUMBER: Final = "^[0-9]{1,18}$"
+#: Messages that are looked at one by one: a look by columns takes as long for one as for hundreds.
+_FEW: Final = 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Writer:
     partition: int
 
     def properties(self, sequence: int, count: int) -> dict[str, pa.Array | str]:
-        """The stamps of ``count`` messages from ``sequence`` on, as `encode.encode` takes them."""
+        """The stamps of ``count`` messages from ``sequence`` on, as `encode.encode` takes them; it adds SINK_REQUEST."""
         return {
             SINK_ID: self.sink,
             SINK_BATCH: str(self.batch),
@@ -55,6 +59,13 @@ class Found(NamedTuple):
     partition: int
     sequence: int
     digest: bytes
+    #: The sequence of the first message of its request; its own where that is not known.
+    request: int
+
+    @property
+    def begin(self) -> int:
+        """The offset of the first message of its request."""
+        return self.offset - (self.sequence - self.request)
 
 
 def sink_name(sink_id: str) -> str:
@@ -80,32 +91,56 @@ def lock_group(sink: str, queue: MessageQueue, partition: int) -> str:
 
 
 def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
-    """The sink's messages among those read with `COLUMNS`: all of the writer's own, of others' the first one of each batch.
+    """The sink's messages among those read with `COLUMNS`: all of the writer's own, of others' the last one, and the first of each batch.
 
-    A stamp that makes no sense is none.
+    In the order of their offsets. A stamp that makes no sense is none.
     """
+    if messages.num_rows <= _FEW:
+        return _found_one_by_one(messages, writer)
     properties = messages.column("properties")
     ours = pc.equal(pc.map_lookup(properties, SINK_ID, "last"), writer.sink)
     if not pc.any(ours).as_py():
         return []
     messages = messages.filter(ours)
     stamps = [
-        pc.map_lookup(messages.column("properties"), name, "last") for name in (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE)
+        pc.map_lookup(messages.column("properties"), name, "last")
+        for name in (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST)
     ]
     for stamp in stamps:
         sound = pc.fill_null(pc.match_substring_regex(stamp, _NUMBER), False)
         if not pc.all(sound).as_py():
             return found(messages.filter(sound), writer)
+    batches, partitions, sequences, requests = (stamp.cast(pa.int64()).to_numpy() for stamp in stamps)
     offsets = messages.column("queue_offset").to_numpy()
-    batches, partitions, sequences = (stamp.cast(pa.int64()).to_numpy() for stamp in stamps)
     own = (batches == writer.batch) & (partitions == writer.partition)
-    contents = digests(messages.filter(pa.array(own)))
-    numbers = zip(offsets[own].tolist(), batches[own].tolist(), partitions[own].tolist(), sequences[own].tolist())
-    out = [Found(*number, content) for number, content in zip(numbers, contents)]
     others = np.flatnonzero(~own)
     _, first = np.unique(batches[others], return_index=True)
-    for at in others[first]:
-        out.append(Found(int(offsets[at]), int(batches[at]), int(partitions[at]), int(sequences[at]), b""))
+    chosen = np.union1d(np.flatnonzero(own), np.union1d(others[first], others[-1:]))
+    contents = iter(digests(messages.filter(pa.array(own))))
+    return [
+        Found(
+            int(offsets[at]),
+            int(batches[at]),
+            int(partitions[at]),
+            int(sequences[at]),
+            next(contents) if own[at] else b"",
+            int(min(requests[at], sequences[at])),
+        )
+        for at in chosen
+    ]
+
+
+def _found_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
+    out = []
+    for at, properties in enumerate(messages.column("properties").to_pylist()):
+        named = dict(properties or ())
+        numbers = [named.get(name) or "" for name in (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST)]
+        if named.get(SINK_ID) != writer.sink or not all(re.fullmatch(_NUMBER, number) for number in numbers):
+            continue
+        batch, partition, sequence, request = map(int, numbers)
+        [said] = digests(messages.slice(at, 1)) if (batch, partition) == (writer.batch, writer.partition) else [b""]
+        offset = messages.column("queue_offset")[at].as_py()
+        out.append(Found(offset, batch, partition, sequence, said, min(request, sequence)))
     return out
 
 

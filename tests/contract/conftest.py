@@ -79,11 +79,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(_SERVERS_TIMEOUT))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    versions = dict.fromkeys(version for item in session.items if (version := _version(item)) is not None)
-    if versions and not session.config.option.collectonly:
-        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """At the first one of the folder: the process may be one that runs others."""
+    if not SERVERS.prepared:
+        versions = dict.fromkeys(version for other in item.session.items if (version := _version(other)) is not None)
+        factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
         SERVERS.prepare(factory.mktemp("contract-rocketmq"), versions)
 
 

@@ -22,6 +22,7 @@ from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.route import user_topics
 from orderedmq.rocketmq.servers import Cluster
 from tests.contract.support import FakeClock
+from tests.quick_spark import QUICK_JVM
 
 #: Seconds that a queue lock lives at the servers, and how much faster than the contract's time real time runs.
 SERVERS_LOCK_LIFE: Final = 3.0
@@ -75,6 +76,10 @@ class Servers:
         self._waiting: list[str] = []
         self._starting: dict[str, Future[Cluster]] = {}
 
+    @property
+    def prepared(self) -> bool:
+        return self._folder is not None
+
     def prepare(self, folder: Path, versions: Iterable[str]) -> None:
         """Those that will be asked for, in that order."""
         self._folder, self._waiting = folder, list(versions)
@@ -113,7 +118,7 @@ class Servers:
 
 def _start(folder: Path, version: str) -> Cluster:
     folder.mkdir()
-    made = Cluster(folder, version, lock_life=SERVERS_LOCK_LIFE)
+    made = Cluster(folder, version, lock_life=SERVERS_LOCK_LIFE, jvm=QUICK_JVM)
     made.start()
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.store import Store
+from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
 from tests import checker
 from tests.faults import faulty
@@ -57,11 +59,17 @@ class Observer:
                         where = {"group": lock.group, "queue": str(lock.queue), "epoch": lock.epoch, "owner": lock.owner}
                         self._note({"event": "grant", "at": at, **where})
                 for group in broker.admin.groups():
-                    if broker.groups.reset_number(group) != resets.setdefault(group, broker.groups.reset_number(group)):
-                        resets[group] = broker.groups.reset_number(group)
-                        self._note({"event": "reset", "at": at, "group": group})
-                    for event in checker.offsets(broker, group):
-                        self._note({"at": at, **event})
+                    # It may be gone by now.
+                    with contextlib.suppress(GroupError):
+                        self._look_at(broker, group, at, resets)
+
+    def _look_at(self, broker: Broker, group: str, at: int, resets: dict[str, int]) -> None:
+        number = broker.groups.reset_number(group)
+        if number != resets.setdefault(group, number):
+            resets[group] = number
+            self._note({"event": "reset", "at": at, "group": group})
+        for event in checker.offsets(broker, group):
+            self._note({"at": at, **event})
 
     def _note(self, event: dict[str, Any]) -> None:
         self.events.append(event)

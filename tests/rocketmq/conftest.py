@@ -1,6 +1,6 @@
-"""Real RocketMQ servers and real Java clients for the tests of this folder.
+"""Real RocketMQ servers and real Java clients for the tests of this folder: of one release, with --all-versions of each.
 
-``cluster`` boots in the background as soon as it is known that a test wants it. Where the jars cannot be had, tests are skipped, but not
+``cluster`` boots in the background when the first test begins. Where the jars cannot be had, tests are skipped, but not
 in CI. Before each test, servers that another one killed or paused run again.
 """
 
@@ -17,6 +17,7 @@ import pytest
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.jars import DEFAULT_VERSION, VERSIONS, jars
 from orderedmq.rocketmq.servers import Cluster
+from tests.quick_spark import QUICK_JVM
 from tests.rocketmq.peers import Peers
 
 #: Of these fixtures each has servers.
@@ -34,6 +35,10 @@ class Clusters:
         self._usual: Future[Cluster] | None = None
         self._folder: Path | None = None
         self._jars: dict[str, ServersError | None] = {}
+
+    @property
+    def prepared(self) -> bool:
+        return self._folder is not None
 
     def jars(self, version: str) -> None:
         """Fetch them, or find out once that they cannot be had."""
@@ -65,7 +70,7 @@ class Clusters:
         self.jars(version)
         folder = self._folder / name
         folder.mkdir()
-        cluster = Cluster(folder, version, brokers=brokers, lock_life=lock_life)
+        cluster = Cluster(folder, version, brokers=brokers, lock_life=lock_life, jvm=QUICK_JVM)
         cluster.start()
         self._running.append(cluster)
         return cluster
@@ -88,6 +93,10 @@ _clusters = Clusters()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("all_versions"):
+        left = [item for item in items if set(_versions(item)) - {DEFAULT_VERSION}]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
     for item in items:
         if _wants_servers(item):
             item.add_marker(pytest.mark.servers)
@@ -95,12 +104,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(_TIMEOUT))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    wanted = [item for item in session.items if _wants_servers(item)]
-    if wanted and not session.config.option.collectonly:
-        factory: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
-        _clusters.prepare(factory.mktemp("rocketmq"), {version for item in wanted for version in _versions(item)})
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """At the first one of the folder: the process may be one that runs others."""
+    if not _clusters.prepared:
+        wanted = {version for other in item.session.items if _wants_servers(other) for version in _versions(other)}
+        factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
+        _clusters.prepare(factory.mktemp("rocketmq"), wanted)
 
 
 def pytest_sessionfinish() -> None:

@@ -22,6 +22,7 @@ from py4j.protocol import STATIC_PREFIX, Py4JJavaError
 
 from orderedmq.java import ensure_java
 from orderedmq.rocketmq.jars import DEFAULT_VERSION, jars
+from tests.quick_spark import QUICK_JVM
 
 #: A broker's name and a queue's id.
 Queue = tuple[str, int]
@@ -63,7 +64,7 @@ class Peers:
             classpath=f"{jars(version)}/*",
             jarpath=str(py4j_jar),
             # It logs to its home; and it ends with this process, also after kill -9.
-            javaopts=["-Xmx256m", "-XX:+UseSerialGC", f"-Duser.home={home}"],
+            javaopts=["-Xmx256m", *QUICK_JVM, f"-Duser.home={home}"],
             java_path=str(java),
             enable_auth=True,
             die_on_exit=True,

@@ -23,6 +23,7 @@ from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.queue_place import Timing
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
+from tests.quick_spark import QUICK_JVM
 from tests.rocketmq.test_outbox import World, numbered
 
 DELETE_EXPIRED_COMMITLOG = 329
@@ -34,7 +35,12 @@ SMALL = {"mappedFileSizeCommitLog": 4 << 20, "mappedFileSizeConsumeQueue": 2000}
 @pytest.fixture
 def own(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
     """A cluster to be spoiled; the usual one says whether there are jars at all."""
-    made = Cluster(tmp_path / "own", cluster.version, properties={**SMALL, "fileReservedTime": 0, "cleanResourceInterval": 500})
+    made = Cluster(
+        tmp_path / "own",
+        cluster.version,
+        properties={**SMALL, "fileReservedTime": 0, "cleanResourceInterval": 500},
+        jvm=QUICK_JVM,
+    )
     (tmp_path / "own").mkdir()
     made.start()
     yield made

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,13 +21,14 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.allocate import Allocation, allocate
-from orderedmq.errors import OrderedMQError
+from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.lock import Client as Identity
 from orderedmq.lock import LockToken, Refusal
 from orderedmq.membership import Subscription, refuse
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import admin_requests, group_requests
 from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.dead_letter_topic import key_of
 from orderedmq.rocketmq.group_offsets import soon
 from orderedmq.rocketmq.probe import ask
@@ -213,6 +215,7 @@ RUN = """
 import sys, time
 from orderedmq.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.client import Client
 address, group, topic = sys.argv[1:]
 broker = RocketMQBroker(address)
 client = broker.groups.join("query")
@@ -305,6 +308,31 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
         usual.broker.groups.heartbeat(usual.group, me, usual.shared())
         assert looking.result()
     assert usual.ids(usual.connect()) == [me.client_id]
+
+
+def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds the broker behind, and is held up before it writes: whoever takes the queue then must not begin there."""
+    groups, [queue] = usual.broker.groups, usual.queues[:1]
+    [token] = usual.lock(usual.broker, groups.join("me"), [queue])
+    groups.commit({token: 4})
+    real = groups._offsets.write
+    real(usual.group, {queue: 1})
+    looked, committed = threading.Event(), threading.Event()
+
+    def held_up(group: str, offsets: Mapping[MessageQueue, int], seconds: float = 25.0) -> None:
+        if offsets == {queue: 4}:
+            looked.set()
+            committed.wait(1.0)
+        real(group, offsets, seconds)
+
+    monkeypatch.setattr(groups._offsets, "write", held_up)
+    with ThreadPoolExecutor(1) as pool:
+        renewed = pool.submit(groups.renew, [token])
+        assert looked.wait(10.0)
+        groups.commit({token: 5})
+        committed.set()
+        assert renewed.result() == []
+    assert groups.offsets(usual.group, [queue]) == {queue: 5}
 
 
 def test_a_lock_that_another_got_while_the_broker_was_anew_is_lost(usual: World) -> None:
@@ -423,6 +451,32 @@ def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(world:
 
 
 # -- members ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(two_brokers: Cluster) -> None:
+    """Not only with the next renewal: a task looks whether its driver is a member there."""
+    world = World(two_brokers)
+    try:
+        topic = f"{world.topic}-grows"
+        me = world.broker.groups.join("me")
+        with Client(two_brokers.address) as client:
+            for broker in two_brokers.brokers:
+                client.call_address(broker.address, admin_requests.create_topic(topic, 1), soon(10))
+                [here] = until(lambda: _queues(world.broker, topic, broker.name), bool, 60)  # noqa: B023 (called at once)
+                if broker is two_brokers.broker:
+                    world.broker.groups.heartbeat(world.group, me, Subscription("shared", topic, "AVG"))
+                world.lock(world.broker, me, [here])
+                at_broker = client.call_address(broker.address, group_requests.consumer_list(world.group), soon(10))
+                assert at_broker == (me.client_id,)
+    finally:
+        world.close()
+
+
+def _queues(broker: RocketMQBroker, topic: str, name: str) -> list[MessageQueue]:
+    try:
+        return [queue for queue in broker.log.queues(topic) if queue.broker_name == name]
+    except TopicError:
+        return []
 
 
 def test_members_are_connections_and_what_they_read_is_the_groups(world: World) -> None:

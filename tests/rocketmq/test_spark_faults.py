@@ -15,13 +15,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
-from orderedmq.errors import OrderedMQError
-from orderedmq.lock import LOCK_LIFE
+from orderedmq.errors import OrderedMQError, TopicError
+from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE
 from orderedmq.model import OffsetRange
+from orderedmq.rocketmq import admin_requests
+from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.servers import Cluster
 from tests import checker
 from tests.faults.points import until
@@ -40,7 +43,7 @@ class Flow:
         self.spark, self.cluster, self.folder = spark, cluster, folder
         self.broker = orderedmq.connect(namesrv_addr=cluster.address)
         for topic in ("flow-in", "flow-out"):
-            self.broker.admin.create_topic(topic, 4)
+            self.create(topic, 0, 4)
         self.network = Network(cluster.address, [broker.address for broker in cluster.brokers])
         #: What the query failed with, whenever it did.
         self.failures: list[str] = []
@@ -50,6 +53,20 @@ class Flow:
         self._quiet = threading.Event()
         self._sender = threading.Thread(target=self._send)
         self._start()
+
+    def create(self, topic: str, at: int, queues: int) -> None:
+        """At one broker, until the nameserver knows."""
+        with Client(self.cluster.address) as client:
+
+            def known() -> int:
+                with contextlib.suppress(TopicError):
+                    return len(client.route(topic, time.monotonic() + 10, fresh=True).subscribe_set())
+                return 0
+
+            before = known()
+            address = self.cluster.brokers[at].address
+            client.call_address(address, admin_requests.create_topic(topic, queues), time.monotonic() + 10)
+            until(lambda: known() == before + queues, f"the route of {topic} has {queues} queues more")
 
     def _start(self) -> None:
         source = (
@@ -98,11 +115,16 @@ class Flow:
             query = self._queries[-1]
             if not query.isActive:
                 self.failures.append(str(query.exception()))
-                print(time.monotonic(), self.failures[-1][-900:])
-                self._start()
+                try:
+                    self._start()
+                except AnalysisException as error:
+                    # A nameserver that was restarted knows the brokers that have reported since, for up to 30 s.
+                    if "ORDEREDMQ_TOPIC.MISSING" not in str(error):
+                        raise
+                    time.sleep(1)
             return self.count("flow-out") >= self.count("flow-in")
 
-        # Spark needs some seconds to start a query again.
+        # Spark needs some seconds to start a query again, and nameservers up to 30.
         until(through, "everything is through", LOCK_LIFE + 2 * TRIGGER + 15)
         self.judge()
 
@@ -124,8 +146,9 @@ class Flow:
 
 
 @pytest.fixture(scope="module")
-def flow(spark: SparkSession, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flow]:
-    made = Flow(spark, cluster, tmp_path_factory.mktemp("flow"))
+def flow(spark: SparkSession, two_brokers: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flow]:
+    """The topics are at the first broker, which is the one that has the faults."""
+    made = Flow(spark, two_brokers, tmp_path_factory.mktemp("flow"))
     yield made
     made.close()
 
@@ -139,6 +162,12 @@ def broker_killed(flow: Flow) -> None:
 def broker_paused(flow: Flow) -> None:
     flow.cluster.broker.pause()
     time.sleep(8)
+    flow.cluster.broker.resume()
+
+
+def broker_paused_for_longer_than_a_lock_is_trusted(flow: Flow) -> None:
+    flow.cluster.broker.pause()
+    time.sleep(HOLDER_TRUST + 1)
     flow.cluster.broker.resume()
 
 
@@ -167,6 +196,12 @@ def queues_added(flow: Flow) -> None:
     time.sleep(2)
 
 
+def broker_added(flow: Flow) -> None:
+    """Until then it had none of the topic's queues."""
+    flow.create("flow-in", 1, 2)
+    time.sleep(2)
+
+
 def group_deleted(flow: Flow) -> None:
     flow.broker.admin.delete_group(GROUP, force=True)
     time.sleep(2)
@@ -177,19 +212,16 @@ FAULTS: list[Callable[[Flow], None]] = [
     connections_half_open,
     broker_killed,
     broker_paused,
-    nameserver_away,
+    broker_paused_for_longer_than_a_lock_is_trusted,
+    broker_added,
     queues_added,
+    nameserver_away,
     group_deleted,
 ]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_query_goes_on_without_loss_or_repeat_when_it_is_over(flow: Flow, fault: Callable[[Flow], None]) -> None:
-    print(time.monotonic(), "sending")
     with flow.sending():
-        print(time.monotonic(), "fault")
         fault(flow)
-        print(time.monotonic(), "healed", flow.count("flow-in"), flow.count("flow-out"))
-    print(time.monotonic(), "sent", flow.count("flow-in"), flow.count("flow-out"))
     flow.settle()
-    print(time.monotonic(), "through", flow.count("flow-in"), flow.count("flow-out"))

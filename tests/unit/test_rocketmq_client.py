@@ -203,6 +203,23 @@ def test_a_nameserver_that_knows_no_broker_says_nothing_about_topics(to: Callabl
     peer.close()
 
 
+@pytest.mark.parametrize("turn", [0, 1])
+def test_what_a_restarted_nameserver_does_not_know_yet_another_does(
+    cluster: Cluster, to: Callable[..., Client], turn: int
+) -> None:
+    """One broker has reported to it, that of the topic has not."""
+    anew = Cluster()
+    cluster.broker("a", value=5)
+    client = to(anew.nameserver(), cluster.nameserver())
+    client._turn = turn
+    assert ask(client) == 5
+    with pytest.raises(TopicError, match="absent"):
+        client.route("absent", soon())
+    anew.peers[0].close()
+    with pytest.raises(TopicError, match="absent"):
+        client.route("absent", soon())
+
+
 @pytest.mark.parametrize("turn", [0, 1, 2])
 def test_a_nameserver_that_is_down_or_silent_is_passed_over(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, turn: int

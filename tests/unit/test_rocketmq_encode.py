@@ -229,6 +229,34 @@ def test_a_message_that_is_too_large_for_a_batch_goes_alone(size: int) -> None:
     assert [one.properties is not None for one in bodies if one.first == 1] == ([alone] if len(bodies) == 3 else [])
 
 
+def test_each_message_says_with_which_row_its_request_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orderedmq.rocketmq.encode.TARGET_BYTES", 1000)
+    monkeypatch.setattr("orderedmq.rocketmq.encode.MAX_BATCH_BYTES", 3000)
+    monkeypatch.setattr("orderedmq.rocketmq.encode.GROUP_ROWS", 30)
+    rows = batch(
+        body=[b"x" * (5000 if number == 20 else number % 300) for number in range(100)], tags=[str(n) for n in range(100)]
+    )
+    for counted in (("FIRST", 7), None):
+        bodies = list(encode(rows, unique(100), "queue q", counted=counted))
+        messages = read(bodies)
+        assert [properties["TAGS"] for _, properties in messages] == [str(number) for number in range(100)]
+        assert sum(one.properties is not None for one in bodies) == 1
+        firsts = [one.first + 7 for one in bodies for _ in range(one.rows)]
+        assert len(set(firsts)) > 10
+        assert [properties.get("FIRST") for _, properties in messages] == [
+            f"{first:012d}" if counted else None for first in firsts
+        ]
+
+
+def test_the_request_s_row_counts_among_a_message_s_properties() -> None:
+    most = MAX_SENT_BYTES - len("UNIQ_KEY\x01U0\x02a\x01\x02FIRST\x01\x02") - 12
+    fits, too_long = (batch(body=[b""], properties=[[("a", "x" * size)]]) for size in (most, most + 1))
+    [body] = encode(fits, unique(1), "queue q", counted=("FIRST", 0))
+    assert len(read([body])[0][1]["a"]) == most
+    with pytest.raises(MessageError, match="row 0 for queue q has properties of"):
+        list(encode(too_long, unique(1), "queue q", counted=("FIRST", 0)))
+
+
 # -- refused
 
 

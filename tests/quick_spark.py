@@ -1,0 +1,90 @@
+"""What makes Spark start in half the time, made once for a virtual environment: `python -m tests.quick_spark`.
+
+- An archive of the classes that a driver loads (class data sharing): seven of its thirteen seconds of CPU go into reading and verifying
+  them. Where it does not fit the JVM, that goes on without it.
+- A SPARK_HOME without python/lib: workers prefer the zip of PySpark that lies there, and compile every module of it, every time. Without
+  it they find PySpark where pip has installed it, compiled.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+#: Most JVMs of the tests live for seconds: without the optimising compiler they need 40 % less CPU. Benchmarks have it.
+QUICK_JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+_FOLDER: Final = Path(sys.prefix) / "share" / "orderedmq-tests"
+_HOME: Final = _FOLDER / "spark"
+_ARCHIVE: Final = _FOLDER / "driver.jsa"
+_SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"
+
+
+def use() -> None:
+    """For all drivers that this process starts from now on."""
+    options = " ".join(QUICK_JVM)
+    if _ARCHIVE.exists():
+        options += f" -XX:SharedArchiveFile={_ARCHIVE} {_SILENT}"
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", options)
+    if _HOME.exists():
+        os.environ.setdefault("SPARK_HOME", str(_HOME))
+
+
+def make() -> None:
+    """Both; the archive by a driver that does what most tests do."""
+    import pyspark
+
+    from orderedmq.java import ensure_java
+
+    ensure_java()
+    installed = Path(pyspark.__file__).parent
+    _HOME.mkdir(parents=True, exist_ok=True)
+    for part in ("bin", "jars", "sbin"):
+        link = _HOME / part
+        link.unlink(missing_ok=True)
+        link.symlink_to(installed / part)
+    _ARCHIVE.unlink(missing_ok=True)
+    options = f"{' '.join(QUICK_JVM)} -XX:ArchiveClassesAtExit={_ARCHIVE} {_SILENT}"
+    env = {**os.environ, "SPARK_HOME": str(_HOME), "SPARK_SUBMIT_OPTS": options, "PYSPARK_PYTHON": sys.executable}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tests.quick_spark", folder]
+        done = subprocess.run(command, env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    if done.returncode:
+        # The tests need neither, only more time.
+        print(f"no archive of Spark's classes could be made, so drivers start slowly:\n{done.stderr[-2000:]}", file=sys.stderr)
+
+
+def drive(folder: str) -> None:
+    """What most tests do with Spark."""
+    from pyspark.sql import SparkSession
+
+    from orderedmq import connect
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    spark.range(10).mapInArrow(lambda batches: batches, "id long").groupBy("id").count().collect()
+    store = f"{folder}/store"
+    with connect(store) as broker:
+        for topic in ("in", "out"):
+            broker.admin.create_topic(topic, 2)
+    rows = spark.range(10).selectExpr("CAST(CAST(id AS STRING) AS BINARY) AS body", "CAST(id AS STRING) AS sharding_key")
+    rows.write.format("orderedmq").mode("append").options(path=store, topic="in").save()
+    for form, options in (("orderedmq", {"path": store, "topic": "out"}), ("parquet", {"path": f"{folder}/parquet"})):
+        read = spark.readStream.format("orderedmq").options(
+            path=store, topic="in", consumerGroup=form, consumeFromWhere="first"
+        )
+        written = read.load().writeStream.format(form).options(checkpointLocation=f"{folder}/{form}-checkpoint", **options)
+        written.trigger(availableNow=True).start().awaitTermination()
+    spark.read.parquet(f"{folder}/parquet").orderBy("queue_offset").collect()
+    process = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
+    spark.stop()
+    # The JVM ends when nobody writes to it any more, and writes the archive then.
+    process.stdin.close()
+    process.wait(120)
+
+
+if __name__ == "__main__":
+    drive(sys.argv[1]) if len(sys.argv) > 1 else make()

@@ -1,0 +1,273 @@
+"""Exchanges with real servers, recorded, and cut after every byte of the request and of the answer.
+
+Whatever is missing, a client says that the connection was lost and whether the server may have acted, never gives a wrong answer, and
+never uses the connection again; a server acts on nothing but a whole request.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import orderedmq
+from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
+from orderedmq.rocketmq import admin_requests, group_requests, requests
+from orderedmq.rocketmq.connection import Connection
+from orderedmq.rocketmq.request import Request
+from orderedmq.rocketmq.servers import Cluster
+from tests.rocketmq.proxy import HOST
+
+
+def soon(seconds: float = 30.0) -> float:
+    return time.monotonic() + seconds
+
+
+class World:
+    """A topic of one queue with three messages, and a group that has committed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.namesrv, self.master = cluster.address, cluster.broker.address
+        self.topic = f"t-{uuid.uuid4().hex[:8]}"
+        self.group = f"g-{self.topic}"
+        self.broker = orderedmq.connect(namesrv_addr=cluster.address)
+        self.broker.admin.create_topic(self.topic, 1)
+        [self.queue] = self.broker.log.queues(self.topic)
+        self.broker.log.append(self.queue, pa.record_batch({"body": pa.array([b"a", b"b", b"c"])}))
+        for made in (admin_requests.create_group(self.group), group_requests.update_consumer_offset(self.group, self.queue, 1)):
+            self.ask(made)
+
+    def ask(self, request: Request[Any]) -> Any:
+        connection = Connection.open(self.master, soon())
+        try:
+            return connection.call(request, soon())
+        finally:
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def world(cluster: Cluster) -> Iterator[World]:
+    made = World(cluster)
+    yield made
+    made.broker.close()
+
+
+def _sent(world: World) -> Request[requests.SendResult]:
+    return requests.send(world.queue, b"one", "TAGS\x01a\x02", group="p", born=1, batch=False)
+
+
+def _heartbeat(world: World) -> Request[Any]:
+    topics = [group_requests.topic_subscription(world.topic, {"subString": "*"})]
+    return group_requests.heartbeat(f"me@{world.topic}", world.group, topics, version=1)
+
+
+#: What is asked, of a nameserver (True) or broker.
+EXCHANGES: dict[str, tuple[bool, Callable[[World], Request[Any]]]] = {
+    "route": (True, lambda w: requests.topic_route(w.topic)),
+    "route of no topic": (True, lambda w: requests.topic_route("none")),
+    "cluster": (True, lambda w: requests.cluster_info()),
+    "end": (False, lambda w: requests.max_offset(w.queue)),
+    "least offset": (False, lambda w: requests.min_offset(w.queue)),
+    "offset at a time": (False, lambda w: requests.search_offset(w.queue, 1)),
+    "first message's time": (False, lambda w: requests.earliest_store_time(w.queue)),
+    "statistics": (False, lambda w: requests.topic_stats(w.topic)),
+    "pull": (False, lambda w: requests.pull(w.queue, "TOOLS_CONSUMER", 0, 2)),
+    "pull at the end": (False, lambda w: requests.pull(w.queue, "TOOLS_CONSUMER", 3, 2)),
+    "pull behind the end": (False, lambda w: requests.pull(w.queue, "TOOLS_CONSUMER", 9, 2)),
+    "offset": (False, lambda w: group_requests.consumer_offset(w.group, w.queue)),
+    "no offset": (False, lambda w: group_requests.consumer_offset(w.group, w.queue._replace(queue_id=7))),
+    "commit": (False, lambda w: group_requests.update_consumer_offset(w.group, w.queue, 2)),
+    "heartbeat": (False, _heartbeat),
+    "members": (False, lambda w: group_requests.consumer_list(w.group)),
+    "leaving": (False, lambda w: group_requests.unregister(f"me@{w.topic}", w.group)),
+    "lock": (False, lambda w: group_requests.lock(w.group, "me", [w.queue])),
+    "unlock": (False, lambda w: group_requests.unlock(w.group, "me", [w.queue])),
+    "send": (False, _sent),
+    "new topic": (False, lambda w: admin_requests.create_topic(f"{w.topic}-new", 1)),
+    "new group": (False, lambda w: admin_requests.create_group(f"{w.group}-new")),
+}
+
+
+@dataclass
+class Recorded:
+    """What went over the wire on a new connection, and what the client made of it."""
+
+    asked: bytes
+    answered: bytes
+    outcome: Any
+
+
+class Server:
+    """Reads so many bytes from a connection, writes these, and closes it: the next connection's fate is `fate`."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server((HOST, 0))
+        self.address = f"{HOST}:{self._listener.getsockname()[1]}"
+        self.fate = (0, b"")
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            with peer:
+                expected, answer = self.fate
+                read = 0
+                while read < expected and (data := peer.recv(expected - read)):
+                    read += len(data)
+                peer.sendall(answer)
+                # What is unread at a close makes a reset of it, which may take away the answer.
+                peer.shutdown(socket.SHUT_WR)
+                while expected and answer and peer.recv(1 << 16):
+                    pass
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+
+def outcome(address: str, request: Request[Any]) -> tuple[Any, Connection]:
+    """The result or error on a connection of its own, which is left as it is."""
+    connection = Connection.open(address, soon())
+    try:
+        return connection.call(request, soon(10.0)), connection
+    except Exception as error:
+        return error, connection
+
+
+def record(address: str, request: Request[Any]) -> Recorded:
+    """Pass it on, byte for byte."""
+    listener = socket.create_server((HOST, 0))
+    host, _, port = address.rpartition(":")
+    asked, answered = bytearray(), bytearray()
+
+    def serve() -> None:
+        near, _ = listener.accept()
+        far = socket.create_connection((host, int(port)))
+
+        def forward() -> None:
+            while data := near.recv(1 << 16):
+                asked.extend(data)
+                far.sendall(data)
+            far.shutdown(socket.SHUT_WR)
+
+        up = threading.Thread(target=forward)
+        up.start()
+        while data := far.recv(1 << 16):
+            answered.extend(data)
+            near.sendall(data)
+        up.join()
+        near.close()
+        far.close()
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    found, connection = outcome(f"{HOST}:{listener.getsockname()[1]}", request)
+    connection.close()
+    serving.join()
+    listener.close()
+    return Recorded(bytes(asked), bytes(answered), found)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, OrderedMQError):
+        # Its text names the server.
+        return type(one) is type(other) and one.condition == other.condition
+    return bool(one == other)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_an_exchange_that_is_cut_at_any_byte_is_a_lost_connection(world: World, server: Server, name: str) -> None:
+    nameserver, make = EXCHANGES[name]
+    request = make(world)
+    recorded = record(world.namesrv if nameserver else world.master, request)
+    server.fate = (len(recorded.asked), recorded.answered)
+    whole, connection = outcome(server.address, request)
+    connection.close()
+    assert same(whole, recorded.outcome)
+    cuts = [(count, b"") for count in range(len(recorded.asked) + 1)]
+    cuts += [(len(recorded.asked), recorded.answered[:count]) for count in range(1, len(recorded.answered))]
+    for cut in cuts:
+        server.fate = cut
+        error, connection = outcome(server.address, request)
+        assert isinstance(error, RocketMQUnavailableError), (cut, error)
+        # Before anything was read, the connection may be known to be lost before the request is written.
+        assert error.sub == "CONNECTION_LOST" or (error.sub == "UNREACHABLE" and not cut[0]), (cut, error)
+        assert connection.closed
+        with pytest.raises(RocketMQUnavailableError) as again:
+            connection.call(request, soon())
+        assert again.value.sub == "UNREACHABLE", "an ended connection was used again"
+        connection.close()
+
+
+def written(request: Request[Any]) -> bytes:
+    """The bytes of a request, which no server gets."""
+    with socket.create_server((HOST, 0)) as listener:
+        connection = Connection.open(f"{HOST}:{listener.getsockname()[1]}", soon())
+        connection.send(request, soon())
+        near, _ = listener.accept()
+        with near:
+            out = near.recv(4, socket.MSG_WAITALL)
+            out += near.recv(int.from_bytes(out, "big"), socket.MSG_WAITALL)
+        connection.close()
+    return out
+
+
+def state(world: World) -> dict[str, Any]:
+    """All that the requests below would change."""
+    return {
+        "end": world.ask(requests.max_offset(world.queue)),
+        "offset": world.ask(group_requests.consumer_offset(world.group, world.queue)),
+        "group is there": f"{world.group}-cut" in world.ask(admin_requests.groups()),
+        "topic is there": f"{world.topic}-cut" in {topic.name for topic in world.broker.log.topics()},
+        # Whoever asks gets it, if nobody has it.
+        "lock is free": bool(world.ask(group_requests.lock(world.group, "other", [world.queue]))),
+    }
+
+
+def test_a_server_does_nothing_until_a_request_is_whole(world: World) -> None:
+    queues = [world.queue]
+    release = group_requests.unlock(world.group, "other", queues)
+    before = state(world)
+    world.ask(release)
+    changing: list[Request[Any]] = [
+        _sent(world),
+        group_requests.update_consumer_offset(world.group, world.queue, 3),
+        group_requests.lock(world.group, "me", queues),
+        admin_requests.create_topic(f"{world.topic}-cut", 1),
+        admin_requests.create_group(f"{world.group}-cut"),
+    ]
+    host, _, port = world.master.rpartition(":")
+    for request in changing:
+        whole = written(request)
+        for count in range(1, len(whole)):
+            with socket.create_connection((host, int(port))) as peer:
+                peer.sendall(whole[:count])
+    time.sleep(0.5)
+    assert state(world) == before
+    world.ask(release)
+    # Whole, each of them does.
+    for request in changing:
+        with socket.create_connection((host, int(port))) as peer:
+            peer.sendall(written(request))
+            assert peer.recv(4)
+    after = state(world)
+    assert not [name for name, value in before.items() if after[name] == value]

@@ -1,0 +1,182 @@
+"""A queue in memory, as attempts of a sink's task use it: what a broker stores and forgets, and sends that go wrong."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.errors import RocketMQError, RocketMQUnavailableError
+from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_SCHEMA, MessageQueue
+from orderedmq.rocketmq.encode import SendBody
+from orderedmq.rocketmq.properties import parse_properties
+from orderedmq.rocketmq.queue_writer import QueueWriter, Start
+from orderedmq.rocketmq.receipts import Token, Verdict, judge, parse_token
+from orderedmq.rocketmq.stamp import COLUMNS, Writer
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+SINK = "sink"
+
+
+def rows_of(names: list[str]) -> pa.RecordBatch:
+    """Rows whose key is their first letter."""
+    columns: dict[str, Any] = {
+        "body": [name.encode() for name in names],
+        "sharding_key": [name[0] for name in names],
+        "properties": [[("name", name)] for name in names],
+    }
+    return pa.record_batch({name: pa.array(values, PRODUCER_SCHEMA.field(name).type) for name, values in columns.items()})
+
+
+@dataclass
+class Stored:
+    body: bytes
+    properties: dict[str, str]
+
+
+def split(body: SendBody) -> list[Stored]:
+    """What a broker makes of a batch."""
+    out, data, at = [], bytes(body.body), 0
+    while at < len(data):
+        size, _, _, _, length = struct.unpack_from(">iiiii", data, at)
+        (width,) = struct.unpack_from(">h", data, at + 20 + length)
+        text = data[at + 22 + length : at + 22 + length + width]
+        out.append(Stored(data[at + 20 : at + 20 + length], parse_properties(text)))
+        at += size
+    assert len(out) == body.rows
+    return out
+
+
+@dataclass
+class Queue:
+    """A queue, who has its lock, and the sink's bookmark in it."""
+
+    messages: list[Stored] = field(default_factory=list)
+    owner: object = None
+    bookmark: int | None = None
+    first_visit: bool = True
+
+    def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        for at in range(begin, end, 3):
+            part = range(at, min(at + 3, end))
+            chosen = [self.messages[offset] for offset in part]
+            columns = {
+                "queue_offset": list(part),
+                "body": [message.body for message in chosen],
+                "tags": [message.properties.get("TAGS") for message in chosen],
+                "keys": [message.properties.get("KEYS") for message in chosen],
+                "sharding_key": [message.properties.get("__SHARDINGKEY") for message in chosen],
+                "properties": [list({**message.properties, "CLUSTER": "c"}.items()) for message in chosen],
+            }
+            yield pa.record_batch({name: pa.array(columns[name], MESSAGE_SCHEMA.field(name).type) for name in COLUMNS})
+
+    def named(self, batch: int, partition: int) -> list[str]:
+        """The rows that are there, by their names."""
+        return [
+            message.properties["name"]
+            for message in self.messages
+            if (message.properties.get("OMQ_BATCH"), message.properties.get("OMQ_PARTITION")) == (str(batch), str(partition))
+        ]
+
+
+class Crash(Exception):
+    """The process is gone."""
+
+
+class FakePlace:
+    """Spoils sends as its ``fate`` says: ok, busy, lost, stored (both without an answer), crash, crash after, stolen, others."""
+
+    def __init__(self, world: Queue, fate: Callable[[], str], rival: Callable[[], None] = lambda: None) -> None:
+        self.queue = QUEUE
+        self._world = world
+        self._fate = fate
+        self._rival = rival
+        self._lost = True
+        self.limit = 10**9
+        self.refusal = RocketMQError("MESSAGE_ILLEGAL", "too large")
+
+    def acquire(self) -> None:
+        # Who had it is dead, or waits.
+        self._world.owner, self._lost = self, False
+
+    def keep(self) -> bool:
+        return not self._lost and self._world.owner is self
+
+    def start(self) -> Start:
+        if self._world.first_visit:
+            self._world.bookmark, self._world.first_visit = len(self._world.messages), False
+        return Start(len(self._world.messages), self._world.bookmark)
+
+    def least(self) -> int:
+        return 0
+
+    def end(self) -> int:
+        return len(self._world.messages)
+
+    def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        return self._world.read(begin, end)
+
+    def send(self, body: SendBody) -> int:
+        assert self.keep(), "sent without the lock"
+        if body.rows > self.limit:
+            raise self.refusal
+        fate = self._fate()
+        if fate == "busy":
+            raise RocketMQUnavailableError("BUSY", "busy")
+        if fate == "lost":
+            raise RocketMQUnavailableError("TIMEOUT", "lost")
+        if fate == "crash":
+            raise Crash
+        if fate == "others":
+            self._world.messages.append(Stored(b"x", {"KEYS": "x"}))
+        offset = len(self._world.messages)
+        self._world.messages += split(body)
+        if fate == "stored":
+            raise RocketMQUnavailableError("CONNECTION_LOST", "lost")
+        if fate == "crash after":
+            raise Crash
+        if fate == "stolen":
+            self._rival()
+        return offset
+
+    def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
+        if error.outcome_unknown:
+            self._lost = True
+
+    def release(self, end: int) -> None:
+        assert end <= len(self._world.messages)
+        if self._world.owner is self:
+            self._world.owner = None
+
+
+def attempt(place: FakePlace, writer: Writer, names: list[str], draw: random.Random) -> Receipt:
+    """One attempt of a task, its rows added in portions."""
+    work = QueueWriter(place, writer, writer.partition)
+    at = 0
+    while at < len(names):
+        size = draw.randint(1, len(names))
+        work.write(rows_of(names[at : at + size]), at)
+        at += size
+    work.let_go()
+    reports = (work.report(),) if names else ()
+    return Receipt(
+        Token(writer.sink, writer.batch, writer.partition, reports).text(),
+        writer.partition,
+        {QUEUE: len(names)} if names else {},
+    )
+
+
+def commit(world: Queue, batch: SinkBatch, receipts: list[Receipt]) -> Verdict:
+    verdict = judge(batch, [parse_token(batch, receipt) for receipt in receipts], {QUEUE: world.bookmark})
+    for bookmark in verdict.bookmarks.values():
+        world.bookmark = bookmark
+    return verdict
+
+
+def written(world: Queue, batch: int, names: list[str], partition: int = 0) -> Receipt:
+    return attempt(FakePlace(world, lambda: "ok"), Writer(SINK, batch, partition), names, random.Random(0))
