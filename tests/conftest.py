@@ -35,10 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class FolderScheduling(LoadScopeScheduling):
-    """A process runs a whole folder, so that what takes long to start is started once. Some wait for servers, others need the CPU."""
+    """A process runs a whole folder, so that what takes long to start is started once. Some wait for servers, others need the CPU.
+
+    Unit tests come last and start nothing: by file they fill what is left.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.split("/")[1]
+        folder = nodeid.split("/")[1]
+        return folder if folder != "unit" else nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
