@@ -114,11 +114,13 @@ class Presence:
     def also_at(self, group: str, brokers: Sequence[str]) -> None:
         """Say it now to those brokers that have come into the route since the last beat: tasks look there whether this client is a member."""
         known = self._groups.get(group)
-        for address in brokers if known is not None else ():
-            if known is not None and address not in known.brokers:
-                said = group_requests.heartbeat(self.identity.client_id, group, known.topics, version=self._version)
-                self._client.call_address(address, said, soon(_BEAT_TIMEOUT))
-                known = self._groups[group] = replace(known, brokers=[*known.brokers, address])
+        new = [address for address in brokers if address not in known.brokers] if known is not None else []
+        if known is None or not new:
+            return
+        said = group_requests.heartbeat(self.identity.client_id, group, known.topics, version=self._version)
+        for address in new:
+            self._client.call_address(address, said, soon(_BEAT_TIMEOUT))
+        self._groups[group] = replace(known, brokers=[*known.brokers, *new])
 
     def brokers(self, group: str) -> list[str]:
         """Where it said that it is a member."""
