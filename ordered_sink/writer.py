@@ -185,32 +185,32 @@ class _Task:
 
 
 def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:
-    """The queues that rows may go to. Raises what `ensure_topic` raises, and TopicError NO_SUCH_QUEUE for a room without any."""
-    ensure_topic(broker, topic, options)
-    queues = broker.log.queues(topic)
-    return queues_in(topic, queues, options.machine_rooms) if options.machine_rooms else queues
+    """The queues that rows go to; the topic is made if the options say how many it has.
 
-
-def ensure_topic(broker: Broker, topic: str, options: SinkOptions) -> None:
-    """The topic is there with the queues that the options assert; made if they say how many.
-
-    Raises TopicError MISSING or QUEUE_COUNT: another number of queues would silently map keys to other queues.
+    Raises TopicError MISSING, QUEUE_COUNT (another number of queues would silently map keys to other queues), or NO_SUCH_QUEUE for a topic
+    that is for reading only and a room without any.
     """
     wanted = options.topic_queue_nums
     try:
-        found = broker.log.topic(topic)
+        queues = broker.log.targets(topic)
     except TopicError:
         if wanted is None:
             raise
         try:
-            found = broker.admin.create_topic(topic, wanted, compression=options.compression or DEFAULT_COMPRESSION)
+            broker.admin.create_topic(topic, wanted, compression=options.compression or DEFAULT_COMPRESSION)
         except TopicError as error:
             if error.sub != "EXISTS":
                 raise
-            found = broker.log.topic(topic)
-    if wanted is not None and found.queues != wanted:
+        queues = broker.log.targets(topic)
+    if wanted is not None and len(queues) != wanted:
         raise TopicError(
             "QUEUE_COUNT",
-            f"topic {topic!r} has {found.queues} queues, option topicQueueNums says {wanted}: with another number keys go to other queues; "
-            "correct the option",
+            f"topic {topic!r} has {len(queues)} queues, option topicQueueNums says {wanted}: with another number keys go to other queues; "
+            "correct the option (over RocketMQ: or wait for the broker that is away)",
         )
+    if not queues:
+        raise TopicError(
+            "NO_SUCH_QUEUE",
+            f"topic {topic!r} has no queue that may be written to: it, or its brokers, are for reading only; set the permission to 6",
+        )
+    return queues_in(topic, queues, options.machine_rooms) if options.machine_rooms else queues

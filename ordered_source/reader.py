@@ -65,6 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         #: The incarnation of each topic whose queues are owned, and losses that were accepted: topics and what was known of them.
         self._owned_topics: dict[str, str] = {}
         self._accepted: set[tuple[str, str]] = set()
+        self._gone: set[MessageQueue] = set()
         #: (change number, start) for which there was nothing to read, and until when that is believed.
         self._quiet: tuple[int | None, Mapping[str, Any]] | None = None
         self._quiet_until = 0.0
@@ -95,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         since = Checkpoint.from_spark(start)
         owner = self._owner_for(since)
         known = self._same_topics(owner, since)
-        self._boundary(owner, since)
+        self._boundary(owner, since, self._queues(known))
         self._place(owner, known)
         backlog = owner.backlog(self._ends(owner))
         counts = self._admission.counts(self._log, backlog, limit, time.monotonic())
@@ -204,16 +205,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _shared(self) -> bool:
         return self._group is not None and self._group.shared
 
-    def _boundary(self, owner: Owner, start: Checkpoint) -> None:
+    def _boundary(self, owner: Owner, start: Checkpoint, queues: Sequence[MessageQueue]) -> None:
         """Run what the Owner decides where nothing is in flight."""
         group = self._group
         if group is None:
-            for action in owner.boundary(start, self._queues()):
+            for action in owner.boundary(start, queues):
                 if isinstance(action, Lock):
                     owner.assume(action.queues)
             return
         group.forget_lost(owner)
-        for action in owner.boundary(start, self._queues(), group.members()):
+        for action in owner.boundary(start, queues, group.members()):
             match action:
                 case Commit():
                     group.commit(owner, action)
@@ -241,12 +242,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._listed = (change, now)
         return self._topics
 
-    def _queues(self) -> list[MessageQueue]:
+    def _queues(self, known: Checkpoint) -> list[MessageQueue]:
+        """Those to read, without sharing also all that the checkpoint has: to leave one out would be to forget how far it was read."""
         queues = plan.queues_of(self._connect(), self._topics)
-        if self._target is None:
-            return queues
-        # With availableNow, what appears later is for the next run.
-        return [queue for queue in queues if queue in self._target]
+        if self._target is not None:
+            # With availableNow, what appears later is for the next run.
+            queues = [queue for queue in queues if queue in self._target]
+        return queues if self._shared else [*queues, *sorted(known.next.keys() - set(queues))]
 
     def _same_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
         """``start`` without the queues of topics that are not what they were. Raises DataLossError unless the user accepts it."""
@@ -298,7 +300,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starting = self.options.starting
         known: dict[MessageQueue, int] = {}
         reset = 0
-        begins = {queue: bounds[queue].min_offset for queue in queues}
+        # One that is gone is in the checkpoint: where it was read up to says `_ends` what is lost.
+        begins = {queue: at.min_offset for queue, at in bounds.items()}
         if start.fresh and starting.kind != "committed":
             begins = plan.beginnings(self._log, starting, queues, bounds)
         elif start.fresh:
@@ -339,7 +342,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if position is None:
                 continue
             if at is None:
-                self._lose(DataLossError("QUEUE_DELETED", f"queue {queue} was deleted while it was read, at offset {position}"))
+                if queue not in self._gone:
+                    self._lose(
+                        DataLossError(
+                            "QUEUE_DELETED",
+                            f"queue {queue} was deleted, or taken out of its topic; this query has read it up to {position}; "
+                            "failOnDataLoss=false goes on without it",
+                        )
+                    )
+                    self._gone.add(queue)
                 continue
             if position < at.min_offset:
                 self._lose(aged_out(queue, position, at.min_offset))

@@ -138,49 +138,42 @@ class Log(Protocol):
 
     def reading(self, how: Reading) -> Log:
         """The same log for a reader with these settings, as far as the broker has them."""
-        ...
 
     def topics(self) -> list[TopicInfo]:
         """Every topic, sorted by name."""
-        ...
 
     def topic(self, name: str) -> TopicInfo:
         """Raises TopicError MISSING."""
-        ...
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic in order. Raises TopicError MISSING."""
-        ...
+        """The queues of a topic that can be read, in order. Raises TopicError MISSING."""
+
+    def targets(self, topic: str) -> list[MessageQueue]:
+        """The queues that messages may be sent to, in the order that selectors index. Raises TopicError MISSING."""
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         """What to keep with the next offsets of a topic's queues, to know the topic again; "" while nothing tells it from another.
 
         Raises TopicError MISSING.
         """
-        ...
 
     def is_another(self, topic: str, anchor: str) -> bool:
         """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen; "" is never another's.
 
         May be asked often: a broker that has to look may believe for some seconds that nothing changed. Raises TopicError MISSING.
         """
-        ...
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         """Current bounds; a queue that does not exist is left out."""
-        ...
 
     def change(self) -> int | None:
         """A number that differs from an earlier one if anything changed since; None where the broker cannot tell."""
-        ...
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
         """Offset of the first message stored at or after ``timestamp`` (µs since the epoch), else the queue's end."""
-        ...
 
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
         """The largest offset in [begin, end] such that the bodies of [begin, offset) take at most ``max_bytes`` bytes."""
-        ...
 
     def pull(
         self,
@@ -197,7 +190,6 @@ class Log(Protocol):
         first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is given (what `anchor` gave) and the
         topic is another; StoreError CORRUPT when a checksum fails.
         """
-        ...
 
     def pull_matching(
         self,
@@ -213,18 +205,15 @@ class Log(Protocol):
 
         next lies at most ``max_messages`` behind ``offset``, and above it unless the queue ends there. Else as `pull`.
         """
-        ...
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
         """Whether the brokers of these topics can filter so. Raises OptionError INVALID for SQL that is none, and UNSUPPORTED."""
-        ...
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """Add rows (any of the PRODUCER_COLUMNS, ``body`` required) durably; returns where they stand.
 
         Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, StoreFullError; nothing is added then.
         """
-        ...
 
 
 class Groups(Protocol):
@@ -232,51 +221,39 @@ class Groups(Protocol):
 
     def join(self, owner: str) -> Client:
         """Make this process known as a client of ``owner``; whoever asks later whether it is alive gets the truth."""
-        ...
 
     def leave(self, client: Client) -> None:
         """The client is gone; its locks should have been given back before."""
-        ...
 
     def heartbeat(self, group: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
         """Be a member of the group, for as long as a lock lives. Returns who is one, by client id, this client included."""
-        ...
 
     def members(self, group: str) -> list[Member]:
         """Who is a member of the group now, by client id."""
-        ...
 
     def lock(self, group: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
         """Ask for each queue on its own; a queue that this client holds is renewed under the same epoch."""
-        ...
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         """Prolong; never grants a free queue. Returns the tokens that are *lost*."""
-        ...
 
     def check(self, token: LockToken) -> bool:
         """Whether the token is still the queue's, without prolonging it."""
-        ...
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         """Those whose queue is not theirs any more, without prolonging the others."""
-        ...
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         """Give queues back, after ``linger`` seconds at most (a task may still be at work). A stale token changes nothing."""
-        ...
 
     def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         """Next offset to process per queue; a queue that was never committed is left out."""
-        ...
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         """Move group offsets forward, all or none; a lower value changes nothing. Raises LockError LOST if any is stale."""
-        ...
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         """Set group offsets in any direction under their locks; raises the group's reset number and returns it."""
-        ...
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """Put messages of the token's queue aside, into the topic %DLQ%<group>, which is made if it is missing.
@@ -284,11 +261,9 @@ class Groups(Protocol):
         ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that was put aside before is left as it is: its
         identity is (group, queue, offset). Returns how many are new. Raises LockError LOST.
         """
-        ...
 
     def reset_number(self, group: str) -> int:
         """How often the group was reset; a checkpoint that knows a lower number follows the group's offsets."""
-        ...
 
 
 class Staging(Protocol):
@@ -296,15 +271,12 @@ class Staging(Protocol):
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before."""
-        ...
 
     def receipt(self) -> Receipt:
         """Everything added is durable; no more rows."""
-        ...
 
     def abandon(self) -> None:
         """Forget what was staged; where publishing is not atomic, what was sent stays."""
-        ...
 
 
 class Outbox(Protocol):
@@ -312,11 +284,9 @@ class Outbox(Protocol):
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
         """A task of ``run`` reads ``offsets``: the publish of that run's batch is bound to the token."""
-        ...
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
         """A staging area for one attempt of one task."""
-        ...
 
     def publish(
         self,
@@ -331,11 +301,9 @@ class Outbox(Protocol):
         Raises LockError LOST when a source epoch registered by this run is stale, SinkError REPLAY_DIFFERS,
         BATCH_TOO_OLD, TOKEN_GONE; nothing is visible then, where publishing is atomic.
         """
-        ...
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
         """Delete staged rows that will not be published; published ones stay."""
-        ...
 
 
 class Admin(Protocol):
@@ -351,49 +319,39 @@ class Admin(Protocol):
         compression: str = DEFAULT_COMPRESSION,
     ) -> TopicInfo:
         """Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT."""
-        ...
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         """Grow a topic to ``queues`` queues (never shrinks). Keys map to other queues from then on."""
-        ...
 
     def delete_topic(self, name: str) -> None:
         """Delete messages and every group's offsets of the topic."""
-        ...
 
     def describe_topic(self, name: str) -> list[QueueInfo]: ...
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
         """Delete whole chunks that lie before the given offsets, or by the topic's retention; messages deleted per queue."""
-        ...
 
     def groups(self) -> list[str]: ...
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         """All committed offsets of a group. Raises GroupError MISSING."""
-        ...
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
         """Set group offsets from outside, clear the queues' lineage, raise the reset number. GroupError IN_USE unless forced."""
-        ...
 
     def require_unused(self, group: str) -> None:
         """Raises GroupError IN_USE when a process that lives owns a queue of the group, or is a member of it."""
-        ...
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         """Forget a group's offsets, locks and members; its dead letters stay. GroupError MISSING, or IN_USE unless forced."""
-        ...
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         """Take held locks away, and return which. GroupError IN_USE when a holder is alive, unless forced: it then loses the queue."""
-        ...
 
     def locks(self, group: str | None = None) -> list[LockInfo]: ...
 
     def members(self, group: str) -> list[MemberInfo]:
         """Who is a member of the group now, in the order in which they joined."""
-        ...
 
 
 class Broker(Protocol):
@@ -404,7 +362,6 @@ class Broker(Protocol):
     @property
     def identity(self) -> str:
         """What tells this broker from another of its kind (embedded: the store id)."""
-        ...
 
     @property
     def log(self) -> Log: ...

@@ -219,7 +219,7 @@ def _spans(queue: MessageQueue, offsets: Sequence[int], first: int, end: int) ->
 def _targets(log: Log, letters: Iterator[DeadLetter], to_topic: str | None) -> dict[str, list[MessageQueue]]:
     """The queues of each topic that letters go to. Raises TopicError."""
     if to_topic is not None:
-        return {to_topic: log.queues(to_topic)}
+        return {to_topic: log.targets(to_topic)}
     targets: dict[str, list[MessageQueue]] = {}
     for letter in letters:
         topic = _origin(letter).topic
@@ -227,7 +227,7 @@ def _targets(log: Log, letters: Iterator[DeadLetter], to_topic: str | None) -> d
             continue
         check_topic(topic, writing=True)
         try:
-            targets[topic] = log.queues(topic)
+            targets[topic] = log.targets(topic)
         except TopicError as error:
             raise TopicError(
                 error.sub,

@@ -15,7 +15,7 @@ class Producer:
     def __init__(self, log: Log, topic: str) -> None:
         """Raises TopicError MISSING."""
         self._log = log
-        self._queues = log.queues(topic)
+        self._queues = log.targets(topic)
         self._selector = HashSelector()
 
     def send(self, rows: pa.RecordBatch) -> None:

@@ -72,6 +72,9 @@ class EmbeddedLog:
     def queues(self, topic: str) -> list[MessageQueue]:
         return index.queues_of(self.topic(topic))
 
+    def targets(self, topic: str) -> list[MessageQueue]:
+        return self.queues(topic)
+
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         """The topic's incarnation, wherever it is read."""
         del offsets

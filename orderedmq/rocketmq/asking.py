@@ -4,17 +4,52 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from orderedmq.errors import RocketMQUnavailableError
+from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import group_requests
 from orderedmq.rocketmq.client import Client, attempt
 from orderedmq.rocketmq.connection import Connection, Pending
 from orderedmq.rocketmq.request import Request
+from orderedmq.rocketmq.route import Route
 
 T = TypeVar("T")
+
+
+def existing(
+    client: Client, queues: Sequence[MessageQueue], route: Callable[[str, bool], Route], deadline: float
+) -> list[MessageQueue]:
+    """Those of ``queues`` that do not turn out to be gone, each once. A broker itself answers for any queue, also for one that is not there.
+
+    A broker that the nameserver does not know at the moment may have its queues still: to ask for these fails, and is no loss of data.
+    ``route``: of a topic, newly asked for or not; topics that are missing have no queues.
+    """
+
+    def routes(topics: Iterable[str], fresh: bool) -> dict[str, Route]:
+        found = {}
+        for topic in topics:
+            with contextlib.suppress(TopicError):
+                found[topic] = route(topic, fresh)
+        return found
+
+    def there(found: Mapping[str, Route]) -> set[MessageQueue]:
+        return {queue for one in found.values() for queue in one.subscribe_set()}
+
+    known = routes({queue.topic for queue in queues}, False)
+    found = there(known)
+    away = {
+        queue
+        for queue in queues
+        if queue not in found and queue.topic in known and queue.broker_name not in known[queue.topic].brokers
+    }
+    if away:
+        reporting = client.cluster(deadline).brokers
+        # Who reported in between has brought its queues.
+        found |= there(routes({queue.topic for queue in away}, True))
+        found |= {queue for queue in away if queue.broker_name not in reporting}
+    return [queue for queue in dict.fromkeys(queues) if queue in found]
 
 
 def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]], deadline: float) -> list[T]:

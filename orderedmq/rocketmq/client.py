@@ -2,7 +2,8 @@
 
 Rules: one deadline (monotonic seconds, finite) holds for an operation with all its retries. A request is sent again when the server said
 that it did nothing, or when it may be done twice. Routes are asked for when they are needed and older than 30 s or in doubt; while no
-nameserver answers, the last known ones go on holding (MQClientInstance.updateTopicRouteInfoFromNameServer).
+nameserver answers, the last known ones go on holding (MQClientInstance.updateTopicRouteInfoFromNameServer). A nameserver that was restarted
+knows some brokers and not yet others: these go on holding too for as long as reporting may take, or keys would go to other queues.
 
 Membership of a group is a connection's at the broker, so each member needs a Client of its own.
 """
@@ -16,7 +17,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
@@ -34,6 +35,9 @@ T = TypeVar("T")
 
 #: Seconds after which a route is asked for again (Java: ``pollNameServerInterval``).
 ROUTE_AGE: Final = 30.0
+#: Seconds for which a broker that the nameserver does not know any more keeps its queues: the longest between two of its reports
+#: (``registerNameServerPeriod``).
+UNKNOWN: Final = 60.0
 #: Seconds that one nameserver has to answer before the next is asked.
 NAMESERVER_TIMEOUT: Final = 3.0
 #: Seconds for an answer to what may be asked again, on another connection then: the network may have dropped this one without a word.
@@ -59,6 +63,9 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
     return found
 
 
+_NOBODY: Final[Mapping[str, float]] = {}
+
+
 class _Endpoint:
     """The connection to one address, and how connecting to it has gone."""
 
@@ -77,12 +84,16 @@ class _Endpoint:
 
 
 class _Known:
-    """A route, when it was last asked for, and whether a broker's error made it doubtful."""
+    """A route, when it was last asked for, and whether a broker's error made it doubtful.
 
-    def __init__(self, route: Route, checked: float) -> None:
+    ``unknown``: brokers of it that the nameserver does not know, and since when.
+    """
+
+    def __init__(self, route: Route, checked: float, unknown: Mapping[str, float] = _NOBODY) -> None:
         self.route = route
         self.checked = checked
         self.stale = False
+        self.unknown = unknown
 
 
 class Client:
@@ -140,7 +151,8 @@ class Client:
         Unless ``fresh``, a topic that was there before keeps its last route: a nameserver that was restarted has none for a while.
         """
         now = time.monotonic()
-        known = None if fresh else self._routes.get(topic)
+        last = self._routes.get(topic)
+        known = None if fresh else last
         if known is not None:
             if not known.stale and now - known.checked < ROUTE_AGE:
                 return known.route
@@ -153,8 +165,29 @@ class Client:
             if known is None:
                 raise
             return known.route
-        self._routes[topic] = _Known(route, time.monotonic())
-        return route
+        found = _Known(route, time.monotonic()) if last is None else self._completed(route, last, deadline)
+        self._routes[topic] = found
+        return found.route
+
+    def _completed(self, route: Route, last: _Known, deadline: float) -> _Known:
+        """A broker that is not in a topic's route any more, and reports to the nameserver, has the topic no more. One that does not report
+        may not have done so yet.
+        """
+        if last.route.brokers.keys() <= route.brokers.keys():
+            return _Known(route, time.monotonic())
+        try:
+            reporting = self.cluster(deadline).brokers
+            # Who reported in between has brought its queues.
+            route = self.call_nameserver(topic_route(route.topic), deadline)
+        except (RocketMQUnavailableError, TopicError):
+            return last
+        now = time.monotonic()
+        unknown = {
+            name: last.unknown.get(name, now)
+            for name in last.route.brokers
+            if name not in route.brokers and name not in reporting and now - last.unknown.get(name, now) < UNKNOWN
+        }
+        return _Known(route.with_unknown(last.route, unknown), now, unknown)
 
     def _look_up(self, topic: str, deadline: float) -> Route:
         """A nameserver that knows no broker says nothing about topics: it was started just now, and brokers report within 30 s."""

@@ -21,7 +21,7 @@ from typing import Final
 from orderedmq.errors import GroupError, LockError, OffsetError, OrderedMQError, RocketMQError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import group_requests, requests
-from orderedmq.rocketmq.asking import ask_queues, ask_servers
+from orderedmq.rocketmq.asking import ask_queues, ask_servers, existing
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.frame import RemotingCommand
@@ -55,7 +55,7 @@ class GroupOffsets:
     def read(self, group: str, queues: Sequence[MessageQueue], seconds: float = TIMEOUT) -> dict[MessageQueue, int]:
         """The offsets of queues of which one was committed. Queues that do not exist are left out."""
         deadline = soon(seconds)
-        there = self._existing(queues, deadline)
+        there = existing(self._client, queues, lambda topic, fresh: self._client.route(topic, deadline, fresh=fresh), deadline)
         answers = ask_queues(self._client, [(queue, _offset(group, queue)) for queue in there], deadline)
         found: dict[MessageQueue, int] = {}
         doubtful: dict[str, list[MessageQueue]] = {}
@@ -115,14 +115,6 @@ class GroupOffsets:
                 continue
             with _named(group):
                 self._client.call(requests.pull(real, group, 0, 1), deadline, topic=queue.topic, broker_name=queue.broker_name)
-
-    def _existing(self, queues: Sequence[MessageQueue], deadline: float) -> list[MessageQueue]:
-        """A broker answers for any queue, also for one that is not there."""
-        there: set[MessageQueue] = set()
-        for topic in {queue.topic for queue in queues}:
-            with contextlib.suppress(TopicError):
-                there.update(self._client.route(topic, deadline).subscribe_set())
-        return [queue for queue in dict.fromkeys(queues) if queue in there]
 
     # -- fences
 

@@ -158,24 +158,22 @@ class RocketMQGroups:
             queue: holding.name if holding is not None else lock_name(client.client_id, 0 if alone else 1)
             for queue, holding in known.items()
         }
-        granted = lock_queues(self._client, group, names, _LOCK_TIMEOUT)
-        out: dict[MessageQueue, LockToken | Refusal] = {}
-        fresh: list[MessageQueue] = []
-        for queue in known:
-            holding = known[queue]
-            if queue not in granted:
-                if holding is not None:
-                    self._holdings.forget(holding.token)
-            elif holding is not None and holding.trusted(asked, self.trust):
-                holding.confirmed = asked
-                out[queue] = holding.token
-            else:
-                fresh.append(queue)
+        kept = {queue: held for queue, held in known.items() if held is not None and held.trusted(asked, self.trust)}
+        fresh = {queue: name for queue, name in names.items() if queue not in kept}
         try:
-            out.update(self._grant(group, client, {queue: names[queue] != client.client_id for queue in fresh}, asked))
+            granted = lock_queues(self._client, group, names, _LOCK_TIMEOUT)
+            new = {queue: name != client.client_id for queue, name in fresh.items() if queue in granted}
+            out: dict[MessageQueue, LockToken | Refusal] = {**self._grant(group, client, new, asked)}
         except OrderedMQError:
-            unlock_queues(self._client, group, {queue: names[queue] for queue in fresh}, _UNLOCK_TIMEOUT)
+            # One broker may have granted what another one was not there for.
+            unlock_queues(self._client, group, fresh, _UNLOCK_TIMEOUT)
             raise
+        for queue, holding in known.items():
+            if queue in kept and queue in granted:
+                kept[queue].confirmed = asked
+                out[queue] = kept[queue].token
+            elif holding is not None and queue not in granted:
+                self._holdings.forget(holding.token)
         missing = [queue for queue in queues if queue not in out]
         out.update((queue, self._refusal(group, queue, client.client_id, ids, brokers)) for queue in missing)
         return {queue: out[queue] for queue in queues}

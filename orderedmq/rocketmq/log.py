@@ -23,7 +23,7 @@ from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schem
 from orderedmq.reading import USUAL, Reading
 from orderedmq.rocketmq import group_requests, requests
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
-from orderedmq.rocketmq.asking import ask_queues
+from orderedmq.rocketmq.asking import ask_queues, existing
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.connection import Pending
 from orderedmq.rocketmq.puller import READER_GROUP, Puller
@@ -107,6 +107,11 @@ class RocketMQLog:
         self._confirmed.pop(topic, None)
         return list(self.route(topic).subscribe_set())
 
+    def targets(self, topic: str) -> list[MessageQueue]:
+        """As the protocol has it: a topic may have fewer for writing while it shrinks, and a broker may be for reading only."""
+        self._confirmed.pop(topic, None)
+        return list(self.route(topic).publish_list())
+
     def forget(self, topic: str) -> None:
         """The next looks at the topic's route and at whether it is the same ask anew."""
         self._confirmed.pop(topic, None)
@@ -143,11 +148,21 @@ class RocketMQLog:
     def require(self, queue: MessageQueue) -> None:
         """Raises TopicError MISSING or NO_SUCH_QUEUE for a queue that cannot be read."""
         found = self.route(queue.topic).subscribe_set()
-        if queue not in found:
+        if queue not in found and not self._existing([queue]):
             raise TopicError(
                 "NO_SUCH_QUEUE",
                 f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(found)} queues",
             )
+
+    def _existing(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+        """As `asking.existing`."""
+
+        def route(topic: str, fresh: bool) -> Route:
+            if fresh:
+                self._confirmed.pop(topic, None)
+            return self.route(topic)
+
+        return existing(self._client, queues, route, _soon())
 
     # -- incarnations
 
@@ -179,13 +194,8 @@ class RocketMQLog:
     # -- bounds
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
-        there: set[MessageQueue] = set()
-        for topic in {queue.topic for queue in queues}:
-            try:
-                there.update(self.route(topic).subscribe_set())
-            except TopicError:
-                continue
-        asked = [queue for queue in dict.fromkeys(queues) if queue in there]
+        """As the protocol has it. Raises RocketMQUnavailableError for a queue of a broker that is away, or unknown."""
+        asked = self._existing(queues)
         # The least first: a queue's beginning read after its end could lie behind it.
         found = ask_queues(
             self._client,

@@ -21,12 +21,13 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from orderedmq.broker import Log, Published, Receipt, SinkBatch, SourceRun
+from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
 from orderedmq.errors import SinkError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rocketmq.bookmarks import Bookmarks
 from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing, given_up
 from orderedmq.rocketmq.queue_writer import QueueWriter
 from orderedmq.rocketmq.receipts import Token, judge, parse_token, ranges
@@ -46,7 +47,7 @@ WAITING_BYTES: Final = 64 * 1024 * 1024
 class RocketMQOutbox:
     """The Outbox protocol. Thread-safe."""
 
-    def __init__(self, client: Client, log: Log, *, timing: Timing = Timing()) -> None:  # noqa: B008
+    def __init__(self, client: Client, log: RocketMQLog, *, timing: Timing = Timing()) -> None:  # noqa: B008
         self._client = client
         self._log = log
         self._timing = timing
@@ -133,7 +134,7 @@ class _Line:
 class RocketMQStaging:
     """The Staging protocol, of one attempt; used by one thread. A queue's rows are sent by one thread at a time, queues in parallel."""
 
-    def __init__(self, client: Client, log: Log, batch: SinkBatch, partition: int, timing: Timing) -> None:
+    def __init__(self, client: Client, log: RocketMQLog, batch: SinkBatch, partition: int, timing: Timing) -> None:
         self._client = client
         self._log = log
         self._batch = batch
@@ -198,11 +199,8 @@ class RocketMQStaging:
         """Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
         check_topic(queue.topic, writing=True)
         # A route that is some seconds old will do: a queue that is gone refuses what is sent.
-        if queue not in self._route(queue.topic) and queue not in (known := self._log.queues(queue.topic)):
-            raise TopicError(
-                "NO_SUCH_QUEUE",
-                f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(known)} queues",
-            )
+        if queue not in self._route(queue.topic):
+            self._log.require(queue)
         place = RocketMQQueue(
             self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop, self._yield
         )

@@ -114,6 +114,12 @@ class Route:
         }
         return tuple(sorted(found, key=lambda queue: (java_order(queue.broker_name), queue.queue_id)))
 
+    def with_unknown(self, before: Route, names: Iterable[str]) -> Route:
+        """With what ``before`` has of brokers that the nameserver does not know at the moment. Order configurations have them anyway."""
+        kept = {name: before.brokers[name] for name in names if name in before.brokers and name not in self.brokers}
+        queues = tuple(data for data in before.queues if data.broker_name in kept)
+        return Route(self.topic, {**self.brokers, **kept}, (*self.queues, *queues), self.order_conf)
+
 
 @dataclass(frozen=True)
 class ClusterInfo:

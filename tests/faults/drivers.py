@@ -134,6 +134,8 @@ class Driver:
                 if process.is_running() and not gone(process.pid):
                     send(process, _kind(process), signal.SIGKILL)
         self._process.wait()
+        # A process that is killed runs on until it next gets a turn, and lets go of its files then.
+        until(lambda: all(gone(process.pid) for process in everything), "all that was killed has ended")
 
     def pause(self, *kinds: str) -> None:
         """SIGSTOP the processes of these kinds."""

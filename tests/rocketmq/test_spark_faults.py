@@ -130,7 +130,7 @@ class Flow:
 
     def judge(self) -> None:
         history = [*checker.sent(self.broker, "flow-in"), *checker.delivered(self.broker, "flow-out")]
-        assert checker.judge(history) == []
+        assert checker.judge(history)[:10] == []
         there = {event["queue"]: 0 for event in history if event["event"] == "send"}
         for event in history:
             if event["event"] == "send":

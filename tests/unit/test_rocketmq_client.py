@@ -35,6 +35,8 @@ class Cluster:
 
     def __init__(self) -> None:
         self.routes: dict[str, dict[str, dict[str, str]]] = {}
+        #: Brokers that report to the nameservers.
+        self.reporting = {"a"}
         self.asked: list[tuple[int, RemotingCommand]] = []
         self.peers: list[Peer] = []
 
@@ -57,10 +59,8 @@ class Cluster:
                     queues = [{"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for name in brokers]
                     link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode())
                 elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-                    link.reply(
-                        request,
-                        body=b'{"brokerAddrTable":{"a":{"brokerName":"a","brokerAddrs":{0:"h:1"}}},"clusterAddrTable":{}}',
-                    )
+                    table = {name: {"brokerName": name, "brokerAddrs": {"0": "h:1"}} for name in self.reporting}
+                    link.reply(request, body=json.dumps({"brokerAddrTable": table, "clusterAddrTable": {}}).encode())
                 else:
                     link.reply(request, body=b'{"topicList":["T"]}')
 
@@ -300,6 +300,65 @@ def test_the_last_route_holds_while_no_nameserver_has_one(cluster: Cluster, to: 
     nameserver.close()
     client.doubt("T")
     assert ask(client) == 1
+
+
+def queues_at(client: Client, *, fresh: bool = False) -> list[str]:
+    return [queue.broker_name for queue in client.route("T", soon(), fresh=fresh).publish_list()]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_broker_that_has_not_reported_to_a_restarted_nameserver_yet_keeps_its_queues(
+    cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    client = to(cluster.nameserver())
+    cluster.broker("a", value=1)
+    cluster.broker("b", value=2)
+    cluster.reporting = {"a", "b"}
+    assert queues_at(client) == ["a", "b"]
+    kept = cluster.routes["T"].pop("a")
+    cluster.reporting = {"b"}
+    client.doubt("T")
+    assert queues_at(client, fresh=fresh) == ["a", "b"]
+    assert ask(client) == 1, "and is asked itself"
+    # For as long as a report may take.
+    monkeypatch.setattr(client_module, "UNKNOWN", 0.0)
+    client.doubt("T")
+    assert queues_at(client, fresh=fresh) == ["b"]
+    cluster.routes["T"]["a"] = kept
+    client.doubt("T")
+    assert queues_at(client, fresh=fresh) == ["a", "b"]
+
+
+def test_a_broker_that_reports_and_is_not_in_the_route_has_the_topic_no_more(
+    cluster: Cluster, to: Callable[..., Client]
+) -> None:
+    client = to(cluster.nameserver())
+    cluster.broker("a")
+    cluster.broker("b")
+    cluster.reporting = {"a", "b"}
+    assert queues_at(client) == ["a", "b"]
+    del cluster.routes["T"]["a"]
+    assert queues_at(client, fresh=True) == ["b"]
+
+
+def test_a_broker_that_reports_while_the_nameserver_is_asked_is_not_taken_for_one_without_the_topic(
+    cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = to(cluster.nameserver())
+    cluster.broker("a")
+    cluster.broker("b")
+    cluster.reporting = {"a", "b"}
+    assert queues_at(client) == ["a", "b"]
+    kept = cluster.routes["T"].pop("a")
+    before = client.cluster
+
+    def cluster_info(deadline: float) -> Any:
+        cluster.routes["T"]["a"] = kept
+        return before(deadline)
+
+    monkeypatch.setattr(client, "cluster", cluster_info)
+    assert queues_at(client, fresh=True) == ["a", "b"]
+    assert client._routes["T"].unknown == {}
 
 
 def test_a_broker_that_moved_is_found_within_the_deadline(cluster: Cluster, to: Callable[..., Client]) -> None:

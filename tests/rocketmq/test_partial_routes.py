@@ -1,0 +1,199 @@
+"""Routes that do not have all of a topic: a nameserver that has not heard of a broker yet, queues that were taken out, read-only brokers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import orderedmq
+from ordered_sink.writer import target_queues
+from ordered_source.columns import full_schema
+from ordered_source.reader import StreamReader
+from orderedmq.broker import Broker
+from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
+from orderedmq.model import MessageQueue
+from orderedmq.producer import Producer
+from orderedmq.rocketmq import admin_requests
+from orderedmq.rocketmq import groups as groups_module
+from orderedmq.rocketmq import log as log_module
+from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.group_offsets import GroupOffsets
+from orderedmq.rocketmq.probe import ask
+from orderedmq.rocketmq.servers import Cluster
+from orderedmq.sink_options import SinkOptions
+from tests.faults.points import until
+from tests.rocketmq.peers import Peers
+
+UPDATE_BROKER_CONFIG = 25
+
+
+def soon() -> float:
+    return time.monotonic() + 30
+
+
+class World:
+    """Two brokers, a topic of four queues, and ten messages in each."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.broker: Broker = orderedmq.connect(namesrv_addr=cluster.address)
+        self.topic = f"partial-{uuid.uuid4().hex[:8]}"
+        self.broker.admin.create_topic(self.topic, 4)
+        self.queues = self.broker.log.queues(self.topic)
+        for queue in self.queues:
+            self.broker.log.append(queue, pa.record_batch({"body": [b"%d" % number for number in range(10)]}))
+
+    @contextlib.contextmanager
+    def reader(self, **options: str) -> Iterator[StreamReader]:
+        common = {"namesrvAddr": self.cluster.address, "topic": self.topic, "consumerGroup": f"{self.topic}-g"}
+        made = StreamReader({**common, "consumeFromWhere": "first", **options}, full_schema(False))
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            yield made
+        finally:
+            made.stop()
+            signal.signal(signal.SIGTERM, before)
+
+    def started(self) -> dict[str, Any]:
+        """A query that has planned and processed everything, and died before it could say so to the group."""
+        with self.reader() as reader:
+            return reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+
+    @contextlib.contextmanager
+    def half_known(self) -> Iterator[None]:
+        """The nameserver was restarted. broker-b has reported to it, broker-a has not."""
+        first, second = self.cluster.brokers
+        first.pause()
+        self.cluster.namesrv.restart()
+        ask(second.address, UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
+        with Client(self.cluster.address) as client:
+            until(lambda: set(client.cluster(soon()).brokers) == {second.name}, "only broker-b has reported")
+        try:
+            yield
+        finally:
+            first.resume()
+            until(first.ready, "broker-a has reported")
+            with Client(self.cluster.address) as client:
+                until(lambda: len(client.cluster(soon()).brokers) == 2, "both are known")
+
+
+@pytest.fixture
+def world(two_brokers: Cluster) -> Iterator[World]:
+    made = World(two_brokers)
+    yield made
+    made.broker.close()
+
+
+def positions(offset: dict[str, Any], topic: str) -> dict[MessageQueue, int]:
+    found = offset["next"][topic]
+    return {MessageQueue(topic, name, int(number)): at for name, ids in found.items() for number, at in ids.items()}
+
+
+def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameserver_does_not_know_yet(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go on at the group's offset, which is behind: a batch is told to the group when the next one begins."""
+    monkeypatch.setattr(groups_module, "_LOCK_TIMEOUT", 2.0)
+    processed = world.started()
+    assert positions(processed, world.topic) == dict.fromkeys(world.queues, 10)
+    with world.half_known(), world.reader() as reader, pytest.raises(RocketMQUnavailableError, match=r"NO_BROKER.*broker-a"):
+        reader.latestOffset(processed, ReadAllAvailable())
+    with world.reader() as reader:
+        world.broker.log.append(world.queues[0], pa.record_batch({"body": [b"more"]}))
+        later = reader.latestOffset(processed, ReadAllAvailable())
+        assert positions(later, world.topic) == {**dict.fromkeys(world.queues, 10), world.queues[0]: 11}
+        assert not later["entered"], "no range is read again"
+
+
+def test_what_a_broker_has_that_the_nameserver_does_not_know_yet_is_not_said_to_be_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_module, "TIMEOUT", 2.0)
+    with world.half_known(), RocketMQBroker(world.cluster.address) as anew:
+        assert anew.log.queues(world.topic) == [queue for queue in world.queues if queue.broker_name == "broker-b"]
+        assert len(anew.log.bounds(anew.log.queues(world.topic))) == 2
+        anew.log._puller._patience = 1.0
+        with pytest.raises(RocketMQUnavailableError, match="broker-a"):
+            anew.log.bounds(world.queues)
+        with pytest.raises(RocketMQUnavailableError, match="broker-a"):
+            anew.log.pull(world.queues[0], 0, 10, 1000, ("body",))
+        with pytest.raises(RocketMQUnavailableError, match="broker-a"):
+            GroupOffsets(anew._checked).read(f"{world.topic}-g", world.queues, 2.0)
+        asserted = {"namesrvAddr": world.cluster.address, "topic": world.topic, "topicQueueNums": "4"}
+        with pytest.raises(TopicError, match="QUEUE_COUNT.*has 2 queues"):
+            target_queues(anew, world.topic, SinkOptions.parse(asserted, streaming=False))
+        # Who knew it before goes on knowing it, so that no key goes to another queue.
+        assert world.broker.log.targets(world.topic) == world.queues
+        with pytest.raises(TopicError, match="NO_SUCH_QUEUE"):
+            anew.log.pull(MessageQueue(world.topic, "broker-b", 7), 0, 10, 1000, ("body",))
+
+
+def test_queues_that_were_taken_out_of_a_topic_are_missed_also_after_a_restart(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    with world.reader() as reader:
+        offset = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        with Client(world.cluster.address) as client:
+            client.call_address(world.cluster.brokers[1].address, admin_requests.create_topic(world.topic, 1), soon())
+        gone = world.queues[3]
+        until(lambda: gone not in world.broker.log.queues(world.topic), "the route has it no more")
+        time.sleep(1.1)
+        with pytest.raises(DataLossError, match=rf"QUEUE_DELETED\] queue {gone} .*up to 10"):
+            reader.latestOffset(offset, ReadAllAvailable())
+    with world.reader() as reader, pytest.raises(DataLossError, match="QUEUE_DELETED"):
+        reader.latestOffset(offset, ReadAllAvailable())
+    world.broker.log.append(world.queues[0], pa.record_batch({"body": [b"more"]}))
+    with world.reader(failOnDataLoss="false") as reader, caplog.at_level(logging.WARNING, "orderedmq"):
+        for _ in range(3):
+            later = reader.latestOffset(offset, ReadAllAvailable())
+            reader._quiet_until = 0.0
+        assert positions(later, world.topic) == {**dict.fromkeys(world.queues, 10), world.queues[0]: 11}
+    assert caplog.text.count("QUEUE_DELETED") == 1
+
+
+@pytest.mark.parametrize("change", [{"writeQueueNums": "1"}, {"perm": "4"}], ids=["fewer_to_write", "read_only"])
+def test_rows_go_where_java_sends_them_while_a_part_of_a_topic_is_for_reading_only(
+    world: World, peers: Peers, change: dict[str, str]
+) -> None:
+    """A topic that shrinks is written to in fewer queues first, and a broker is emptied before it is retired."""
+    request = admin_requests.create_topic(world.topic, 2)
+    less = replace(request, ext={**request.ext, **change})
+    with Client(world.cluster.address) as client:
+        client.call_address(world.cluster.brokers[1].address, less, soon())
+    count = 3 if "writeQueueNums" in change else 2
+    until(lambda: len(world.broker.log.targets(world.topic)) == count, "the route has it")
+    assert world.broker.log.queues(world.topic) == world.queues, "all can be read"
+    java = peers.producer(world.cluster.address)
+    keys = [f"key-{number}" for number in range(30)]
+    there = [java.send(world.topic, b"java", key).queue for key in keys]
+    java.stop()
+    assert len(set(there)) == count
+    Producer(world.broker.log, world.topic).send(pa.record_batch({"body": [b"ours"] * 30, "sharding_key": keys}))
+    found = {}
+    for queue in world.queues:
+        rows = world.broker.log.pull(queue, 10, 100, 1 << 20, ("body", "sharding_key")).to_pylist()
+        found.update({row["sharding_key"]: (queue.broker_name, queue.queue_id) for row in rows if row["body"] == b"ours"})
+    assert [found[key] for key in keys] == there
+
+
+def test_a_topic_for_reading_only_is_refused_before_any_row(world: World) -> None:
+    with Client(world.cluster.address) as client:
+        for broker in world.cluster.brokers:
+            client.call_address(broker.address, admin_requests.create_topic(world.topic, 2, perm=4), soon())
+    until(lambda: not world.broker.log.targets(world.topic), "the route has it")
+    options = {"namesrvAddr": world.cluster.address, "topic": world.topic}
+    for more, condition in (({}, "NO_SUCH_QUEUE"), ({"topicQueueNums": "4"}, "QUEUE_COUNT")):
+        parsed = SinkOptions.parse({**options, **more}, streaming=False)
+        with pytest.raises(TopicError, match=condition):
+            target_queues(world.broker, world.topic, parsed)
