@@ -271,6 +271,8 @@ class Broker(Server):
             "maxIndexNum": 1000,
             "messageIndexEnable": False,
             "timerWheelEnable": False,
+            # For so many ms after its start a broker of 5.3 turns in a loop that waits for nothing (TransactionMetricsFlushService).
+            "transactionMetricFlushInterval": 300,
             **self._properties,
         }
 
@@ -293,8 +295,8 @@ class Broker(Server):
 class Cluster:
     """A nameserver and its brokers (``broker-a``, ``broker-b``, ..., or those of ``names``) in one folder.
 
-    ``properties`` are the brokers' (they override), ``jvm`` are options of their Java, ``lock_life`` is how many seconds a queue lock lives
-    that is not renewed. ``port``: the nameserver's, else a free one.
+    ``properties`` are the brokers' (they override), ``jvm`` are options of their Java, the nameserver's too, ``lock_life`` is how many
+    seconds a queue lock lives that is not renewed. ``port``: the nameserver's, else a free one.
     """
 
     def __init__(
@@ -316,7 +318,7 @@ class Cluster:
             raise ServersError("PORT_IN_USE", f"port {port} is in use: is another nameserver running? Choose another port")
         self.name = name
         self.version = version
-        self.namesrv = NameServer(folder / "namesrv", version, free_port() if port is None else port)
+        self.namesrv = NameServer(folder / "namesrv", version, free_port() if port is None else port, jvm)
         self.brokers = [
             Broker(folder / broker, version, free_port(-2, 0, 1), self.address, name, properties, jvm)
             for broker in names or [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]

@@ -87,8 +87,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         SERVERS.prepare(factory.mktemp("contract-rocketmq"), versions)
 
 
-def pytest_sessionfinish() -> None:
-    SERVERS.close()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
+    """After the last one of the folder: servers that nobody needs take CPU from the tests of other folders."""
+    yield
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        SERVERS.close()
 
 
 @pytest.fixture(scope="session", params=KINDS)

@@ -22,7 +22,7 @@ from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.route import user_topics
 from orderedmq.rocketmq.servers import Cluster
 from tests.contract.support import FakeClock
-from tests.quick_spark import QUICK_JVM
+from tests.quick_spark import QUICK_SERVER
 
 #: Seconds that a queue lock lives at the servers, and how much faster than the contract's time real time runs.
 SERVERS_LOCK_LIFE: Final = 3.0
@@ -118,7 +118,7 @@ class Servers:
 
 def _start(folder: Path, version: str) -> Cluster:
     folder.mkdir()
-    made = Cluster(folder, version, lock_life=SERVERS_LOCK_LIFE, jvm=QUICK_JVM)
+    made = Cluster(folder, version, lock_life=SERVERS_LOCK_LIFE, jvm=QUICK_SERVER)
     made.start()
     return made
 

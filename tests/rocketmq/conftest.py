@@ -7,21 +7,24 @@ in CI. Before each test, servers that another one killed or paused run again.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.jars import DEFAULT_VERSION, VERSIONS, jars
 from orderedmq.rocketmq.servers import Cluster
-from tests.quick_spark import QUICK_JVM
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers
 
 #: Of these fixtures each has servers.
 _CLUSTERS = ("cluster", "two_brokers", "quick_locks", "every_version")
+#: Those that few tests need. These tests come first, and then the cluster goes: an idle broker takes 6 % of a CPU.
+_SOME = ("quick_locks", "two_brokers")
 #: A first fetch of jars is part of the first test's time.
 _TIMEOUT = 900
 
@@ -35,6 +38,9 @@ class Clusters:
         self._usual: Future[Cluster] | None = None
         self._folder: Path | None = None
         self._jars: dict[str, ServersError | None] = {}
+        #: How many tests still need each of _SOME.
+        self._needed: Counter[str] = Counter()
+        self._extra: dict[str, Cluster] = {}
 
     @property
     def prepared(self) -> bool:
@@ -52,9 +58,11 @@ class Clusters:
         if failed is not None:
             raise failed
 
-    def prepare(self, folder: Path, versions: set[str]) -> None:
+    def prepare(self, folder: Path, items: Sequence[pytest.Item]) -> None:
         """Begin with what takes long: the usual cluster, if it is wanted, and the jars of the others."""
         self._folder = folder
+        self._needed.update(name for item in items for name in _some(item))
+        versions = {version for item in items for version in _versions(item)}
         if DEFAULT_VERSION in versions:
             self._usual = self._pool.submit(self.start, "usual")
         for version in sorted(versions - {DEFAULT_VERSION}):
@@ -70,10 +78,23 @@ class Clusters:
         self.jars(version)
         folder = self._folder / name
         folder.mkdir()
-        cluster = Cluster(folder, version, brokers=brokers, lock_life=lock_life, jvm=QUICK_JVM)
+        cluster = Cluster(folder, version, brokers=brokers, lock_life=lock_life, jvm=QUICK_SERVER)
         cluster.start()
         self._running.append(cluster)
         return cluster
+
+    def extra(self, name: str, **more: Any) -> Cluster:
+        """One of _SOME."""
+        if name not in self._extra:
+            self._extra[name] = self.start(name, **more)
+        return self._extra[name]
+
+    def done(self, names: Sequence[str]) -> None:
+        """A test that needed these of _SOME is over."""
+        self._needed.subtract(names)
+        for name in names:
+            if not self._needed[name] and name in self._extra:
+                self.stop(self._extra.pop(name))
 
     def stop(self, cluster: Cluster) -> None:
         self._running.remove(cluster)
@@ -102,14 +123,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.servers)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(_TIMEOUT))
+    places = [place for place, item in enumerate(items) if Path(__file__).parent in item.path.parents]
+    for place, item in zip(places, sorted((items[place] for place in places), key=_turn)):
+        items[place] = item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """At the first one of the folder: the process may be one that runs others."""
     if not _clusters.prepared:
-        wanted = {version for other in item.session.items if _wants_servers(other) for version in _versions(other)}
         factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
-        _clusters.prepare(factory.mktemp("rocketmq"), wanted)
+        _clusters.prepare(factory.mktemp("rocketmq"), [other for other in item.session.items if _wants_servers(other)])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """When all fixtures that are over have ended."""
+    yield
+    _clusters.done(_some(item))
 
 
 def pytest_sessionfinish() -> None:
@@ -118,6 +148,15 @@ def pytest_sessionfinish() -> None:
 
 def _wants_servers(item: pytest.Item) -> bool:
     return bool(set(_CLUSTERS).intersection(getattr(item, "fixturenames", ())))
+
+
+def _some(item: pytest.Item) -> list[str]:
+    return [name for name in _SOME if name in getattr(item, "fixturenames", ())]
+
+
+def _turn(item: pytest.Item) -> int:
+    """Tests of this folder that need the same of _SOME follow one another; all else stays as it is."""
+    return min((place for place, name in enumerate(_SOME) if name in _some(item)), default=len(_SOME))
 
 
 def _versions(item: pytest.Item) -> list[str]:
@@ -151,13 +190,13 @@ def cluster() -> Cluster:
 @pytest.fixture(scope="session")
 def two_brokers() -> Cluster:
     """A nameserver and two brokers."""
-    return _started(lambda: _clusters.start("two", brokers=2))
+    return _started(lambda: _clusters.extra("two_brokers", brokers=2))
 
 
 @pytest.fixture(scope="session")
 def quick_locks() -> Cluster:
     """A cluster whose queue locks live 3 s."""
-    return _started(lambda: _clusters.start("quick", lock_life=3.0))
+    return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0))
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

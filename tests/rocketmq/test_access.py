@@ -25,7 +25,7 @@ from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.servers import Cluster
-from tests.quick_spark import QUICK_JVM
+from tests.quick_spark import QUICK_SERVER
 
 #: Keys must have more than six characters.
 ADMIN = Credentials("administrator", "secret-of-admin")
@@ -67,7 +67,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A cluster that lets nobody in without a signature, with a topic."""
     folder: Path = tmp_path_factory.mktemp("guarded")
     try:
-        cluster = Cluster(folder, request.param, properties=_PROPERTIES[request.param], jvm=QUICK_JVM)
+        cluster = Cluster(folder, request.param, properties=_PROPERTIES[request.param], jvm=QUICK_SERVER)
         if request.param == "4.9.7":
             conf = cluster.broker.home / "conf"
             conf.mkdir(parents=True)

@@ -23,7 +23,7 @@ from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.queue_place import Timing
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
-from tests.quick_spark import QUICK_JVM
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.test_outbox import World, numbered
 
 DELETE_EXPIRED_COMMITLOG = 329
@@ -39,7 +39,7 @@ def own(cluster: Cluster, tmp_path: Path) -> Iterator[Cluster]:
         tmp_path / "own",
         cluster.version,
         properties={**SMALL, "fileReservedTime": 0, "cleanResourceInterval": 500},
-        jvm=QUICK_JVM,
+        jvm=QUICK_SERVER,
     )
     (tmp_path / "own").mkdir()
     made.start()

@@ -16,7 +16,7 @@ from orderedmq.errors import ServersError
 from orderedmq.key_hash import java_string_hash
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.selector import select_by_hash
-from tests.quick_spark import QUICK_JVM
+from tests.quick_spark import QUICK_SERVER
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.servers]
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.servers]
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster with a broker in room a and one in room b."""
-    made = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"), jvm=QUICK_JVM)
+    made = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"), jvm=QUICK_SERVER)
     try:
         made.start()
     except ServersError as error:

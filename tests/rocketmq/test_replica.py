@@ -22,7 +22,7 @@ from orderedmq.rocketmq.puller import READER_GROUP
 from orderedmq.rocketmq.servers import Broker as BrokerServer
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
-from tests.quick_spark import QUICK_JVM
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
 
 ROWS = 5000
@@ -38,12 +38,12 @@ def readable(request: pytest.FixtureRequest) -> bool:
 def network(cluster: Cluster, tmp_path: Path, readable: bool) -> Iterator[Network]:
     """A master, which has no message in memory if one asks it, and a replica."""
     properties = {"slaveReadEnable": True, "accessMessageInMemoryMaxRatio": 0}
-    with Cluster(tmp_path, properties=properties, jvm=QUICK_JVM) as servers:
+    with Cluster(tmp_path, properties=properties, jvm=QUICK_SERVER) as servers:
         # The folder's name is the broker's, and that is the master's.
         home = tmp_path / "replica" / servers.broker.name
         home.parent.mkdir()
         role = {"brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": readable}
-        replica = BrokerServer(home, DEFAULT_VERSION, free_port(-2, 0, 1), servers.address, servers.name, role, QUICK_JVM)
+        replica = BrokerServer(home, DEFAULT_VERSION, free_port(-2, 0, 1), servers.address, servers.name, role, QUICK_SERVER)
         try:
             replica.start()
             with Network(servers.address, [servers.broker.address, replica.address]) as made:
