@@ -5,6 +5,8 @@ Limits are RocketMQ's (model.py). Whole columns are checked at once; only an err
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +24,12 @@ from orderedmq.model import (
 )
 
 _TEXT = ("tags", "keys", "sharding_key")
-_RESERVED = pa.array(sorted(RESERVED_PROPERTIES))
+
+
+@functools.cache
+def _reserved() -> pa.Array:
+    """Not made when this is imported: ``pa.array`` imports pandas, a third of what a process needs to start."""
+    return pa.array(sorted(RESERVED_PROPERTIES))
 
 
 def normalise(rows: pa.RecordBatch, where: str, first: int = 0) -> pa.RecordBatch:
@@ -97,7 +104,7 @@ def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
 
 def reserved(names: pa.Array) -> pa.Array:
     """Of each of the properties' names, whether it is none that a user may set (`model.is_reserved`)."""
-    return pc.or_(pc.is_in(names, value_set=_RESERVED), pc.starts_with(names, TRANSIENT_PREFIX))
+    return pc.or_(pc.is_in(names, value_set=_reserved()), pc.starts_with(names, TRANSIENT_PREFIX))
 
 
 def _without_reserved(column: pa.Array) -> pa.Array:

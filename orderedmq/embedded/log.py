@@ -252,7 +252,7 @@ class EmbeddedLog:
 
 def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:
     schema = select_schema(columns)
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def _bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
