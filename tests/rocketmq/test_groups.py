@@ -1,29 +1,19 @@
-"""Groups over real servers: locks that live 3 s, killed brokers, and a Java consumer as a neighbour.
+"""Groups over real servers: offsets, members, dead letters, and a Java consumer as a neighbour.
 
-Traps held: 8 (never committed, or 0), 11 (locks are advisory, and a renewal is no proof), 12 (members are connections, a heartbeat replaces
-the group's topics), 19 (dead letters go by way of the retry topic).
+Traps held: 8 (never committed, or 0), 12 (members are connections, a heartbeat replaces the group's topics), 19 (dead letters go by way of
+the retry topic).
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
 from orderedmq.allocate import Allocation, allocate
-from orderedmq.errors import OrderedMQError, TopicError
-from orderedmq.lock import Client as Identity
-from orderedmq.lock import LockToken, Refusal
+from orderedmq.errors import TopicError
 from orderedmq.membership import Subscription, refuse
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import admin_requests, group_requests
@@ -33,73 +23,10 @@ from orderedmq.rocketmq.dead_letter_topic import key_of
 from orderedmq.rocketmq.group_offsets import soon
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
+from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
 from tests.rocketmq.peers import Consumer, Peers
 
-T = TypeVar("T")
-
-ROOT = Path(__file__).parents[2]
 UPDATE_BROKER_CONFIG = 25
-#: Of locks that live 3 s.
-TRUST = 1.5
-
-
-class World:
-    """A cluster, a topic of four queues, and a group that nobody knows yet."""
-
-    def __init__(self, cluster: Cluster, queues: int = 4) -> None:
-        self.cluster = cluster
-        self.topic = f"t-{uuid.uuid4().hex[:8]}"
-        self.group = f"g-{self.topic}"
-        self._connections: list[RocketMQBroker] = []
-        self.broker = self.connect()
-        self.broker.admin.create_topic(self.topic, queues)
-        self.queues = self.broker.log.queues(self.topic)
-
-    def connect(self, trust: float = 30.0) -> RocketMQBroker:
-        made = RocketMQBroker(self.cluster.address)
-        made.groups.trust = trust
-        self._connections.append(made)
-        return made
-
-    def close(self) -> None:
-        for broker in self._connections:
-            broker.close()
-
-    def send(self, queue: MessageQueue, count: int) -> None:
-        self.broker.log.append(queue, pa.record_batch({"body": pa.array([b"%d" % i for i in range(count)])}))
-
-    def lock(self, broker: RocketMQBroker, client: Identity, queues: Sequence[MessageQueue] | None = None) -> list[LockToken]:
-        answers = broker.groups.lock(self.group, client, self.queues if queues is None else queues)
-        assert all(isinstance(answer, LockToken) for answer in answers.values()), answers
-        return [answer for answer in answers.values() if isinstance(answer, LockToken)]
-
-    def shared(self) -> Subscription:
-        return Subscription("shared", self.topic, "AVG")
-
-    def ids(self, broker: RocketMQBroker) -> list[str]:
-        return [member.client_id for member in broker.groups.members(self.group)]
-
-
-def until(get: Callable[[], T], good: Callable[[T], bool], seconds: float = 30.0) -> T:
-    deadline = time.monotonic() + seconds
-    while not good(value := get()):
-        assert time.monotonic() < deadline, value
-        time.sleep(0.05)
-    return value
-
-
-def error_of(call: Callable[[], object]) -> OrderedMQError:
-    with pytest.raises(OrderedMQError) as caught:
-        call()
-    return caught.value
-
-
-def condition(call: Callable[[], object]) -> str:
-    return error_of(call).condition.removeprefix("ORDEREDMQ_")
-
-
-def body_of(offsets: Sequence[int]) -> pa.RecordBatch:
-    return pa.record_batch({"body": pa.array([b"body %d" % offset for offset in offsets])})
 
 
 @pytest.fixture
@@ -114,245 +41,6 @@ def usual(cluster: Cluster) -> Iterator[World]:
     made = World(cluster)
     yield made
     made.close()
-
-
-@pytest.fixture
-def quick(quick_locks: Cluster) -> Iterator[World]:
-    made = World(quick_locks)
-    yield made
-    made.close()
-
-
-# -- locks that live 3 s ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(quick: World) -> None:
-    """Trap 11: another may have had the queue meanwhile, and have given it back."""
-    me = quick.broker.groups.join("me")
-    tokens = quick.lock(quick.broker, me, quick.queues[:1])
-    quick.broker.groups.trust = TRUST
-    for _ in range(3):
-        time.sleep(1)
-        assert quick.broker.groups.renew(tokens) == []
-    time.sleep(TRUST + 0.1)
-    assert quick.broker.groups.renew(tokens) == tokens == quick.broker.groups.stale(tokens)
-    assert condition(lambda: quick.broker.groups.commit({tokens[0]: 1})) == "LOCK.LOST"
-    [again] = quick.lock(quick.broker, me, quick.queues[:1])
-    assert again.tenure == again.epoch > tokens[0].epoch, "whoever goes on enters the queue anew"
-
-
-def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
-    rival = quick.connect()
-    tokens = quick.lock(quick.broker, quick.broker.groups.join("me"))
-    them = rival.groups.join("them")
-    assert all(isinstance(answer, Refusal) for answer in rival.groups.lock(quick.group, them, quick.queues).values())
-    began = time.monotonic()
-    until(lambda: rival.groups.lock(quick.group, them, quick.queues), lambda out: not refused(out), 10)
-    assert 1 < time.monotonic() - began < 8
-    # Within the time that it trusts its locks, the loser learns it from the fence.
-    assert quick.broker.groups.stale(tokens) == tokens
-    assert condition(lambda: quick.broker.groups.commit({tokens[0]: 1})) == "LOCK.LOST"
-
-
-def refused(answers: dict[MessageQueue, LockToken | Refusal]) -> list[Refusal]:
-    return [answer for answer in answers.values() if isinstance(answer, Refusal)]
-
-
-@pytest.mark.parametrize("how", ["given up", "left"])
-def test_a_zombies_look_at_its_lock_does_not_bring_it_back(quick: World, how: str) -> None:
-    """A task in another process asks under its driver's name, and a broker would grant it the free queue."""
-    driver, task, other = quick.broker.groups, quick.connect().groups, quick.connect().groups
-    me = driver.join("me")
-    driver.heartbeat(quick.group, me, quick.shared())
-    [token] = quick.lock(quick.broker, me, quick.queues[:1])
-    assert task.check(token)
-    if how == "given up":
-        driver.unlock([token])
-    else:
-        driver.leave(me)
-    assert not task.check(token)
-    them = other.join("them")
-    [theirs] = refusable(other.lock(quick.group, them, [token.queue]))
-    assert not task.check(token)
-    assert theirs.client_id == them.client_id
-
-
-def refusable(answers: dict[MessageQueue, LockToken | Refusal]) -> list[LockToken]:
-    assert not refused(answers), answers
-    return [answer for answer in answers.values() if isinstance(answer, LockToken)]
-
-
-def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> None:
-    task = quick.connect().groups
-    me = quick.broker.groups.join("me")
-    quick.broker.groups.heartbeat(quick.group, me, quick.shared())
-    [token] = quick.lock(quick.broker, me, quick.queues[:1])
-    for _ in range(4):
-        time.sleep(1)
-        assert task.check(token)
-    assert task.stale([token]) == []
-    # A dead letter is put aside by a task, too.
-    assert task.dead_letter(token, body_of([3]), [3]) == 1
-
-
-def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(quick: World) -> None:
-    """RocketMQ's unlockDelay: it is not given back, and its life ends it."""
-    groups, rival = quick.broker.groups, quick.connect().groups
-    me, them = groups.join("me"), rival.join("them")
-    first, second = quick.lock(quick.broker, me, quick.queues[:2])
-    groups.unlock([first, second], 20.0)
-    groups.leave(me)
-    assert groups.stale([first, second]) == [first, second]
-    assert len(refused(rival.lock(quick.group, them, quick.queues[:2]))) == 2
-    [again] = quick.lock(quick.broker, groups.join("me"), quick.queues[:1])
-    assert again.epoch > first.epoch
-    until(lambda: rival.lock(quick.group, them, [second.queue]), lambda out: not refused(out), 10)
-
-
-# -- runs of one query ------------------------------------------------------------------------------------------------------------
-
-RUN = """
-import sys, time
-from orderedmq.membership import Subscription
-from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.client import Client
-address, group, topic = sys.argv[1:]
-broker = RocketMQBroker(address)
-client = broker.groups.join("query")
-broker.groups.heartbeat(group, client, Subscription("shared", topic, "AVG"))
-tokens = broker.groups.lock(group, client, broker.log.queues(topic))
-print(client.client_id, *(type(token).__name__ for token in tokens.values()), flush=True)
-sys.stdin.readline()
-"""
-
-
-@pytest.fixture
-def run(usual: World) -> Iterator[subprocess.Popen[str]]:
-    """Another process with a run of the query ``query``, which has all queues."""
-    command = [sys.executable, "-c", RUN, usual.cluster.address, usual.group, usual.topic]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each_other(
-    usual: World, run: subprocess.Popen[str]
-) -> None:
-    """Locks that live 60 s: nobody else gets them that soon."""
-    assert run.stdout is not None
-    first, *granted = run.stdout.readline().split()
-    assert granted == ["LockToken"] * 4
-    groups = usual.broker.groups
-    again, other = groups.join("query"), groups.join("other")
-    for client in (again, other):
-        refusals = refused(groups.lock(usual.group, client, usual.queues))
-        # Who has them says so itself.
-        assert {(one.owner, one.client_id, one.alive) for one in refusals} == {("query", first, True)}
-        assert len(refusals) == 4
-    assert usual.ids(usual.broker) == [first]
-    run.kill()
-    until(lambda: usual.ids(usual.broker), lambda ids: ids == [])
-    assert len(refused(groups.lock(usual.group, other, usual.queues))) == 4
-    tokens = usual.lock(usual.broker, again)
-    assert {token.epoch % 2 for token in tokens} == {0}, "under the query's name"
-    assert all(token.tenure == token.epoch for token in tokens), "the group's offset is where it goes on"
-
-
-def test_a_run_whose_predecessor_is_stuck_waits_for_the_locks_to_end(quick: World) -> None:
-    old, new = quick.broker.groups, quick.connect().groups
-    first, second = old.join("query"), new.join("query")
-    old.heartbeat(quick.group, first, quick.shared())
-    [token] = quick.lock(quick.broker, first, quick.queues[:1])
-    new.heartbeat(quick.group, second, quick.shared())
-    assert refused(new.lock(quick.group, second, [token.queue]))
-    [taken] = refusable(until(lambda: new.lock(quick.group, second, [token.queue]), lambda out: not refused(out), 10))
-    assert taken.epoch % 2 == 1, "under its own name"
-    # The first one is a member still, and yet its tasks and itself see that it is lost.
-    assert first.client_id in quick.ids(quick.broker)
-    assert not quick.connect().groups.check(token)
-    assert old.renew([token]) == [token]
-    assert new.renew([taken]) == []
-
-
-# -- brokers that are killed ------------------------------------------------------------------------------------------------------
-
-
-def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_back(usual: World) -> None:
-    me = usual.broker.groups.join("me")
-    usual.broker.groups.heartbeat(usual.group, me, usual.shared())
-    usual.send(usual.queues[0], 9)
-    tokens = usual.lock(usual.broker, me)
-    # However long a server takes to boot here.
-    usual.broker.groups.trust = 120
-    usual.broker.groups.commit({tokens[0]: 2, tokens[1]: 0})
-    # On disk within 5 s.
-    time.sleep(6)
-    usual.broker.groups.commit({tokens[0]: 7})
-    usual.cluster.broker.restart()
-    seen = usual.connect().groups.offsets(usual.group, usual.queues)
-    # A broker writes offsets every 5 s, from 10 s after it booted on.
-    assert seen.get(usual.queues[0]) in (None, 2, 7)
-    assert usual.broker.groups.renew(tokens) == []
-    assert usual.connect().groups.offsets(usual.group, usual.queues) == {usual.queues[0]: 7, usual.queues[1]: 0}
-    rival = usual.connect().groups
-    assert len(refused(rival.lock(usual.group, rival.join("them"), usual.queues))) == 4
-    # It is a member again with its next heartbeat; a task that looks meanwhile waits for that.
-    assert usual.ids(usual.connect()) == []
-    task = usual.connect().groups
-    with ThreadPoolExecutor(1) as pool:
-        looking = pool.submit(task.check, tokens[0])
-        time.sleep(1)
-        usual.broker.groups.heartbeat(usual.group, me, usual.shared())
-        assert looking.result()
-    assert usual.ids(usual.connect()) == [me.client_id]
-
-
-def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds the broker behind, and is held up before it writes: whoever takes the queue then must not begin there."""
-    groups, [queue] = usual.broker.groups, usual.queues[:1]
-    [token] = usual.lock(usual.broker, groups.join("me"), [queue])
-    groups.commit({token: 4})
-    real = groups._offsets.write
-    real(usual.group, {queue: 1})
-    looked, committed = threading.Event(), threading.Event()
-
-    def held_up(group: str, offsets: Mapping[MessageQueue, int], seconds: float = 25.0) -> None:
-        if offsets == {queue: 4}:
-            looked.set()
-            committed.wait(1.0)
-        real(group, offsets, seconds)
-
-    monkeypatch.setattr(groups._offsets, "write", held_up)
-    with ThreadPoolExecutor(1) as pool:
-        renewed = pool.submit(groups.renew, [token])
-        assert looked.wait(10.0)
-        groups.commit({token: 5})
-        committed.set()
-        assert renewed.result() == []
-    assert groups.offsets(usual.group, [queue]) == {queue: 5}
-
-
-def test_a_lock_that_another_got_while_the_broker_was_anew_is_lost(usual: World) -> None:
-    me = usual.broker.groups.join("me")
-    tokens = usual.lock(usual.broker, me)
-    usual.broker.groups.trust = 120
-    usual.cluster.broker.restart()
-    rival = usual.connect()
-    usual.lock(rival, rival.groups.join("them"), usual.queues[:1])
-    assert usual.broker.groups.renew(tokens) == tokens[:1]
-    assert usual.broker.groups.stale(tokens) == tokens[:1]
-
-
-def test_a_broker_that_is_away_costs_no_lock_until_the_trust_is_over(usual: World) -> None:
-    me = usual.broker.groups.join("me")
-    tokens = usual.lock(usual.broker, me)
-    usual.cluster.broker.kill()
-    assert error_of(lambda: usual.broker.groups.renew(tokens)).condition.startswith("ORDEREDMQ_ROCKETMQ.")
-    usual.broker.groups.trust = 0.0
-    assert usual.broker.groups.renew(tokens) == tokens
 
 
 # -- offsets of every version -----------------------------------------------------------------------------------------------------
@@ -437,17 +125,6 @@ def test_a_group_from_outside(world: World) -> None:
     assert admin.group_offsets(world.group) == {world.queues[0]: 0, world.queues[1]: 0}
     admin.delete_group(world.group)
     assert condition(lambda: admin.seek(world.group, {world.queues[0]: 5})) == "OFFSET.BEYOND_END"
-
-
-def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(world: World) -> None:
-    groups, admin = world.broker.groups, world.connect().admin
-    me = groups.join("me")
-    [token] = world.lock(world.broker, me, world.queues[:1])
-    assert condition(lambda: admin.seek(world.group, {token.queue: 0})) == "GROUP.IN_USE"
-    assert condition(lambda: admin.release(world.group, world.queues, force=True)) == "LOCK.HELD_BY_OTHER"
-    groups.leave(me)
-    assert admin.release(world.group, world.queues) == []
-    assert admin.seek(world.group, {token.queue: 0}) == 1
 
 
 # -- members ----------------------------------------------------------------------------------------------------------------------
@@ -576,7 +253,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         assert len(mine) == len(theirs) == 2
         # Code 40 makes it rebalance: it gives our half up, and keeps its own.
         until(lambda: owned(java, usual.topic), lambda queues: queues == theirs)
-        tokens = refusable(until(lambda: groups.lock(usual.group, me, mine), lambda out: not refused(out)))
+        tokens = granted(until(lambda: groups.lock(usual.group, me, mine), lambda out: not refused(out)))
         [other, _] = [queue for queue in usual.queues if queue not in mine]
         [refusing] = refused(groups.lock(usual.group, me, [other]))
         assert (refusing.client_id, refusing.alive) == (java.id, True)
@@ -639,31 +316,3 @@ def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, p
     [token] = usual.lock(usual.broker, me, [queue])
     groups.commit({token: 10})
     assert usual.connect().groups.offsets(usual.group, [queue]) == {queue: 10}
-
-
-def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query asks between any two batches; a round trip each time would be most of what an idle one does."""
-    groups, admin = world.broker.groups, world.connect().admin
-    me = groups.join("me")
-    groups.heartbeat(world.group, me, world.shared())
-    tokens = world.lock(world.broker, me)
-    asked: list[int] = []
-    fenced = type(groups)._fenced
-
-    def spy(*arguments: Any, **more: Any) -> list[LockToken]:
-        asked.append(len(arguments[1]))
-        return fenced(*arguments, **more)
-
-    monkeypatch.setattr(type(groups), "_fenced", spy)
-    for _ in range(50):
-        assert groups.stale(tokens) == []
-    assert [count for count in asked if count] == [len(tokens)]
-    admin.seek(world.group, {tokens[0].queue: 0}, force=True)
-    assert condition(lambda: groups.commit({tokens[0]: 0})) == "LOCK.LOST"
-    assert groups.stale(tokens) == tokens[:1], "a commit that was refused is known at once"
-    admin.seek(world.group, {tokens[1].queue: 0}, force=True)
-    assert not groups.check(tokens[1])
-    began = time.monotonic()
-    admin.seek(world.group, {tokens[2].queue: 0}, force=True)
-    until(lambda: groups.stale(tokens), lambda gone: tokens[2] in gone, 10)
-    assert time.monotonic() - began < 3

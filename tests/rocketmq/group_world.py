@@ -1,0 +1,89 @@
+"""A topic and a group of a test's own, for tests of groups."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import pyarrow as pa
+import pytest
+
+from orderedmq.errors import OrderedMQError
+from orderedmq.lock import Client as Identity
+from orderedmq.lock import LockToken, Refusal
+from orderedmq.membership import Subscription
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.servers import Cluster
+
+T = TypeVar("T")
+
+
+class World:
+    """A cluster, a topic of four queues, and a group that nobody knows yet."""
+
+    def __init__(self, cluster: Cluster, queues: int = 4) -> None:
+        self.cluster = cluster
+        self.topic = f"t-{uuid.uuid4().hex[:8]}"
+        self.group = f"g-{self.topic}"
+        self._connections: list[RocketMQBroker] = []
+        self.broker = self.connect()
+        self.broker.admin.create_topic(self.topic, queues)
+        self.queues = self.broker.log.queues(self.topic)
+
+    def connect(self, trust: float = 30.0) -> RocketMQBroker:
+        made = RocketMQBroker(self.cluster.address)
+        made.groups.trust = trust
+        self._connections.append(made)
+        return made
+
+    def close(self) -> None:
+        for broker in self._connections:
+            broker.close()
+
+    def send(self, queue: MessageQueue, count: int) -> None:
+        self.broker.log.append(queue, pa.record_batch({"body": pa.array([b"%d" % i for i in range(count)])}))
+
+    def lock(self, broker: RocketMQBroker, client: Identity, queues: Sequence[MessageQueue] | None = None) -> list[LockToken]:
+        answers = broker.groups.lock(self.group, client, self.queues if queues is None else queues)
+        assert all(isinstance(answer, LockToken) for answer in answers.values()), answers
+        return [answer for answer in answers.values() if isinstance(answer, LockToken)]
+
+    def shared(self) -> Subscription:
+        return Subscription("shared", self.topic, "AVG")
+
+    def ids(self, broker: RocketMQBroker) -> list[str]:
+        return [member.client_id for member in broker.groups.members(self.group)]
+
+
+def until(get: Callable[[], T], good: Callable[[T], bool], seconds: float = 30.0) -> T:
+    deadline = time.monotonic() + seconds
+    while not good(value := get()):
+        assert time.monotonic() < deadline, value
+        time.sleep(0.05)
+    return value
+
+
+def error_of(call: Callable[[], object]) -> OrderedMQError:
+    with pytest.raises(OrderedMQError) as caught:
+        call()
+    return caught.value
+
+
+def condition(call: Callable[[], object]) -> str:
+    return error_of(call).condition.removeprefix("ORDEREDMQ_")
+
+
+def body_of(offsets: Sequence[int]) -> pa.RecordBatch:
+    return pa.record_batch({"body": pa.array([b"body %d" % offset for offset in offsets])})
+
+
+def refused(answers: dict[MessageQueue, LockToken | Refusal]) -> list[Refusal]:
+    return [answer for answer in answers.values() if isinstance(answer, Refusal)]
+
+
+def granted(answers: dict[MessageQueue, LockToken | Refusal]) -> list[LockToken]:
+    assert not refused(answers), answers
+    return [answer for answer in answers.values() if isinstance(answer, LockToken)]

@@ -1,0 +1,313 @@
+"""Queue locks of real servers: locks that live 3 s, runs of one query, killed brokers.
+
+Trap held: 11 (locks are advisory, and a renewal is no proof).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orderedmq.lock import LockToken, Refusal
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.servers import Cluster
+from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
+
+ROOT = Path(__file__).parents[2]
+#: Of locks that live 3 s.
+TRUST = 1.5
+
+
+@pytest.fixture
+def world(every_version: Cluster) -> Iterator[World]:
+    made = World(every_version)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def usual(cluster: Cluster) -> Iterator[World]:
+    made = World(cluster)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def quick(quick_locks: Cluster) -> Iterator[World]:
+    made = World(quick_locks)
+    yield made
+    made.close()
+
+
+# -- locks that live 3 s ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(quick: World) -> None:
+    """Trap 11: another may have had the queue meanwhile, and have given it back."""
+    me = quick.broker.groups.join("me")
+    tokens = quick.lock(quick.broker, me, quick.queues[:1])
+    quick.broker.groups.trust = TRUST
+    for _ in range(3):
+        time.sleep(1)
+        assert quick.broker.groups.renew(tokens) == []
+    time.sleep(TRUST + 0.1)
+    assert quick.broker.groups.renew(tokens) == tokens == quick.broker.groups.stale(tokens)
+    assert condition(lambda: quick.broker.groups.commit({tokens[0]: 1})) == "LOCK.LOST"
+    [again] = quick.lock(quick.broker, me, quick.queues[:1])
+    assert again.tenure == again.epoch > tokens[0].epoch, "whoever goes on enters the queue anew"
+
+
+def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
+    rival = quick.connect()
+    tokens = quick.lock(quick.broker, quick.broker.groups.join("me"))
+    them = rival.groups.join("them")
+    assert all(isinstance(answer, Refusal) for answer in rival.groups.lock(quick.group, them, quick.queues).values())
+    began = time.monotonic()
+    until(lambda: rival.groups.lock(quick.group, them, quick.queues), lambda out: not refused(out), 10)
+    assert 1 < time.monotonic() - began < 8
+    # Within the time that it trusts its locks, the loser learns it from the fence.
+    assert quick.broker.groups.stale(tokens) == tokens
+    assert condition(lambda: quick.broker.groups.commit({tokens[0]: 1})) == "LOCK.LOST"
+
+
+@pytest.mark.parametrize("how", ["given up", "left"])
+def test_a_zombies_look_at_its_lock_does_not_bring_it_back(quick: World, how: str) -> None:
+    """A task in another process asks under its driver's name, and a broker would grant it the free queue."""
+    driver, task, other = quick.broker.groups, quick.connect().groups, quick.connect().groups
+    me = driver.join("me")
+    driver.heartbeat(quick.group, me, quick.shared())
+    [token] = quick.lock(quick.broker, me, quick.queues[:1])
+    assert task.check(token)
+    if how == "given up":
+        driver.unlock([token])
+    else:
+        driver.leave(me)
+    assert not task.check(token)
+    them = other.join("them")
+    [theirs] = granted(other.lock(quick.group, them, [token.queue]))
+    assert not task.check(token)
+    assert theirs.client_id == them.client_id
+
+
+def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> None:
+    task = quick.connect().groups
+    me = quick.broker.groups.join("me")
+    quick.broker.groups.heartbeat(quick.group, me, quick.shared())
+    [token] = quick.lock(quick.broker, me, quick.queues[:1])
+    for _ in range(4):
+        time.sleep(1)
+        assert task.check(token)
+    assert task.stale([token]) == []
+    # A dead letter is put aside by a task, too.
+    assert task.dead_letter(token, body_of([3]), [3]) == 1
+
+
+def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(quick: World) -> None:
+    """RocketMQ's unlockDelay: it is not given back, and its life ends it."""
+    groups, rival = quick.broker.groups, quick.connect().groups
+    me, them = groups.join("me"), rival.join("them")
+    first, second = quick.lock(quick.broker, me, quick.queues[:2])
+    groups.unlock([first, second], 20.0)
+    groups.leave(me)
+    assert groups.stale([first, second]) == [first, second]
+    assert len(refused(rival.lock(quick.group, them, quick.queues[:2]))) == 2
+    [again] = quick.lock(quick.broker, groups.join("me"), quick.queues[:1])
+    assert again.epoch > first.epoch
+    until(lambda: rival.lock(quick.group, them, [second.queue]), lambda out: not refused(out), 10)
+
+
+# -- runs of one query ------------------------------------------------------------------------------------------------------------
+
+RUN = """
+import sys, time
+from orderedmq.membership import Subscription
+from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.client import Client
+address, group, topic = sys.argv[1:]
+broker = RocketMQBroker(address)
+client = broker.groups.join("query")
+broker.groups.heartbeat(group, client, Subscription("shared", topic, "AVG"))
+tokens = broker.groups.lock(group, client, broker.log.queues(topic))
+print(client.client_id, *(type(token).__name__ for token in tokens.values()), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def run(usual: World) -> Iterator[subprocess.Popen[str]]:
+    """Another process with a run of the query ``query``, which has all queues."""
+    command = [sys.executable, "-c", RUN, usual.cluster.address, usual.group, usual.topic]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each_other(
+    usual: World, run: subprocess.Popen[str]
+) -> None:
+    """Locks that live 60 s: nobody else gets them that soon."""
+    assert run.stdout is not None
+    first, *granted = run.stdout.readline().split()
+    assert granted == ["LockToken"] * 4
+    groups = usual.broker.groups
+    again, other = groups.join("query"), groups.join("other")
+    for client in (again, other):
+        refusals = refused(groups.lock(usual.group, client, usual.queues))
+        # Who has them says so itself.
+        assert {(one.owner, one.client_id, one.alive) for one in refusals} == {("query", first, True)}
+        assert len(refusals) == 4
+    assert usual.ids(usual.broker) == [first]
+    run.kill()
+    until(lambda: usual.ids(usual.broker), lambda ids: ids == [])
+    assert len(refused(groups.lock(usual.group, other, usual.queues))) == 4
+    tokens = usual.lock(usual.broker, again)
+    assert {token.epoch % 2 for token in tokens} == {0}, "under the query's name"
+    assert all(token.tenure == token.epoch for token in tokens), "the group's offset is where it goes on"
+
+
+def test_a_run_whose_predecessor_is_stuck_waits_for_the_locks_to_end(quick: World) -> None:
+    old, new = quick.broker.groups, quick.connect().groups
+    first, second = old.join("query"), new.join("query")
+    old.heartbeat(quick.group, first, quick.shared())
+    [token] = quick.lock(quick.broker, first, quick.queues[:1])
+    new.heartbeat(quick.group, second, quick.shared())
+    assert refused(new.lock(quick.group, second, [token.queue]))
+    [taken] = granted(until(lambda: new.lock(quick.group, second, [token.queue]), lambda out: not refused(out), 10))
+    assert taken.epoch % 2 == 1, "under its own name"
+    # The first one is a member still, and yet its tasks and itself see that it is lost.
+    assert first.client_id in quick.ids(quick.broker)
+    assert not quick.connect().groups.check(token)
+    assert old.renew([token]) == [token]
+    assert new.renew([taken]) == []
+
+
+# -- brokers that are killed ------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_back(usual: World) -> None:
+    me = usual.broker.groups.join("me")
+    usual.broker.groups.heartbeat(usual.group, me, usual.shared())
+    usual.send(usual.queues[0], 9)
+    tokens = usual.lock(usual.broker, me)
+    # However long a server takes to boot here.
+    usual.broker.groups.trust = 120
+    usual.broker.groups.commit({tokens[0]: 2, tokens[1]: 0})
+    # On disk within 5 s.
+    time.sleep(6)
+    usual.broker.groups.commit({tokens[0]: 7})
+    usual.cluster.broker.restart()
+    seen = usual.connect().groups.offsets(usual.group, usual.queues)
+    # A broker writes offsets every 5 s, from 10 s after it booted on.
+    assert seen.get(usual.queues[0]) in (None, 2, 7)
+    assert usual.broker.groups.renew(tokens) == []
+    assert usual.connect().groups.offsets(usual.group, usual.queues) == {usual.queues[0]: 7, usual.queues[1]: 0}
+    rival = usual.connect().groups
+    assert len(refused(rival.lock(usual.group, rival.join("them"), usual.queues))) == 4
+    # It is a member again with its next heartbeat; a task that looks meanwhile waits for that.
+    assert usual.ids(usual.connect()) == []
+    task = usual.connect().groups
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(task.check, tokens[0])
+        time.sleep(1)
+        usual.broker.groups.heartbeat(usual.group, me, usual.shared())
+        assert looking.result()
+    assert usual.ids(usual.connect()) == [me.client_id]
+
+
+def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds the broker behind, and is held up before it writes: whoever takes the queue then must not begin there."""
+    groups, [queue] = usual.broker.groups, usual.queues[:1]
+    [token] = usual.lock(usual.broker, groups.join("me"), [queue])
+    groups.commit({token: 4})
+    real = groups._offsets.write
+    real(usual.group, {queue: 1})
+    looked, committed = threading.Event(), threading.Event()
+
+    def held_up(group: str, offsets: Mapping[MessageQueue, int], seconds: float = 25.0) -> None:
+        if offsets == {queue: 4}:
+            looked.set()
+            committed.wait(1.0)
+        real(group, offsets, seconds)
+
+    monkeypatch.setattr(groups._offsets, "write", held_up)
+    with ThreadPoolExecutor(1) as pool:
+        renewed = pool.submit(groups.renew, [token])
+        assert looked.wait(10.0)
+        groups.commit({token: 5})
+        committed.set()
+        assert renewed.result() == []
+    assert groups.offsets(usual.group, [queue]) == {queue: 5}
+
+
+def test_a_lock_that_another_got_while_the_broker_was_anew_is_lost(usual: World) -> None:
+    me = usual.broker.groups.join("me")
+    tokens = usual.lock(usual.broker, me)
+    usual.broker.groups.trust = 120
+    usual.cluster.broker.restart()
+    rival = usual.connect()
+    usual.lock(rival, rival.groups.join("them"), usual.queues[:1])
+    assert usual.broker.groups.renew(tokens) == tokens[:1]
+    assert usual.broker.groups.stale(tokens) == tokens[:1]
+
+
+def test_a_broker_that_is_away_costs_no_lock_until_the_trust_is_over(usual: World) -> None:
+    me = usual.broker.groups.join("me")
+    tokens = usual.lock(usual.broker, me)
+    usual.cluster.broker.kill()
+    assert error_of(lambda: usual.broker.groups.renew(tokens)).condition.startswith("ORDEREDMQ_ROCKETMQ.")
+    usual.broker.groups.trust = 0.0
+    assert usual.broker.groups.renew(tokens) == tokens
+
+
+# -- what others do ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lock_of_nobody_who_is_known_is_in_use_and_cannot_be_taken_away(world: World) -> None:
+    groups, admin = world.broker.groups, world.connect().admin
+    me = groups.join("me")
+    [token] = world.lock(world.broker, me, world.queues[:1])
+    assert condition(lambda: admin.seek(world.group, {token.queue: 0})) == "GROUP.IN_USE"
+    assert condition(lambda: admin.release(world.group, world.queues, force=True)) == "LOCK.HELD_BY_OTHER"
+    groups.leave(me)
+    assert admin.release(world.group, world.queues) == []
+    assert admin.seek(world.group, {token.queue: 0}) == 1
+
+
+def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query asks between any two batches; a round trip each time would be most of what an idle one does."""
+    groups, admin = world.broker.groups, world.connect().admin
+    me = groups.join("me")
+    groups.heartbeat(world.group, me, world.shared())
+    tokens = world.lock(world.broker, me)
+    asked: list[int] = []
+    fenced = type(groups)._fenced
+
+    def spy(*arguments: Any, **more: Any) -> list[LockToken]:
+        asked.append(len(arguments[1]))
+        return fenced(*arguments, **more)
+
+    monkeypatch.setattr(type(groups), "_fenced", spy)
+    for _ in range(50):
+        assert groups.stale(tokens) == []
+    assert [count for count in asked if count] == [len(tokens)]
+    admin.seek(world.group, {tokens[0].queue: 0}, force=True)
+    assert condition(lambda: groups.commit({tokens[0]: 0})) == "LOCK.LOST"
+    assert groups.stale(tokens) == tokens[:1], "a commit that was refused is known at once"
+    admin.seek(world.group, {tokens[1].queue: 0}, force=True)
+    assert not groups.check(tokens[1])
+    began = time.monotonic()
+    admin.seek(world.group, {tokens[2].queue: 0}, force=True)
+    until(lambda: groups.stale(tokens), lambda gone: tokens[2] in gone, 10)
+    assert time.monotonic() - began < 3
