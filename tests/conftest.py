@@ -14,7 +14,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from orderedmq.java import ensure_java
-from tests import quick_spark
+from tests import quick_spark, scopes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,20 +34,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'servers: needs real RocketMQ servers; -m "not servers" leaves them out')
 
 
-class FolderScheduling(LoadScopeScheduling):
-    """A process runs a whole folder, so that what takes long to start is started once. Some wait for servers, others need the CPU.
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=scopes.turn)
 
-    Unit tests come last and start nothing: by file they fill what is left.
-    """
+
+class Scopes(LoadScopeScheduling):
+    """A process runs a whole scope, so that what takes long to start is started once. Some wait for servers, others need the CPU."""
 
     def _split_scope(self, nodeid: str) -> str:
-        folder = nodeid.split("/")[1]
-        return folder if folder != "unit" else nodeid.partition("::")[0]
+        return scopes.scope_of(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FolderScheduling:
-    return FolderScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scopes:
+    return Scopes(config, log)
 
 
 @pytest.fixture(scope="session")

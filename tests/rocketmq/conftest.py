@@ -6,6 +6,7 @@ in CI. Before each test, servers that another one killed or paused run again.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,15 +19,25 @@ import pytest
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.jars import DEFAULT_VERSION, VERSIONS, jars
 from orderedmq.rocketmq.servers import Cluster
+from tests import scopes
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers
 
 #: Of these fixtures each has servers.
-_CLUSTERS = ("cluster", "two_brokers", "quick_locks", "every_version")
+_CLUSTERS = ("cluster", "two_brokers", "quick_locks", "aging", "every_version")
 #: Those that few tests need. These tests come first, and then the cluster goes: an idle broker takes 6 % of a CPU.
-_SOME = ("quick_locks", "two_brokers")
+_SOME = ("quick_locks", "two_brokers", "aging")
 #: A first fetch of jars is part of the first test's time.
 _TIMEOUT = 900
+
+
+#: Of a broker that deletes what it has: small files, and no age that they must reach.
+AGING = {
+    "mappedFileSizeCommitLog": 4 << 20,
+    "mappedFileSizeConsumeQueue": 2000,
+    "fileReservedTime": 0,
+    "cleanResourceInterval": 500,
+}
 
 
 class Clusters:
@@ -35,16 +46,17 @@ class Clusters:
     def __init__(self) -> None:
         self._running: list[Cluster] = []
         self._pool = ThreadPoolExecutor(1, "clusters")
+        #: The usual one, and one of the others that takes long.
         self._usual: Future[Cluster] | None = None
+        self._aging: Future[Cluster] | None = None
         self._folder: Path | None = None
         self._jars: dict[str, ServersError | None] = {}
         #: How many tests still need each of _SOME.
         self._needed: Counter[str] = Counter()
         self._extra: dict[str, Cluster] = {}
-
-    @property
-    def prepared(self) -> bool:
-        return self._folder is not None
+        self._starts = itertools.count()
+        #: Scopes whose tests have begun.
+        self._prepared: set[str] = set()
 
     def jars(self, version: str) -> None:
         """Fetch them, or find out once that they cannot be had."""
@@ -58,13 +70,22 @@ class Clusters:
         if failed is not None:
             raise failed
 
-    def prepare(self, folder: Path, items: Sequence[pytest.Item]) -> None:
-        """Begin with what takes long: the usual cluster, if it is wanted, and the jars of the others."""
-        self._folder = folder
-        self._needed.update(name for item in items for name in _some(item))
-        versions = {version for item in items for version in _versions(item)}
-        if DEFAULT_VERSION in versions:
+    def prepare(self, item: pytest.Item) -> None:
+        """At the first test of a scope begin with what takes long: the usual cluster, if it is wanted, and the jars of the others."""
+        scope = scopes.mine(item)
+        if scope in self._prepared:
+            return
+        self._prepared.add(scope)
+        if self._folder is None:
+            factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
+            self._folder = factory.mktemp("rocketmq")
+        items = [one for one in item.session.items if scopes.mine(one) == scope and _wants_servers(one)]
+        self._needed.update(name for one in items for name in _some(one))
+        versions = {version for one in items for version in _versions(one)}
+        if DEFAULT_VERSION in versions and self._usual is None:
             self._usual = self._pool.submit(self.start, "usual")
+        if any("aging" in _some(one) for one in items):
+            self._aging = self._pool.submit(self.start, "aging", properties=AGING)
         for version in sorted(versions - {DEFAULT_VERSION}):
             self._pool.submit(self.jars, version)
 
@@ -73,12 +94,12 @@ class Clusters:
             self._usual = self._pool.submit(self.start, "usual")
         return self._usual.result()
 
-    def start(self, name: str, version: str = DEFAULT_VERSION, *, brokers: int = 1, lock_life: float | None = None) -> Cluster:
+    def start(self, name: str, version: str = DEFAULT_VERSION, **more: Any) -> Cluster:
         assert self._folder is not None
         self.jars(version)
-        folder = self._folder / name
+        folder = self._folder / f"{name}-{next(self._starts)}"
         folder.mkdir()
-        cluster = Cluster(folder, version, brokers=brokers, lock_life=lock_life, jvm=QUICK_SERVER)
+        cluster = Cluster(folder, version, jvm=QUICK_SERVER, **more)
         cluster.start()
         self._running.append(cluster)
         return cluster
@@ -86,7 +107,8 @@ class Clusters:
     def extra(self, name: str, **more: Any) -> Cluster:
         """One of _SOME."""
         if name not in self._extra:
-            self._extra[name] = self.start(name, **more)
+            started, self._aging = (self._aging, None) if name == "aging" else (None, self._aging)
+            self._extra[name] = started.result() if started is not None else self.start(name, **more)
         return self._extra[name]
 
     def done(self, names: Sequence[str]) -> None:
@@ -129,10 +151,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """At the first one of the folder: the process may be one that runs others."""
-    if not _clusters.prepared:
-        factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
-        _clusters.prepare(factory.mktemp("rocketmq"), [other for other in item.session.items if _wants_servers(other)])
+    _clusters.prepare(item)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -147,7 +166,7 @@ def pytest_sessionfinish() -> None:
 
 
 def _wants_servers(item: pytest.Item) -> bool:
-    return bool(set(_CLUSTERS).intersection(getattr(item, "fixturenames", ())))
+    return Path(__file__).parent in item.path.parents and bool(set(_CLUSTERS).intersection(getattr(item, "fixturenames", ())))
 
 
 def _some(item: pytest.Item) -> list[str]:
@@ -187,16 +206,22 @@ def cluster() -> Cluster:
     return _started(_clusters.usual)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def two_brokers() -> Cluster:
     """A nameserver and two brokers."""
     return _started(lambda: _clusters.extra("two_brokers", brokers=2))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def quick_locks() -> Cluster:
     """A cluster whose queue locks live 3 s."""
     return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0))
+
+
+@pytest.fixture(scope="module")
+def aging() -> Cluster:
+    """A broker that deletes full files at once, of a few messages. It begins with that a minute after its start."""
+    return _started(lambda: _clusters.extra("aging", properties=AGING))
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

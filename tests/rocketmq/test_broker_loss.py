@@ -1,4 +1,4 @@
-"""A broker that loses messages with its machine, deletes them by age, or has no room for more: what the sink and the source make of it.
+"""A broker that loses messages with its machine, or has no room for more: what the sink and the source make of it.
 
 Each test has a cluster of its own, whose files are small.
 """
@@ -8,25 +8,16 @@ from __future__ import annotations
 import resource
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
-import orderedmq
-from orderedmq.broker import Broker
 from orderedmq.errors import DataLossError, OrderedMQError
-from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.queue_place import Timing
 from orderedmq.rocketmq.servers import Cluster
-from tests.faults.points import until
 from tests.quick_spark import QUICK_SERVER
-from tests.rocketmq.test_outbox import World, numbered
+from tests.rocketmq.outbox_world import World, numbered
 
-DELETE_EXPIRED_COMMITLOG = 329
 #: A minute is long for a test that waits for a broker that has no room.
 IMPATIENT = Timing(patience=5.0)
 SMALL = {"mappedFileSizeCommitLog": 4 << 20, "mappedFileSizeConsumeQueue": 2000}
@@ -116,47 +107,3 @@ def test_a_broker_without_room_refuses_and_what_is_missing_comes_when_there_is_s
     own.broker.restart()
     world.outbox().publish(world.batch(), [world.write(names, size=50_000)])
     assert world.bodies() == names
-
-
-def fill(broker: Broker, topic: str, count: int) -> None:
-    bodies = [b"%d" % number for number in range(count)]
-    broker.log.append(
-        broker.log.queues(topic)[0], pa.record_batch({"body": pa.array([b.ljust(50_000) for b in bodies], pa.binary())})
-    )
-
-
-def test_messages_that_were_deleted_by_age_under_a_query_are_a_named_error_or_counted(
-    own: Cluster, spark: SparkSession, tmp_path: Path
-) -> None:
-    def run(**options: str) -> list[int]:
-        reader = spark.readStream.format("orderedmq").options(
-            namesrvAddr=own.address, topic="aging", consumerGroup="g", **options
-        )
-        rows = reader.option("consumeFromWhere", "first").schema("queue_offset long").load()
-        table = str(tmp_path / "table")
-        writer = rows.writeStream.format("parquet").option("path", table).option("checkpointLocation", str(tmp_path / "ck"))
-        writer.trigger(availableNow=True).start().awaitTermination()
-        return sorted(row.queue_offset for row in spark.read.schema("queue_offset long").parquet(table).collect())
-
-    with ExitStack() as stack:
-        broker = stack.enter_context(orderedmq.connect(namesrv_addr=own.address))
-        broker.admin.create_topic("aging", 1)
-        [queue] = broker.log.queues("aging")
-        fill(broker, "aging", 10)
-        assert run() == list(range(10))
-        for _ in range(5):
-            fill(broker, "aging", 40)
-
-        def deleted() -> bool:
-            ask(own.broker.address, DELETE_EXPIRED_COMMITLOG)
-            return broker.log.bounds([queue])[queue].min_offset > 20
-
-        until(deleted, "files with messages that were not read are deleted", 60.0)
-        with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.AGED_OUT") as caught:
-            run()
-        read = run(failOnDataLoss="false")
-        assert read[:10] == list(range(10))
-        rest = read[10:]
-        assert rest == list(range(rest[0], 210))
-        assert rest[0] > 20
-        assert f"messages 10 to {rest[0] - 1} ({rest[0] - 10}) of queue aging/broker-a/0" in str(caught.value)

@@ -1,4 +1,4 @@
-"""The source in real Spark over a real cluster: filters, and topics that are not what they were."""
+"""The source in real Spark over a real cluster: filters, topics that are not what they were, and messages that are gone."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from tests.faults.points import until
 
 READ = "queue_offset long, body binary, tags string"
 UPDATE_BROKER_CONFIG = 25
+DELETE_EXPIRED_COMMITLOG = 329
 
 
 @dataclass
@@ -283,3 +284,49 @@ def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept
     finally:
         reader.stop()
         signal.signal(signal.SIGTERM, before)
+
+
+# -- messages that are deleted ----------------------------------------------------------------------------------------------------
+
+
+def fill_files(broker: Broker, topic: str, count: int) -> None:
+    bodies = [b"%d" % number for number in range(count)]
+    broker.log.append(
+        broker.log.queues(topic)[0], pa.record_batch({"body": pa.array([b.ljust(50_000) for b in bodies], pa.binary())})
+    )
+
+
+def test_messages_that_were_deleted_by_age_under_a_query_are_a_named_error_or_counted(
+    aging: Cluster, spark: SparkSession, tmp_path: Path
+) -> None:
+    def run(**options: str) -> list[int]:
+        reader = spark.readStream.format("orderedmq").options(
+            namesrvAddr=aging.address, topic="aging", consumerGroup="g", **options
+        )
+        rows = reader.option("consumeFromWhere", "first").schema("queue_offset long").load()
+        table = str(tmp_path / "table")
+        writer = rows.writeStream.format("parquet").option("path", table).option("checkpointLocation", str(tmp_path / "ck"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return sorted(row.queue_offset for row in spark.read.schema("queue_offset long").parquet(table).collect())
+
+    with orderedmq.connect(namesrv_addr=aging.address) as broker:
+        broker.admin.create_topic("aging", 1)
+        [queue] = broker.log.queues("aging")
+        fill_files(broker, "aging", 10)
+        assert run() == list(range(10))
+        for _ in range(5):
+            fill_files(broker, "aging", 40)
+
+        def deleted() -> bool:
+            ask(aging.broker.address, DELETE_EXPIRED_COMMITLOG)
+            return broker.log.bounds([queue])[queue].min_offset > 20
+
+        until(deleted, "files with messages that were not read are deleted", 90.0)
+        with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.AGED_OUT") as caught:
+            run()
+        read = run(failOnDataLoss="false")
+        assert read[:10] == list(range(10))
+        rest = read[10:]
+        assert rest == list(range(rest[0], 210))
+        assert rest[0] > 20
+        assert f"messages 10 to {rest[0] - 1} ({rest[0] - 10}) of queue aging/broker-a/0" in str(caught.value)

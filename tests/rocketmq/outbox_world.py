@@ -1,0 +1,127 @@
+"""A topic and a sink of a test's own, for tests of batches that are written to real servers."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.errors import OrderedMQError
+from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.rocketmq import admin_requests
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.encode import SendBody
+from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.outbox import RocketMQOutbox
+from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing
+from orderedmq.rocketmq.servers import Cluster
+
+#: For locks that live 3 s.
+QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=20.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
+
+
+def soon(seconds: float = 30.0) -> float:
+    return time.monotonic() + seconds
+
+
+def until(good: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = soon(seconds)
+    while not good():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def rows(names: Sequence[str], size: int = 0) -> pa.RecordBatch:
+    """Rows whose key is their first letter, with bodies of at least ``size`` bytes."""
+    columns: dict[str, Any] = {
+        "body": [name.encode().ljust(size) for name in names],
+        "sharding_key": [name[0] for name in names],
+    }
+    return pa.record_batch({name: pa.array(values, PRODUCER_SCHEMA.field(name).type) for name, values in columns.items()})
+
+
+def numbered(count: int, first: int = 0, keys: str = "abc") -> list[str]:
+    return [f"{keys[number % len(keys)]}{number}" for number in range(first, first + count)]
+
+
+class World:
+    """A topic of three queues, seen without any proxy; outboxes may be behind one."""
+
+    def __init__(self, cluster: Cluster, timing: Timing = Timing()) -> None:  # noqa: B008
+        self.cluster = cluster
+        self.timing = timing
+        self.client = Client(cluster.address)
+        self.log = RocketMQLog(self.client)
+        self.topic = f"t-{uuid.uuid4().hex[:8]}"
+        self.sink = f"s-{self.topic}"
+        self._clients = [self.client]
+        for master in self.masters():
+            self.client.call_address(master, admin_requests.create_topic(self.topic, 3), soon())
+        deadline = soon(20)
+        while True:
+            try:
+                self.queues = self.log.queues(self.topic)
+                break
+            except OrderedMQError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        self.queue = self.queues[0]
+
+    def masters(self) -> list[str]:
+        return [str(broker.master) for broker in self.client.cluster(soon()).brokers.values()]
+
+    def outbox(self, address: str | None = None, timing: Timing | None = None) -> RocketMQOutbox:
+        """Of a process of its own."""
+        client = Client(address or self.cluster.address)
+        self._clients.append(client)
+        return RocketMQOutbox(client, RocketMQLog(client), timing=timing or self.timing)
+
+    def batch(self, number: int = 0) -> SinkBatch:
+        return SinkBatch(self.sink, number)
+
+    def write(
+        self, names: Sequence[str], batch: int = 0, partition: int = 0, outbox: RocketMQOutbox | None = None, size: int = 0
+    ) -> Receipt:
+        """One attempt of a task that has these rows for the first queue."""
+        staging = (outbox or self.outbox()).open(self.batch(batch), partition)
+        staging.add(self.queue, rows(names, size))
+        return staging.receipt()
+
+    def bodies(self, queue: MessageQueue | None = None) -> list[str]:
+        queue = queue or self.queue
+        bounds = self.log.bounds([queue])[queue]
+        out: list[str] = []
+        at = bounds.min_offset
+        while at < bounds.max_offset:
+            found = self.log.pull(queue, at, 1 << 20, 1 << 30, ("body",))
+            out += [body.decode().rstrip() for body in found.column(0).to_pylist()]
+            at += found.num_rows
+        return out
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def spoil(monkeypatch: pytest.MonkeyPatch, fates: dict[int, Callable[[], None]]) -> list[int]:
+    """Before the n-th send (from 1 on) of all queues its fate is called. Returns the sends' numbers."""
+    real = RocketMQQueue.send
+    sends: list[int] = []
+    guard = threading.Lock()
+
+    def send(self: RocketMQQueue, body: SendBody) -> int:
+        with guard:
+            sends.append(len(sends) + 1)
+            fate = fates.get(sends[-1])
+            if fate is not None:
+                fate()
+        return real(self, body)
+
+    monkeypatch.setattr(RocketMQQueue, "send", send)
+    return sends

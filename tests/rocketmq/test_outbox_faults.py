@@ -1,0 +1,433 @@
+"""A sink's batches on real servers, whatever becomes of connections, answers, brokers and tasks: each row once in its queue."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+
+from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.errors import SinkError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codes import RequestCode
+from orderedmq.rocketmq.encode import SendBody
+from orderedmq.rocketmq.outbox import RocketMQStaging
+from orderedmq.rocketmq.queue_place import RocketMQQueue
+from orderedmq.rocketmq.receipts import parse_token
+from orderedmq.rocketmq.servers import Cluster
+from tests.rocketmq.outbox_world import QUICK, World, numbered, rows, spoil, until
+from tests.rocketmq.proxy import Connection, Network, Path, Way
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def worlds() -> Iterator[list[World]]:
+    made: list[World] = []
+    yield made
+    for world in made:
+        world.close()
+
+
+@pytest.fixture
+def quick(quick_locks: Cluster, worlds: list[World]) -> World:
+    worlds.append(World(quick_locks, QUICK))
+    return worlds[-1]
+
+
+@pytest.fixture
+def network(quick: World) -> Iterator[Network]:
+    with Network(quick.cluster.address, [broker.address for broker in quick.cluster.brokers]) as made:
+        yield made
+
+
+# --- answers that do not come
+
+
+@pytest.fixture
+def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orderedmq.rocketmq.encode.TARGET_BYTES", 2000)
+
+
+def current(network: Network) -> Connection:
+    """The connection to the broker that was made last."""
+    return [connection for connection in network.broker.connections if not connection.closed.is_set()][-1]
+
+
+CUTS: dict[str, Callable[[Connection], Path]] = {
+    "answer lost": lambda c: Path(down=Way(cut_after=c.down)),
+    "answer begun": lambda c: Path(down=Way(cut_after=c.down + 1)),
+    "answer without its end": lambda c: Path(down=Way(cut_after=c.down + 100, reset=True)),
+    "request not begun": lambda c: Path(up=Way(cut_after=c.up)),
+    "request begun": lambda c: Path(up=Way(cut_after=c.up + 7)),
+    "request without its body": lambda c: Path(up=Way(cut_after=c.up + 500, reset=True)),
+    "answer held": lambda c: Path(down=Way(hold_after=c.down)),
+    "request held": lambda c: Path(up=Way(hold_after=c.up + 5)),
+}
+
+
+def cut_now(network: Network, path: Callable[[Connection], Path]) -> None:
+    current(network).alter(path(current(network)))
+
+
+@pytest.mark.usefixtures("small_requests")
+def test_a_cut_at_any_byte_of_a_send_leaves_each_row_once_in_order(
+    quick: World, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = numbered(60)
+    outbox = quick.outbox(network.address)
+    expected: list[str] = []
+    for number, (cut, path) in enumerate(CUTS.items()):
+        with monkeypatch.context() as patch:
+            # The first and the third request are spoilt.
+            spoil(patch, dict.fromkeys((1, 3), partial(cut_now, network, path)))
+            began = time.monotonic()
+            receipt = quick.write(names, number, outbox=outbox)
+            took = time.monotonic() - began
+        expected += names
+        assert quick.bodies() == expected, cut
+        assert not outbox.publish(quick.batch(number), [receipt]).replayed
+        # Two waits, and for those that are held two timeouts.
+        assert took < 2 * (QUICK.settle + QUICK.send_timeout) + 2, (cut, took)
+    assert_stamps_are_unique(quick)
+
+
+def assert_stamps_are_unique(world: World) -> None:
+    seen: Counter[tuple[str, ...]] = Counter()
+    for queue in world.queues:
+        end = world.log.bounds([queue])[queue].max_offset
+        at = 0
+        while at < end:
+            found = world.log.pull(queue, at, 1 << 20, 1 << 30, ("properties",)).column(0).to_pylist()
+            at += len(found)
+            seen.update(
+                (str(queue), *(dict(pairs)[f"OMQ_{name}"] for name in ("BATCH", "PARTITION", "SEQUENCE")))
+                for pairs in found
+                if "OMQ_SINK" in dict(pairs)
+            )
+    assert seen
+    assert max(seen.values()) == 1
+
+
+@pytest.mark.usefixtures("small_requests")
+def test_queues_on_one_connection_recover_from_the_loss_that_one_of_them_causes(
+    quick: World, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fates: dict[int, Callable[[], None]] = {
+        3: lambda: cut_now(network, CUTS["answer held"]),
+        9: lambda: current(network).reset(),
+    }
+    spoil(monkeypatch, fates)
+    outbox = quick.outbox(network.address)
+    staging = outbox.open(quick.batch(), 0)
+    for part in range(5):
+        for queue in quick.queues:
+            staging.add(queue, rows(numbered(20, 20 * part)))
+    receipt = staging.receipt()
+    assert receipt.rows == dict.fromkeys(quick.queues, 100)
+    for queue in quick.queues:
+        assert quick.bodies(queue) == numbered(100)
+    assert_stamps_are_unique(quick)
+
+
+@pytest.mark.usefixtures("small_requests")
+def test_without_identity_a_lost_answer_repeats_rows_and_loses_none(
+    quick: World, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(monkeypatch, {2: lambda: cut_now(network, CUTS["answer lost"])})
+    outbox = quick.outbox(network.address)
+    names = numbered(30)
+    staging = outbox.open(SinkBatch(None), 0)
+    staging.add(quick.queue, rows(names))
+    receipt = staging.receipt()
+    assert not outbox.publish(SinkBatch(None), [receipt]).replayed
+    found = quick.bodies()
+    assert list(dict.fromkeys(found)) == names
+    assert 0 < len(found) - len(names) < len(names)
+    assert not network.broker.requests(RequestCode.LOCK_BATCH_MQ)
+
+
+# --- brokers and tasks that die
+
+
+@pytest.mark.usefixtures("small_requests")
+def test_a_broker_that_is_killed_and_comes_back(quick: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    restarts: list[threading.Thread] = []
+
+    def kill() -> None:
+        quick.cluster.broker.kill()
+        restarts.append(threading.Thread(target=quick.cluster.broker.start))
+        restarts[-1].start()
+
+    spoil(monkeypatch, {5: kill})
+    expected: list[str] = []
+    for number in range(2):
+        names = numbered(100, 1000 * number)
+        receipt = quick.write(names, number)
+        expected += names
+        assert quick.bodies() == expected
+        quick.outbox().publish(quick.batch(number), [receipt])
+    assert len(restarts) == 1
+    restarts[0].join()
+
+
+@pytest.mark.usefixtures("small_requests")
+@pytest.mark.parametrize("identity", [True, False])
+def test_a_broker_that_stops_for_longer_than_a_send_may_take(
+    quick: World, monkeypatch: pytest.MonkeyPatch, identity: bool
+) -> None:
+    """When it goes on it does what it had received before: not knowing that, the client waits before it looks."""
+    expected: list[str] = []
+    for number, seconds in enumerate((1.2, 2.5, 4.0)):
+        timers: list[threading.Timer] = []
+
+        def stop(seconds: float = seconds, timers: list[threading.Timer] = timers) -> None:
+            quick.cluster.broker.pause()
+            timers.append(threading.Timer(seconds, quick.cluster.broker.resume))
+            timers[-1].start()
+
+        names = numbered(60, 1000 * number)
+        with monkeypatch.context() as patch:
+            spoil(patch, {3: stop})
+            if identity:
+                quick.write(names, number)
+            else:
+                staging = quick.outbox().open(SinkBatch(None), 0)
+                staging.add(quick.queue, rows(names))
+                staging.receipt()
+        for timer in timers:
+            timer.join()
+        assert len(timers) == 1
+        expected += names
+        found = quick.bodies()
+        assert list(dict.fromkeys(found)) == expected
+        if identity:
+            assert found == expected
+
+
+def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this attempt nothing is heard after so many sends, no more than of a process that was killed."""
+    line = staging._lines[next(iter(staging._lines))]
+    real, done = line.writer._place.send, 0
+
+    def send(body: SendBody) -> int:
+        nonlocal done
+        if done == sends:
+            raise MemoryError
+        done += 1
+        return real(body)
+
+    monkeypatch.setattr(line.writer._place, "send", send)
+
+
+@pytest.mark.usefixtures("small_requests")
+def test_a_retry_waits_for_a_dead_attempts_lock_and_sends_what_is_missing(
+    quick: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = numbered(100)
+    dead = quick.outbox().open(quick.batch(), 0)
+    dead.add(quick.queue, rows(names[:1]))
+    die_after(dead, 3, monkeypatch)
+    dead.add(quick.queue, rows(names[1:]))
+    with pytest.raises(MemoryError):
+        dead.receipt()
+    sent = len(quick.bodies())
+    assert 0 < sent < 100
+    began = time.monotonic()
+    backwards = sorted(names, key=lambda name: (-ord(name[0]), int(name[1:])))
+    receipt = quick.write(backwards)
+    # For the lock of the dead one, which lives 3 s, and not for 60.
+    assert time.monotonic() - began < 20
+    found = quick.bodies()
+    assert Counter(found) == Counter(names)
+    assert found[:sent] == names[:sent]
+    for key in "abc":
+        assert [name for name in found if name[0] == key] == [name for name in names if name[0] == key]
+    [report] = parse_token(quick.batch(), receipt).reports
+    assert (report.found, report.sent, report.extra) == (sent, 100 - sent, 0)
+    quick.outbox().publish(quick.batch(), [receipt])
+
+
+CHILD = """
+import sys
+from orderedmq.broker import SinkBatch
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import encode
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.outbox import RocketMQOutbox
+from tests.rocketmq.outbox_world import numbered, rows
+address, sink, topic, broker, number = sys.argv[1:]
+encode.TARGET_BYTES = 2000
+client = Client(address)
+staging = RocketMQOutbox(client, RocketMQLog(client)).open(SinkBatch(sink, int(number)), 0)
+for part in range(200):
+    staging.add(MessageQueue(topic, broker, 0), rows(numbered(20, 20 * part)))
+    print(part, flush=True)
+staging.receipt()
+"""
+
+
+def test_processes_that_are_killed_while_they_write(quick: World) -> None:
+    draw = random.Random(1)
+    partly = 0
+    for number in range(2):
+        arguments = [quick.cluster.address, quick.sink, quick.topic, quick.queue.broker_name, str(number)]
+        with subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE, cwd=ROOT) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            before = 4000 * number
+            while len(quick.bodies()) <= before:
+                time.sleep(0.01)
+            time.sleep(draw.random() * 0.2)
+            child.kill()
+        partly += before < len(quick.bodies()) < before + 4000
+        quick.outbox().publish(quick.batch(number), [quick.write(numbered(4000), number)])
+        assert quick.bodies() == numbered(4000) * (number + 1)
+    assert partly
+    assert_stamps_are_unique(quick)
+
+
+@pytest.mark.usefixtures("small_requests")
+def test_attempts_of_one_partition_take_turns_and_partitions_do_not_wait(quick: World) -> None:
+    names = {partition: numbered(300, 1000 * partition) for partition in range(2)}
+    with ThreadPoolExecutor(6) as pool:
+        tasks = [pool.submit(quick.write, names[number % 2], 0, number % 2) for number in range(6)]
+        receipts = [task.result() for task in tasks]
+    found = quick.bodies()
+    assert Counter(found) == Counter(names[0] + names[1])
+    for partition in range(2):
+        assert [name for name in found if name in set(names[partition])] == names[partition]
+    assert not quick.outbox().publish(quick.batch(), receipts).replayed
+
+
+def test_attempts_that_have_what_the_other_one_waits_for_both_end(quick: World) -> None:
+    names = {queue: numbered(20, 100 * queue.queue_id) for queue in quick.queues[:2]}
+    attempts = [quick.outbox().open(quick.batch(), 0) for _ in range(2)]
+    orders = [quick.queues[:2], quick.queues[1::-1]]
+    for turn in range(2):
+        for attempt, order in zip(attempts, orders):
+            attempt.add(order[turn], rows(names[order[turn]]))
+        if turn == 0:
+            until(lambda: all(quick.bodies(queue) for queue in names))
+    with ThreadPoolExecutor(2) as pool:
+        ended = [pool.submit(attempt.receipt) for attempt in attempts]
+        receipts = [one.result(15) for one in ended]
+    assert {queue: quick.bodies(queue) for queue in names} == names
+    quick.outbox().publish(quick.batch(), receipts)
+
+
+def test_an_attempt_at_work_keeps_its_queue_for_longer_than_a_lock_lives(quick: World) -> None:
+    slow = quick.outbox().open(quick.batch(), 0)
+    slow.add(quick.queue, rows(numbered(10)))
+    until(lambda: len(quick.bodies()) == 10)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(quick.write, numbered(200, 1000))
+        for part in range(1, 12):
+            time.sleep(0.4)
+            slow.add(quick.queue, rows(numbered(10, 10 * part)))
+        slow.receipt()
+        other.result(15)
+    assert quick.bodies() == numbered(120) + numbered(200, 1000)
+
+
+def test_an_attempt_that_slept_longer_than_its_lock_believes_what_another_sent_meanwhile(quick: World) -> None:
+    sleeper = quick.outbox().open(quick.batch(), 0)
+    sleeper.add(quick.queue, rows(numbered(10)))
+    time.sleep(3.5)
+    other = quick.write(numbered(30))
+    sleeper.add(quick.queue, rows(numbered(20, 10)))
+    assert sleeper.receipt().rows == other.rows
+    assert quick.bodies() == numbered(30)
+
+
+def test_an_attempt_of_a_batch_that_was_committed_meanwhile_sends_nothing(quick: World) -> None:
+    late = quick.outbox().open(quick.batch(), 0)
+    late.add(quick.queue, rows(numbered(10)))
+    time.sleep(3.5)
+    for number in range(2):
+        quick.outbox().publish(quick.batch(number), [quick.write(numbered(20), number)])
+    late.add(quick.queue, rows(numbered(20, 10, keys="xyz")))
+    receipt = late.receipt()
+    assert quick.bodies() == numbered(20) * 2
+    with pytest.raises(SinkError) as caught:
+        quick.outbox().publish(quick.batch(), [receipt])
+    assert caught.value.sub == "REPLAY_DIFFERS"
+    assert quick.outbox().publish(quick.batch(), [receipt], skip_differing_replay=True).replayed
+
+
+@pytest.mark.usefixtures("small_requests")
+@pytest.mark.parametrize("seed", range(int(os.environ.get("STORMS", "2"))))
+def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
+    quick: World, network: Network, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Connections cut anywhere, attempts that die or run twice, retries in another order, replays of committed batches."""
+    draw = random.Random(seed)
+    real = RocketMQQueue.send
+
+    def send(self: RocketMQQueue, body: SendBody) -> int:
+        fate = draw.random()
+        if fate < 0.05:
+            cut_now(network, CUTS[draw.choice([name for name in CUTS if "held" not in name])])
+        elif fate < 0.06:
+            cut_now(network, CUTS["answer held"])
+        elif fate < 0.09:
+            raise MemoryError
+        return real(self, body)
+
+    monkeypatch.setattr(RocketMQQueue, "send", send)
+    expected: dict[MessageQueue, list[list[str]]] = {queue: [] for queue in quick.queues}
+
+    def task(number: int, partition: int, given: dict[MessageQueue, list[str]]) -> Receipt:
+        """Attempts until one ends well, each with a client of its own."""
+        while True:
+            staging = quick.outbox(network.address).open(quick.batch(number), partition)
+            try:
+                for queue in draw.sample(sorted(given), len(given)):
+                    names = shuffled(given[queue], draw)
+                    half = draw.randint(0, len(names))
+                    staging.add(queue, rows(names[:half]))
+                    staging.add(queue, rows(names[half:]))
+                return staging.receipt()
+            except MemoryError:
+                staging.abandon()
+
+    for number in range(8):
+        plan = [
+            {queue: numbered(draw.randint(0, 60), 10_000 * number + 1000 * partition) for queue in quick.queues}
+            for partition in range(2)
+        ]
+        for given in plan:
+            for queue, names in given.items():
+                expected[queue].append(names)
+        for _ in range(draw.randint(1, 2)):
+            with ThreadPoolExecutor(4) as pool:
+                # The first partition may have a second attempt at the same time.
+                tasks = [pool.submit(task, number, p, plan[p]) for p in (0, 1, 0)[: draw.randint(2, 3)]]
+                receipts = [one.result() for one in tasks]
+            quick.outbox().publish(quick.batch(number), receipts)
+    for queue, parts in expected.items():
+        found = quick.bodies(queue)
+        assert sorted(found) == sorted(name for part in parts for name in part)
+        for part in parts:
+            there = [name for name in found if name in set(part)]
+            for key in "abc":
+                assert [name for name in there if name[0] == key] == [name for name in part if name[0] == key]
+    assert_stamps_are_unique(quick)
+
+
+def shuffled(names: list[str], draw: random.Random) -> list[str]:
+    """Another order, in which the rows of one key keep theirs."""
+    waiting = {key: [name for name in names if name[0] == key] for key in {name[0] for name in names}}
+    order = draw.sample([name[0] for name in names], len(names))
+    return [waiting[key].pop(0) for key in order]
