@@ -4,7 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two folders of tests at a time, each by one process (tests/conftest.py); ARGS="-n0" runs them one after the other.
+# Two scopes of tests at a time, each by one process (tests/scopes.py); ARGS="-n0" runs them one after the other.
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 QUICK := $(VENV)/.quick
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet

@@ -41,7 +41,7 @@ class GroupSession:
             *((ALL, "TAG") if options.matching is None else (options.matching.expression, options.matching.kind)),
         )
         self._client = self._groups.join(owner_id)
-        self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL)
+        self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL, lambda: self._groups.cut_off(self._client))
         self._looked = float("-inf")
         try:
             self._join()

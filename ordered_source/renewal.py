@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -13,18 +14,24 @@ from orderedmq.lock import LockToken
 
 #: Seconds after a renewal that failed, until the next try: between two of them in their time a lock's trust would be over.
 RETRY: Final = 2.0
+#: Seconds between two looks whether the membership went with its connection, once that is as old as RETRY.
+LOOK: Final = 0.5
 
 
 class Renewal:
-    """Renews ``tokens`` and calls ``beat`` every ``interval`` seconds, and sooner after a failure.
+    """Renews ``tokens`` and calls ``beat`` every ``interval`` seconds, and sooner after a failure or when the client is ``cut_off``:
+    tasks look whether their driver is a member, and wait for it.
 
     Until stopped, or until the parent process is gone: nobody would process what it holds.
     """
 
-    def __init__(self, groups: Groups, beat: Callable[[], object], interval: float) -> None:
+    def __init__(
+        self, groups: Groups, beat: Callable[[], object], interval: float, cut_off: Callable[[], bool] = lambda: False
+    ) -> None:
         self._groups = groups
         self._beat = beat
         self._interval = interval
+        self._cut_off = cut_off
         self._parent = os.getppid()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -49,7 +56,7 @@ class Renewal:
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._interval if self.failed is None else min(RETRY, self._interval)):
+        while not self._wait():
             if os.getppid() != self._parent:
                 return
             try:
@@ -63,3 +70,13 @@ class Renewal:
                 self.failed = error
                 continue
             self.failed = None
+
+    def _wait(self) -> bool:
+        """Until the next renewal; whether it is stopped instead."""
+        began = time.monotonic()
+        if self._stopped.wait(min(RETRY, self._interval)):
+            return True
+        while self.failed is None and not self._cut_off() and (left := began + self._interval - time.monotonic()) > 0:
+            if self._stopped.wait(min(LOOK, left)):
+                return True
+        return False

@@ -228,6 +228,9 @@ class Groups(Protocol):
     def heartbeat(self, group: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
         """Be a member of the group, for as long as a lock lives. Returns who is one, by client id, this client included."""
 
+    def cut_off(self, client: Client) -> bool:
+        """Whether the connection is gone that made the client a member, so that it is none before its next heartbeat. Asks nobody."""
+
     def members(self, group: str) -> list[Member]:
         """Who is a member of the group now, by client id."""
 

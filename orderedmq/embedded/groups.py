@@ -107,6 +107,11 @@ class EmbeddedGroups:
         self._present[presence.client.client_id] = presence
         return presence.client
 
+    def cut_off(self, client: Client) -> bool:
+        """Never: a member is a process on this machine."""
+        del client
+        return False
+
     def leave(self, client: Client) -> None:
         records = self._records.pop(client.client_id, set())
         presence = self._present.pop(client.client_id, None)

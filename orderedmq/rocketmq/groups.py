@@ -109,6 +109,10 @@ class RocketMQGroups:
             presence.beat(group, subscription, room, self._directory)
         return self.members(group)
 
+    def cut_off(self, client: Identity) -> bool:
+        presence = self._present.get(client.client_id)
+        return presence is not None and presence.cut_off()
+
     def members(self, group: str) -> list[Member]:
         locks.check_name(group)
         own: dict[str, Member] = {}

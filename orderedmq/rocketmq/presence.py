@@ -22,11 +22,13 @@ from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import group_requests, members
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import FLAG_RESPONSE, RequestCode, ResponseCode
+from orderedmq.rocketmq.connection import Connection
 from orderedmq.rocketmq.frame import RemotingCommand
 from orderedmq.rocketmq.group_offsets import soon
 from orderedmq.rocketmq.group_requests import TopicSubscription
 from orderedmq.rocketmq.locks import is_ours
 from orderedmq.rocketmq.members import HeldQueue, Info
+from orderedmq.rocketmq.request import Request
 
 #: Seconds for a question to one broker about members.
 _TIMEOUT: Final = 5.0
@@ -60,6 +62,8 @@ class Presence:
         #: A subscription with a higher one replaces the same of others at the broker.
         self._version = int(time.time() * 1000)
         self._groups: dict[str, _Membership] = {}
+        #: Over which connection each broker was told last.
+        self._told: dict[str, Connection] = {}
 
     def in_group(self, group: str) -> Member | None:
         known = self._groups.get(group)
@@ -93,7 +97,7 @@ class Presence:
         for address in brokers:
             try:
                 # Brokers that are away share the time: locks are renewed by the same thread.
-                self._client.call_address(address, said, max(began + _BEAT_TIMEOUT, soon(_LEAST_TIMEOUT)))
+                self._tell(address, said, max(began + _BEAT_TIMEOUT, soon(_LEAST_TIMEOUT)))
                 sent += 1
             except RocketMQUnavailableError as error:
                 failed = error
@@ -119,8 +123,18 @@ class Presence:
             return
         said = group_requests.heartbeat(self.identity.client_id, group, known.topics, version=self._version)
         for address in new:
-            self._client.call_address(address, said, soon(_BEAT_TIMEOUT))
+            self._tell(address, said, soon(_BEAT_TIMEOUT))
         self._groups[group] = replace(known, brokers=[*known.brokers, *new])
+
+    def _tell(self, address: str, said: Request[None], deadline: float) -> None:
+        # If this one ends before the answer, what is sent again goes over another: then one heartbeat too many follows.
+        self._told[address] = self._client.connection(address, deadline)
+        self._client.call_address(address, said, deadline)
+
+    def cut_off(self) -> bool:
+        """Whether a broker saw this client's connection end, with which its membership there has ended."""
+        brokers = {address for known in list(self._groups.values()) for address in known.brokers}
+        return any(connection.closed for address, connection in list(self._told.items()) if address in brokers)
 
     def brokers(self, group: str) -> list[str]:
         """Where it said that it is a member."""

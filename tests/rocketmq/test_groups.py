@@ -25,6 +25,7 @@ from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
 from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
 from tests.rocketmq.peers import Consumer, Peers
+from tests.rocketmq.proxy import Network
 
 UPDATE_BROKER_CONFIG = 25
 
@@ -147,6 +148,26 @@ def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(tw
                 assert at_broker == (me.client_id,)
     finally:
         world.close()
+
+
+def test_a_client_knows_when_its_membership_went_with_its_connection(usual: World) -> None:
+    """And that a heartbeat is due: tasks wait for their driver to be a member."""
+    with Network(usual.cluster.address, [usual.cluster.broker.address]) as network, RocketMQBroker(network.address) as broker:
+        groups = broker.groups
+        me = groups.join("me")
+        assert not groups.cut_off(me)
+        groups.heartbeat(usual.group, me, usual.shared())
+        assert usual.ids(usual.broker) == [me.client_id]
+        assert not groups.cut_off(me)
+        for connection in list(network.broker.connections):
+            connection.reset()
+        until(lambda: groups.cut_off(me), bool, 5)
+        until(lambda: usual.ids(usual.broker), lambda ids: ids == [], 5)
+        groups.heartbeat(usual.group, me, usual.shared())
+        assert usual.ids(usual.broker) == [me.client_id]
+        assert not groups.cut_off(me)
+        groups.leave(me)
+        assert not groups.cut_off(me)
 
 
 def _queues(broker: RocketMQBroker, topic: str, name: str) -> list[MessageQueue]:

@@ -196,6 +196,10 @@ class Process:
         self.world.alive.add(self.client.client_id)
         return self.client
 
+    def cut_off(self, client: Client) -> bool:
+        del client
+        return False
+
     def leave(self, client: Client) -> None:
         self._call(self.world.leave, client)
 
@@ -247,7 +251,7 @@ class VirtualRenewal(Renewal):
 
     def once(self) -> None:
         rounds = iter((False, True))
-        self._stopped = SimpleNamespace(wait=lambda _: next(rounds))  # type: ignore[assignment]
+        self._wait = lambda: next(rounds)  # type: ignore[method-assign]
         self._run()
 
 

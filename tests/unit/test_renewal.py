@@ -97,6 +97,20 @@ def test_after_a_failure_the_next_try_does_not_wait_for_its_time(groups: Any, mo
     made.stop()
 
 
+def test_a_client_that_is_cut_off_says_soon_that_it_is_there(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ordered_source.renewal.RETRY", 0.02)
+    monkeypatch.setattr("ordered_source.renewal.LOOK", 0.01)
+    cut_off = threading.Event()
+    made = Renewal(groups, groups.beat, 60.0, cut_off.is_set)
+    made.start()
+    cut_off.wait(0.2)
+    assert groups.beats == 0
+    cut_off.set()
+    until(lambda: groups.beats >= 3, "it beats, and again while it is of no use", 10.0)
+    cut_off.clear()
+    made.stop()
+
+
 def test_it_ends_when_it_is_stopped_and_when_the_parent_process_is_gone(groups: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Renewal(groups, groups.beat, 0.005)
     monkeypatch.setattr("ordered_source.renewal.os.getppid", lambda: 1)
