@@ -21,6 +21,7 @@ from ordered_source.columns import full_schema
 from ordered_source.reader import StreamReader
 from orderedmq.broker import Broker
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
+from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 from orderedmq.producer import Producer
 from orderedmq.rocketmq import admin_requests
@@ -107,8 +108,13 @@ def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameser
     monkeypatch.setattr(groups_module, "_LOCK_TIMEOUT", 2.0)
     processed = world.started()
     assert positions(processed, world.topic) == dict.fromkeys(world.queues, 10)
-    with world.half_known(), world.reader() as reader, pytest.raises(RocketMQUnavailableError, match=r"NO_BROKER.*broker-a"):
-        reader.latestOffset(processed, ReadAllAvailable())
+    with world.half_known():
+        with world.reader() as reader, pytest.raises(RocketMQUnavailableError, match=r"NO_BROKER.*broker-a"):
+            reader.latestOffset(processed, ReadAllAvailable())
+        # What broker-b had granted was given back.
+        with orderedmq.connect(namesrv_addr=world.cluster.address) as other:
+            answers = other.groups.lock(f"{world.topic}-g", other.groups.join("other"), world.queues[2:])
+            assert all(isinstance(answer, LockToken) for answer in answers.values()), answers
     with world.reader() as reader:
         world.broker.log.append(world.queues[0], pa.record_batch({"body": [b"more"]}))
         later = reader.latestOffset(processed, ReadAllAvailable())
