@@ -23,6 +23,7 @@ from orderedmq.broker import Broker
 from orderedmq.java import ensure_java
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
+from tests.quick_spark import QUICK_JVM
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(pyspark.__file__).parent
@@ -37,7 +38,7 @@ class Standalone:
         port, web = free(), free()
         self.url = f"spark://127.0.0.1:{port}"
         self.master = self._start("master", "master.Master", "--port", str(port), "--webui-port", str(web))
-        until(lambda: listens(port), "the master listens", 60.0)
+        until(lambda: listens(port), "the master listens", 180.0)
         self.workers = [
             self._start(
                 name, "worker.Worker", "--cores", "1", "--memory", "1g", "--webui-port", str(free()),
@@ -56,6 +57,7 @@ class Standalone:
             "SPARK_NO_DAEMONIZE": "1",
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": " ".join(QUICK_JVM),
         }
         with (home / "out.log").open("wb") as output:
             command = [
@@ -157,7 +159,7 @@ def read(broker: Broker, topic: str) -> list[dict[str, Any]]:
     return out
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_another(
     standalone: Standalone, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -189,18 +191,18 @@ def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_anothe
                 return {mark.relative_to(tmp_path).parts[0] for mark in tmp_path.rglob("rows-were-here")}
 
             sent = 60
-            until(through(4 * sent), "everything is through", 120.0)
+            until(through(4 * sent), "everything is through", 300.0)
             # The second worker's executor may have come when all was done.
             while len(marks()) < 2 and sent < 260:
                 send(broker, "standalone-in", 20)
                 sent += 20
-                until(through(4 * sent), "a little more is through", 60.0)
+                until(through(4 * sent), "a little more is through", 180.0)
             send(broker, "standalone-in", 200)
-            until(through(4 * sent + 60), "the second part is on its way", 60.0)
+            until(through(4 * sent + 60), "the second part is on its way", 180.0)
             sent += 200
             standalone.kill(standalone.workers[0])
             # A dead attempt keeps its queue for as long as a lock lives.
-            until(through(4 * sent), "the other worker does the rest", 180.0)
+            until(through(4 * sent), "the other worker does the rest", 300.0)
             answer, _ = job.communicate(timeout=60)
             assert json.loads(answer.splitlines()[-1])["failure"] is None
         finally:
