@@ -149,8 +149,7 @@ def _made(name: str, chunk: Chunk, queue: MessageQueue, first: int, incarnation:
         case "queue_id":
             constant = queue.queue_id
         case "queue_offset":
-            numbers = np.arange(first, first + count, dtype=np.int64)
-            return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(numbers)])
+            return pa.array(np.arange(first, first + count, dtype=np.int64))
         case "message_id":
             return message_ids(incarnation, queue.queue_id, first, count)
         case "born_timestamp":

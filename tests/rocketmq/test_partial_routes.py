@@ -154,7 +154,6 @@ def test_queues_that_were_taken_out_of_a_topic_are_missed_also_after_a_restart(
             client.call_address(world.cluster.brokers[1].address, admin_requests.create_topic(world.topic, 1), soon())
         gone = world.queues[3]
         until(lambda: gone not in world.broker.log.queues(world.topic), "the route has it no more")
-        time.sleep(1.1)
         with pytest.raises(DataLossError, match=rf"QUEUE_DELETED\] queue {gone} .*up to 10"):
             reader.latestOffset(offset, ReadAllAvailable())
     with world.reader() as reader, pytest.raises(DataLossError, match="QUEUE_DELETED"):

@@ -306,15 +306,21 @@ def queues_at(client: Client, *, fresh: bool = False) -> list[str]:
     return [queue.broker_name for queue in client.route("T", soon(), fresh=fresh).publish_list()]
 
 
+def knowing_two(cluster: Cluster, to: Callable[..., Client]) -> Client:
+    """A client that has seen T at brokers a, which answers 1, and b."""
+    client = to(cluster.nameserver())
+    for value, name in enumerate("ab", 1):
+        cluster.broker(name, value=value)
+    cluster.reporting = {"a", "b"}
+    assert queues_at(client) == ["a", "b"]
+    return client
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_broker_that_has_not_reported_to_a_restarted_nameserver_yet_keeps_its_queues(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, fresh: bool
 ) -> None:
-    client = to(cluster.nameserver())
-    cluster.broker("a", value=1)
-    cluster.broker("b", value=2)
-    cluster.reporting = {"a", "b"}
-    assert queues_at(client) == ["a", "b"]
+    client = knowing_two(cluster, to)
     kept = cluster.routes["T"].pop("a")
     cluster.reporting = {"b"}
     client.doubt("T")
@@ -332,11 +338,7 @@ def test_a_broker_that_has_not_reported_to_a_restarted_nameserver_yet_keeps_its_
 def test_a_broker_that_reports_and_is_not_in_the_route_has_the_topic_no_more(
     cluster: Cluster, to: Callable[..., Client]
 ) -> None:
-    client = to(cluster.nameserver())
-    cluster.broker("a")
-    cluster.broker("b")
-    cluster.reporting = {"a", "b"}
-    assert queues_at(client) == ["a", "b"]
+    client = knowing_two(cluster, to)
     del cluster.routes["T"]["a"]
     assert queues_at(client, fresh=True) == ["b"]
 
@@ -344,11 +346,7 @@ def test_a_broker_that_reports_and_is_not_in_the_route_has_the_topic_no_more(
 def test_a_broker_that_reports_while_the_nameserver_is_asked_is_not_taken_for_one_without_the_topic(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = to(cluster.nameserver())
-    cluster.broker("a")
-    cluster.broker("b")
-    cluster.reporting = {"a", "b"}
-    assert queues_at(client) == ["a", "b"]
+    client = knowing_two(cluster, to)
     kept = cluster.routes["T"].pop("a")
     before = client.cluster
 
