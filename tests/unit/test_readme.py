@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+import orderedmq
+from orderedmq.cli import app
 from orderedmq.options import option_table
 
 ROOT = Path(__file__).parents[2]
@@ -42,3 +46,28 @@ def test_every_promise_names_tests_that_exist() -> None:
             path, _, test = reference.partition("::")
             assert test, f"{reference}: name the test, not the folder"
             assert f"def {test}(" in (ROOT / path).read_text(), reference
+
+
+def snippet(containing: str) -> str:
+    """The one Python block of the README that contains a text."""
+    (found,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if containing in block)
+    return found
+
+
+def test_the_producer_of_the_readme_writes_where_the_command_and_the_sink_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(snippet("create_topic"), {})
+    done = CliRunner().invoke(
+        app, ["--path", "data/omq", "produce", "orders", "--key-separator", ":"], input="order-1:shipped\norder-2:created\n"
+    )
+    assert done.exit_code == 0, done.output
+    with orderedmq.connect("data/omq") as broker:
+        found: dict[str, list[tuple[int, bytes]]] = {}
+        for queue in broker.log.queues("orders"):
+            rows: pa.RecordBatch = broker.log.pull(queue, 0, 100, 1 << 20, ("sharding_key", "body"))
+            for key, body in zip(rows["sharding_key"].to_pylist(), rows["body"].to_pylist(), strict=True):
+                found.setdefault(key, []).append((queue.queue_id, body))
+    assert [body for _, body in found["order-1"]] == [b"created", b"paid", b"shipped"]
+    assert len({queue for queue, _ in found["order-1"]}) == 1
