@@ -87,18 +87,23 @@ class RocketMQLog:
             pass
         for name, pending in zip_longest(names, sent):
             try:
-                route = self.route(name) if pending is None else pending.result()
-            except (RocketMQUnavailableError, TopicError):
-                self._confirmed.pop(name, None)
-                try:
-                    route = self.route(name)
-                except TopicError:
-                    continue
+                route = self._routed(name, pending)
+            except TopicError:
+                continue
             except RocketMQError as error:
                 if error.sub != "STATIC_TOPIC":
                     raise
                 continue
             yield name, route
+
+    def _routed(self, name: str, pending: Pending[Route] | None) -> Route:
+        """The answer to a question that was sent, or if there is none, to another one. Raises as `route`."""
+        if pending is not None:
+            try:
+                return pending.result()
+            except (RocketMQUnavailableError, TopicError):
+                self._confirmed.pop(name, None)
+        return self.route(name)
 
     def topic(self, name: str) -> TopicInfo:
         return TopicInfo(name, len(self.queues(name)), ONLY_INCARNATION)
@@ -309,10 +314,17 @@ class RocketMQLog:
                     raise _no_filter(error, matching, name) from error
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
-        """As the protocol has it, and readers see the rows when it returns. Without other producers they stand without a gap."""
+        """As the protocol has it, and readers see the rows when it returns. Without other producers they stand without a gap.
+
+        A topic that is deleted meanwhile is MISSING, too, and is not made anew; a part of the rows may have been in it.
+        """
         check_topic(queue.topic, writing=True)
         self.require(queue)
-        return self._sender.append(queue, rows)
+        try:
+            return self._sender.append(queue, rows)
+        except TopicError:
+            self.forget(queue.topic)
+            raise missing(queue.topic) from None
 
 
 def missing(topic: str) -> TopicError:

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -230,8 +230,6 @@ class RocketMQQueue:
             born=time.time_ns() // 1_000_000,
             batch=body.properties is None,
         )
-        # A topic that was deleted must not be made again by a send: it would have other queues.
-        request = replace(request, ext={**request.ext, "c": self.queue.topic})
         return connection.call(request, deadline).queue_offset
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:

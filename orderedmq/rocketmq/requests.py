@@ -124,7 +124,8 @@ def send(
     """One message (310), or with ``batch`` a body of several in SEND_BATCH_MESSAGE's form (320); ``born`` in ms since the epoch.
 
     Code and field ``m`` come from the same argument: a batch that is not marked as one is stored as a single message, whose body
-    is the encoded batch. A batch's ``properties`` are its envelope's: no UNIQ_KEY in there. Raises MessageError NULL_BODY for a body
+    is the encoded batch. A batch's ``properties`` are its envelope's: no UNIQ_KEY in there. The topic itself is named as the template
+    (``c``) for one that is missing, so no broker makes a deleted topic anew with other queues. Raises MessageError NULL_BODY for a body
     without a byte, which 5.x answers with a NullPointerException.
     """
     if not len(body):
@@ -134,7 +135,7 @@ def send(
     fields = {
         "a": group,
         "b": queue.topic,
-        "c": DEFAULT_TOPIC,
+        "c": queue.topic,
         "d": text(DEFAULT_TOPIC_QUEUES),
         "e": text(queue.queue_id),
         "f": text(sys_flag),

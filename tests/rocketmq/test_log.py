@@ -22,6 +22,7 @@ import orderedmq
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.errors import DataLossError, OptionError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.producer import Producer
 from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -193,6 +194,21 @@ def test_a_deleted_topic_is_missed_everywhere(everywhere: World) -> None:
     for call in (lambda: log.append(queue, numbers(1)), lambda: log.queues(topic), lambda: log.offset_at(queue, 0)):
         with pytest.raises(TopicError, match="MISSING"):
             call()
+
+
+def test_what_is_appended_to_a_topic_that_was_deleted_just_now_does_not_make_it_anew(everywhere: World) -> None:
+    """Brokers make a topic that a send is for, with queues of their own number, if the send names their template."""
+    topic = everywhere.topic
+    with RocketMQBroker(everywhere.cluster.address) as other:
+        producer = Producer(other.log, topic)
+        producer.send(numbers(3))
+        everywhere.broker.admin.delete_topic(topic)
+        # It still believes in the topic's route: no more is asked about it for a second.
+        other.log._confirmed[topic] = time.monotonic()
+        for send in (lambda: producer.send(numbers(3)), lambda: other.log.append(everywhere.queue, numbers(3))):
+            with pytest.raises(TopicError, match=f"MISSING.*{topic}.*create it"):
+                send()
+        assert topic not in [info.name for info in everywhere.log.topics()]
 
 
 def test_a_port_that_is_for_sending_only_is_named(everywhere: World) -> None:

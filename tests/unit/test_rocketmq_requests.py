@@ -205,6 +205,10 @@ def test_trap_13_code_and_field_of_a_batch_agree() -> None:
     assert not batch.repeatable
 
 
+def test_a_send_names_no_template_by_which_a_broker_makes_a_missing_topic() -> None:
+    assert requests.send(QUEUE, b"x", "", group="g", born=1).ext["c"] == QUEUE.topic
+
+
 def test_a_body_without_a_byte_is_not_sent() -> None:
     with pytest.raises(MessageError) as caught:
         requests.send(QUEUE, b"", "", group="g", born=1)

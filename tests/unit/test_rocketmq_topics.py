@@ -1,0 +1,42 @@
+"""Which topics a log lists when a nameserver cuts the connection in the middle of the questions."""
+
+from __future__ import annotations
+
+import json
+
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.codes import RequestCode
+from orderedmq.rocketmq.frame import RemotingCommand
+from orderedmq.rocketmq.log import RocketMQLog
+from tests.unit.rocketmq_peer import Link, Peer
+
+
+def route(request: RemotingCommand) -> bytes:
+    """The topic "static" has queues that move between brokers."""
+    brokers = [{"brokerName": "a", "cluster": "C", "brokerAddrs": {"0": "h:1"}}]
+    queues = [{"brokerName": "a", "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}]
+    found = {"brokerDatas": brokers, "queueDatas": queues}
+    mapping = {"topicQueueMappingByBroker": {"a": {"topic": "static"}}} if request.ext["topic"] == "static" else {}
+    return json.dumps({**found, **mapping}).encode()
+
+
+def test_a_static_topic_is_left_out_also_where_a_nameserver_has_to_be_asked_again() -> None:
+    """The first question about each topic gets no answer; the one that is asked again tells that the topic is static."""
+    cut: list[RemotingCommand] = []
+
+    def nameserver(link: Link) -> None:
+        for request in link.requests():
+            if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+                if not cut:
+                    cut.append(request)
+                    return
+                link.reply(request, body=route(request))
+            elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+                table = {"a": {"brokerName": "a", "brokerAddrs": {"0": "h:1"}}}
+                link.reply(request, body=json.dumps({"brokerAddrTable": table, "clusterAddrTable": {}}).encode())
+            else:
+                link.reply(request, body=b'{"topicList":["static","usual"]}')
+
+    with Peer(nameserver) as peer, Client(peer.address) as client:
+        assert [info.name for info in RocketMQLog(client).topics()] == ["usual"]
+    assert cut
