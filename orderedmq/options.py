@@ -9,7 +9,7 @@ constructor only keeps the mapping; ``SourceOptions.parse`` or ``SinkOptions.par
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeVar
 
@@ -169,6 +169,12 @@ SINK_OPTIONS: Final = (
 )
 #: Spark's own, which come along with the writer's.
 SINK_IGNORED: Final = ("checkpointLocation", "queryName")
+#: By these properties a table of Spark's catalog is told; its own options have this prefix among them.
+_TABLE: Final = frozenset(("provider", "owner"))
+_TABLE_OPTION: Final = "option."
+#: How much of two names must be equal for the one to be proposed for the other, and how long a common word must be.
+_ALIKE: Final = 0.75
+_WORD: Final = 5
 OPTIONS: Final[Mapping[Role, tuple[Option, ...]]] = {"source": SOURCE_OPTIONS, "sink": SINK_OPTIONS}
 
 _KAFKA: Final = "it is the Kafka connector's; the options here are path, topic and, to read, consumerGroup"
@@ -215,12 +221,21 @@ def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
 class Given:
     """The options that a user gave to one role, under their canonical names.
 
-    Raises OptionError UNKNOWN, UNSUPPORTED, CONFLICT (a name twice, or path with namesrvAddr) or INVALID (a value is no text).
+    Raises OptionError MISSING (no option at all), UNKNOWN, UNSUPPORTED, CONFLICT (a name twice, or path with namesrvAddr) or INVALID
+    (a value is no text).
     """
 
     def __init__(self, options: Mapping[str, str], role: Role) -> None:
         self._declared = _BY_KEY[role]
         self._values: dict[str, str] = {}
+        if not options:
+            # A default directory would do for a query without options, but an INSERT would write where nobody looks.
+            raise OptionError(
+                "MISSING",
+                "no option was given: set path (or namesrvAddr) and topic. A table of Spark's catalog keeps its options to itself: repeat "
+                "them, as in SELECT * FROM t WITH (path = '/data/omq', topic = 'orders'), or use CREATE TEMPORARY VIEW ... USING orderedmq",
+            )
+        options = _of_a_table(options)
         keys = [name.lower() for name in options]
         if "path" in keys and "namesrvaddr" in keys:
             raise conflict(
@@ -259,6 +274,29 @@ class Given:
         return parse(text, name)
 
 
+def _of_a_table(options: Mapping[str, str]) -> Mapping[str, str]:
+    """The user's options among the properties of a table of Spark's catalog; options that are no table's as they are.
+
+    Spark hands over what OPTIONS (…) named twice, as it is and with a prefix, and beside it the table's owner, provider, comment, location
+    and TBLPROPERTIES. A path is always the location.
+    """
+    properties = {name.lower(): value for name, value in options.items()}
+    if not properties.keys() >= _TABLE:
+        return options
+    own = {name.removeprefix(_TABLE_OPTION): value for name, value in properties.items() if name.startswith(_TABLE_OPTION)}
+    if "namesrvaddr" not in own and "path" not in own and "location" in properties:
+        own["path"] = properties["location"]
+    return own
+
+
+def _nearest(key: str, names: Collection[str]) -> str | None:
+    """The name that somebody who typed ``key`` may have meant: nearly the same, or one that has the other in it (but for a plural's s)."""
+    word = key.rstrip("s")
+    parts = [name for name in names if min(len(word), len(name)) >= _WORD and (word in name or name in word)]
+    near = difflib.get_close_matches(key, parts, n=1, cutoff=0) or difflib.get_close_matches(key, names, n=1, cutoff=_ALIKE)
+    return near[0] if near else None
+
+
 def _not_an_option(given: str, role: Role) -> OptionError:
     key = given.lower()
     if key in _WHY_REFUSED:
@@ -275,9 +313,9 @@ def _not_an_option(given: str, role: Role) -> OptionError:
             "UNKNOWN", f"option {others[key]} is unknown to {_ROLE[role]}: it is an option of {_ROLE[other]}; move it there"
         )
     own = _BY_KEY[role]
-    near = difflib.get_close_matches(key, own, n=1)
+    near = _nearest(key, own)
     if near:
-        return OptionError("UNKNOWN", f"option {shown(given)} is unknown to {_ROLE[role]}; did you mean {own[near[0]].name}?")
+        return OptionError("UNKNOWN", f"option {shown(given)} is unknown to {_ROLE[role]}; did you mean {own[near].name}?")
     names = ", ".join(option.name for option in own.values())
     return OptionError("UNKNOWN", f"option {shown(given)} is unknown to {_ROLE[role]}; its options are {names}")
 

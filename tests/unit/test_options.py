@@ -67,6 +67,7 @@ def configured(text: str) -> dict[str, str]:
 BAD_SOURCE = [
     # Names.
     Bad("a misspelt name", {**STREAM, "consumergruop": "b"}, "UNKNOWN", ("consumergruop", "did you mean consumerGroup?")),
+    Bad("a part of a name", {**STREAM, "offsets": "earliest"}, "UNKNOWN", ("did you mean endingOffsets?",)),
     Bad("a name in snake case", {**STREAM, "starting_offsets": "earliest"}, "UNKNOWN", ("did you mean startingOffsets?",)),
     Bad("a name like no other", {**STREAM, "xyzzy": SECRET}, "UNKNOWN", ("'xyzzy'", "its options are path, namesrvAddr")),
     Bad("a name with a line break", {**STREAM, "x\ny": "1"}, "UNKNOWN", ("x\\ny",)),
@@ -565,6 +566,50 @@ def test_good_offsets_keep_their_queues_and_special_numbers() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["location", "user", "header", "bootstrap.servers", "timestamp_ntz", "x" * 40])
+@pytest.mark.parametrize("parse", [SourceOptions.parse, SinkOptions.parse])
+def test_nothing_is_proposed_that_does_not_resemble_what_was_typed(parse: Callable[..., object], name: str) -> None:
+    with pytest.raises(OptionError, match="its options are") as caught:
+        parse({**BATCH, name: "1"}, streaming=None)
+    assert "did you mean" not in str(caught.value)
+
+
+#: What Spark 4.3 hands over for CREATE TABLE t USING orderedmq OPTIONS (path '/data/omq', topic 'orders', tags 'A') COMMENT 'all'
+#: TBLPROPERTIES ('team' = 'sales'), and for the same over a cluster.
+TABLE = {
+    "path": "file:/data/omq", "location": "file:/data/omq", "provider": "orderedmq", "owner": "root", "comment": "all", "team": "sales",
+    "topic": "orders", "option.topic": "orders", "tags": "A", "option.tags": "A",
+}  # fmt: skip
+
+
+def test_a_tables_own_properties_are_passed_over() -> None:
+    parsed = SourceOptions.parse(TABLE, streaming=None)
+    assert (parsed.endpoint.path, parsed.topics, parsed.matching) == ("/data/omq", ("orders",), Filter(tags=("A",)))
+    # spark.catalog.createTable says more, and more may come.
+    more = {"external": "true", "is_managed_location": "true", "collation": "UTF8_BINARY", "table_type": "EXTERNAL"}
+    assert SourceOptions.parse({**TABLE, **more, "option.path": "/data/omq"}, streaming=None) == parsed
+    cluster = {**without(TABLE, "path"), "location": "file:/wh/t", "namesrvaddr": "h:9876", "option.namesrvaddr": "h:9876"}
+    assert SourceOptions.parse(cluster, streaming=None).endpoint.namesrv_addr == "h:9876"
+    sink = {**without(TABLE, "tags", "option.tags"), "option.shardingkey": "id"}
+    assert SinkOptions.parse(sink, streaming=None).sharding_key == "id"
+
+
+def test_a_tables_misspelt_option_is_refused_all_the_same() -> None:
+    with pytest.raises(OptionError, match="'topics' is unknown.*did you mean topic") as caught:
+        SourceOptions.parse({**TABLE, "topics": "a", "option.topics": "a"}, streaming=None)
+    assert caught.value.sub == "UNKNOWN"
+    # Without a table there is nothing to pass over.
+    with pytest.raises(OptionError, match="'owner' is unknown"):
+        SourceOptions.parse({**BATCH, "owner": "root"}, streaming=None)
+
+
+@pytest.mark.parametrize("parse", [SourceOptions.parse, SinkOptions.parse])
+def test_no_option_at_all_says_how_a_table_is_read(parse: Callable[..., object]) -> None:
+    with pytest.raises(OptionError, match=r"set path .*WITH \(path = .*CREATE TEMPORARY VIEW") as caught:
+        parse({}, streaming=False)
+    assert caught.value.sub == "MISSING"
+
+
 def test_the_readers_defaults() -> None:
     assert SourceOptions.parse(STREAM, streaming=True) == SourceOptions(
         endpoint=Endpoint("/data/omq"),
@@ -818,7 +863,7 @@ def test_relative_paths_are_made_absolute_at_once(monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     here = os.getcwd()
     assert SourceOptions.parse(without(STREAM, "path"), streaming=True).endpoint.path == os.path.join(here, "orderedmq-data")
-    assert SinkOptions.parse({}, streaming=True).endpoint.path == os.path.join(here, "orderedmq-data")
+    assert SinkOptions.parse({"topic": "t"}, streaming=True).endpoint.path == os.path.join(here, "orderedmq-data")
     assert parse_path("omq", "path") == parse_path("file:omq", "path") == os.path.join(here, "omq")
 
 
@@ -828,7 +873,7 @@ def test_a_working_directory_that_is_gone_is_named(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "getcwd", gone)
     with pytest.raises(OptionError, match=r"option path.*absolute") as caught:
-        SinkOptions.parse({}, streaming=True)
+        SinkOptions.parse({"topic": "t"}, streaming=True)
     assert caught.value.sub == "INVALID"
     assert SinkOptions.parse(SINK, streaming=True).endpoint.path == "/data/omq"
 
