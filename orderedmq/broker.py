@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
-import pyarrow as pa
-
-from orderedmq.filters import Filter
 from orderedmq.lock import Client, LockToken, Refusal
-from orderedmq.membership import Member, Subscription
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
-from orderedmq.reading import Reading
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from orderedmq.filters import Filter
+    from orderedmq.membership import Member, Subscription
+    from orderedmq.reading import Reading
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,7 @@ class StoreError(OrderedMQError):
             "MISSING",
             "NEWER_FORMAT",
             "NOT_A_STORE",
+            "NOT_EMPTY",
             "OTHER_MACHINE",
             "NETWORK_FILE_SYSTEM",
             "PERMISSION",

@@ -1,4 +1,4 @@
-"""What a message is: queue names, the one Arrow schema, limits.
+"""What a message is: queue names, limits, and (loaded when first used) the one Arrow schema.
 
 Rules: a message is a row, a chunk is a RecordBatch; nothing here loops over messages. An offset is the number of the *next*
 message, so a range is half-open: [begin, end). Names and sizes follow RocketMQ (TopicValidator, MessageSysFlag; broker default
@@ -8,11 +8,19 @@ message, so a range is half-open: [begin, end). Names and sizes follow RocketMQ 
 from __future__ import annotations
 
 import re
-from typing import Final, NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import pyarrow as pa
+from orderedmq.errors import GroupError, TopicError
 
-from orderedmq.errors import GroupError, SchemaError, TopicError
+if TYPE_CHECKING:
+    from orderedmq.schema import DEFAULT_COLUMNS as DEFAULT_COLUMNS
+    from orderedmq.schema import MESSAGE_SCHEMA as MESSAGE_SCHEMA
+    from orderedmq.schema import PRODUCER_COLUMNS as PRODUCER_COLUMNS
+    from orderedmq.schema import PRODUCER_SCHEMA as PRODUCER_SCHEMA
+    from orderedmq.schema import PROPERTIES_TYPE as PROPERTIES_TYPE
+    from orderedmq.schema import TIMESTAMP_TYPE as TIMESTAMP_TYPE
+    from orderedmq.schema import select_schema as select_schema
 
 #: The one broker name of the embedded broker (a RocketMQ cluster has one per broker).
 EMBEDDED_BROKER: Final = "embedded"
@@ -86,48 +94,6 @@ class OffsetRange(NamedTuple):
         return self.end - self.begin
 
 
-PROPERTIES_TYPE: Final = pa.map_(pa.string(), pa.string())
-TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
-
-#: The currency between brokers, source and sink. ``properties`` comes only when asked for by name.
-MESSAGE_SCHEMA: Final = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("broker_name", pa.string()),
-        pa.field("queue_id", pa.int32()),
-        pa.field("queue_offset", pa.int64()),
-        pa.field("body", pa.binary()),
-        pa.field("tags", pa.string()),
-        pa.field("keys", pa.string()),
-        pa.field("sharding_key", pa.string()),
-        pa.field("message_id", pa.string()),
-        pa.field("born_timestamp", TIMESTAMP_TYPE),
-        pa.field("store_timestamp", TIMESTAMP_TYPE),
-        pa.field("reconsume_times", pa.int32()),
-        pa.field("properties", PROPERTIES_TYPE),
-    ]
-)
-#: Without an explicit choice a reader gets every column but ``properties``.
-DEFAULT_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name != "properties")
-#: What a producer may set; the rest is the broker's.
-PRODUCER_COLUMNS: Final = ("body", "tags", "keys", "sharding_key", "properties")
-PRODUCER_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in PRODUCER_COLUMNS])
-
-
-def select_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """The message schema cut to ``columns``, in their order.
-
-    Raises SchemaError UNKNOWN_COLUMN for a name that is not a message's.
-    """
-    for name in columns:
-        if name not in MESSAGE_SCHEMA.names:
-            raise SchemaError(
-                "UNKNOWN_COLUMN",
-                f"a message has no column {name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}",
-            )
-    return pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])
-
-
 def _bad_name(name: str) -> str | None:
     if not name:
         return "is empty"
@@ -159,3 +125,15 @@ def check_group(name: str) -> None:
     why = _bad_name(name)
     if why:
         raise GroupError("BAD_NAME", f"consumer group {name!r} {why}")
+
+
+#: Loaded when first used: pyarrow comes along.
+_SCHEMA: Final = (
+    "DEFAULT_COLUMNS", "MESSAGE_SCHEMA", "PRODUCER_COLUMNS", "PRODUCER_SCHEMA", "PROPERTIES_TYPE", "TIMESTAMP_TYPE", "select_schema",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _SCHEMA:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("orderedmq.schema"), name)

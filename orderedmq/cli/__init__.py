@@ -1,27 +1,79 @@
-"""The command ``orderedmq``: topics, messages, groups, locks and dead letters of a broker, the audit, and the demo."""
+"""The command ``orderedmq``: topics, messages, groups, locks and dead letters of a broker, the audit, and the demo.
+
+Rule: a command's module, and with it pyarrow and what else it needs, is loaded when the command is called, or its own help or completion is
+asked for. ``--version``, ``--help`` and the completion of a command's name load none of it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 import orderedmq
-from orderedmq.cli import audit, demo, dlq, groups, locks, messages, produce, rocketmq, top, topics
 from orderedmq.cli.shell import EXIT_CODES, JsonOption, NamesrvOption, PathOption, Shell, commands
+
+#: Commands that have commands: the module, and what --help says.
+GROUPS: Final = {
+    "topic": ("topics", "Create, inspect, trim and delete topics."),
+    "group": ("groups", "How far consumer groups are; seek and delete."),
+    "lock": ("locks", "Who owns which queue; release."),
+    "dlq": ("dlq", "Dead letters: messages that a listener gave up. List and replay."),
+    "rocketmq": ("rocketmq", "A RocketMQ on this machine."),
+}
+#: The other commands: the module, and the first paragraph of its help.
+COMMANDS: Final = {
+    "produce": ("produce", "Write a message per line of a file or of standard input: the line is the body."),
+    "peek": (
+        "messages",
+        "Show messages: the first of a topic, or from an offset on, or the last; of several queues in the order of their arrival.",
+    ),
+    "top": ("top", "Watch the queues of consumer groups: offset, lag, speed, owner. Ends with q or Ctrl-C."),
+    "audit": (
+        "audit",
+        "Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.",
+    ),
+    "demo": (
+        "demo",
+        "Play a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.",
+    ),
+}
+
+
+def load(name: str) -> Any:
+    """The command ``name`` itself, with its module."""
+    if name in GROUPS:
+        return typer.main.get_group(import_module(f"orderedmq.cli.{GROUPS[name][0]}").app)
+    app = commands("")
+    import_module(f"orderedmq.cli.{COMMANDS[name][0]}").add_to(app)
+    return typer.main.get_command(app)
+
+
+class _Lazy(TyperGroup):
+    """A group whose commands are names and help texts until one is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, found, rest = super().resolve_command(ctx, args)
+        return name, found and load(str(name)), rest
+
 
 app = commands(
     "Ordered message queues for Spark: look into a broker, fill it, check what a pipeline did.",
     name="orderedmq",
     epilog=EXIT_CODES,
+    cls=_Lazy,
+    add_completion=True,
 )
-app.add_typer(topics.app, name="topic")
-app.add_typer(groups.app, name="group")
-app.add_typer(locks.app, name="lock")
-app.add_typer(dlq.app, name="dlq")
-app.add_typer(rocketmq.app, name="rocketmq")
-for module in (produce, messages, top, audit, demo):
-    module.add_to(app)
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a command is loaded before it is called")
+
+
+for _name, (_, _help) in (COMMANDS | GROUPS).items():
+    app.command(_name, help=_help)(_not_loaded)
 
 
 def _version(asked: bool) -> None:

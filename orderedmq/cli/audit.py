@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orderedmq.audit import Audit, Side, audit
-from orderedmq.audit_sides import TableSide, TopicSide
-from orderedmq.broker import Broker
+from orderedmq.cli import completion
 from orderedmq.cli.shell import REFUSED, Column, Shell, command, number
 from orderedmq.errors import OptionError
+
+if TYPE_CHECKING:
+    from orderedmq.audit import Audit, Side
+    from orderedmq.broker import Broker
 
 _COLUMN = typer.Option(show_default=False, metavar="COLUMN")
 
@@ -23,9 +25,17 @@ def add_to(app: typer.Typer) -> None:
 def compare(
     shell: Shell,
     expected: Annotated[
-        str, typer.Argument(help="What should have arrived: a topic, or Parquet (a path with / or .).", show_default=False)
+        str,
+        typer.Argument(
+            help="What should have arrived: a topic, or Parquet (a path with / or .).",
+            show_default=False,
+            autocompletion=completion.topics,
+        ),
     ],
-    actual: Annotated[str, typer.Argument(help="What did arrive: a topic or Parquet.", show_default=False)],
+    actual: Annotated[
+        str,
+        typer.Argument(help="What did arrive: a topic or Parquet.", show_default=False, autocompletion=completion.topics),
+    ],
     id_field: Annotated[
         str | None,
         typer.Option(
@@ -54,6 +64,10 @@ def compare(
     The rule of order: for each key, the first occurrences in ACTUAL stand in the order that they have in EXPECTED. Keys are what counts:
     queues may be others, and in other numbers.
     """
+    # pyarrow's datasets bring pandas along, half a second that the help needs not.
+    from orderedmq.audit import audit
+    from orderedmq.audit_sides import TableSide, TopicSide
+
     table: dict[str, Any] = {
         "key_column": key_column,
         "id_column": id_column,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from orderedmq.cli import completion
 from orderedmq.cli.groups import Group
 from orderedmq.cli.messages import body_fields, body_text
 from orderedmq.cli.shell import Column, Shell, command, commands, moment, short_moment
@@ -100,7 +101,13 @@ def replay_letters(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that were not replayed yet.")] = False,
     to_topic: Annotated[
-        str | None, typer.Option(help="Send them there (default: where each came from).", metavar="TOPIC", show_default=False)
+        str | None,
+        typer.Option(
+            help="Send them there (default: where each came from).",
+            metavar="TOPIC",
+            show_default=False,
+            autocompletion=completion.topics,
+        ),
     ] = None,
 ) -> None:
     """Send dead letters again, to the topic that each came from: in the queue of its sharding key, else in the queue it was in.

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from orderedmq.broker import LockInfo, MemberInfo
+from orderedmq.cli import completion
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.group_state import GroupQueue, group_queues
 from orderedmq.model import MessageQueue, check_group, check_topic
@@ -15,7 +16,7 @@ from orderedmq.seek import parse_target, queues_to_seek, resolve
 
 app = commands("How far consumer groups are; seek and delete.")
 
-Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.groups)]
 
 OWNER = (
     Column("owner", "owner"),
@@ -142,7 +143,11 @@ def seek(
     ],
     topic: Annotated[
         list[str] | None,
-        typer.Option(help="Only this topic; may be repeated (default: those that the group has offsets of).", metavar="TOPIC"),
+        typer.Option(
+            help="Only this topic; may be repeated (default: those that the group has offsets of).",
+            metavar="TOPIC",
+            autocompletion=completion.topics,
+        ),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")

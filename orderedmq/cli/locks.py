@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from orderedmq.broker import Broker
+from orderedmq.cli import completion
 from orderedmq.cli.groups import OWNER, Group, owner_fields, queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.errors import OptionError
@@ -21,7 +22,9 @@ _QUEUE = (Column("group", "group"), Column("topic", "topic"), Column("queue", "q
 @command(app, "list")
 def list_locks(
     shell: Shell,
-    group: Annotated[str | None, typer.Option("--group", help="Only this consumer group.", metavar="GROUP")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Only this consumer group.", metavar="GROUP", autocompletion=completion.groups)
+    ] = None,
 ) -> None:
     """Show all queue locks that are held: by whom, since when, and whether the owner is alive."""
     if group is not None:

@@ -228,11 +228,12 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: s
 # Commands.
 
 
-def commands(help_text: str, **settings: Any) -> typer.Typer:
+def commands(help_text: str, *, add_completion: bool = False, **settings: Any) -> typer.Typer:
     """A command that has commands."""
     return typer.Typer(
         help=help_text,
         no_args_is_help=True,
+        add_completion=add_completion,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from orderedmq.broker import Broker
+from orderedmq.cli import completion
 from orderedmq.cli.groups import queue_row
 from orderedmq.cli.shell import Column, Shell, command, console, duration, number, table, yes_no
 from orderedmq.errors import GroupError, OptionError
@@ -49,7 +50,13 @@ def add_to(app: typer.Typer) -> None:
 def top(
     shell: Shell,
     group: Annotated[
-        str | None, typer.Argument(metavar="GROUP", help="Only this consumer group (default: all).", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="GROUP",
+            help="Only this consumer group (default: all).",
+            show_default=False,
+            autocompletion=completion.groups,
+        ),
     ] = None,
     interval: Annotated[str, typer.Option(help="How often to look.", metavar="TIME")] = "1s",
     once: Annotated[bool, typer.Option("--once", help="Look once and end, as when piped.")] = False,

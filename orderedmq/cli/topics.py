@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from orderedmq.broker import TopicInfo
+from orderedmq.cli import completion
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES, MessageQueue
@@ -15,7 +16,7 @@ from orderedmq.source_options import EARLIEST, LATEST, parse_offsets_json
 
 app = commands("Create, inspect, trim and delete topics.")
 
-Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=completion.topics)]
 Queues = Annotated[int, typer.Option("--queues", min=1, max=MAX_QUEUES, help="How many queues.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 

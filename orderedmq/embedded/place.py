@@ -8,7 +8,12 @@ import os
 from pathlib import Path
 from typing import Final
 
+from orderedmq.errors import StoreError
+from orderedmq.options import DEFAULT_DIRECTORY
+
 _MADV_DONTNEED: Final = 4
+#: What a store has in its directory (another process may be making it just now), and a new disk's own folder.
+_OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "lost+found"))
 _libc: Final = ctypes.CDLL(None)
 
 
@@ -24,6 +29,20 @@ def file_system(path: Path) -> str:
                 best, kind = mount, right.split(" ")[0]
         return kind
     return ""
+
+
+def refuse_other_files(path: Path) -> None:
+    """A store is made only in an empty or missing directory. Raises StoreError NOT_EMPTY for another, and PermissionError."""
+    try:
+        others = sorted(set(os.listdir(path)) - _OF_STORES)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if others:
+        raise StoreError(
+            "NOT_EMPTY",
+            f"{path} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}) and no store; a store is made only in an "
+            f"empty or missing directory, for example {path / DEFAULT_DIRECTORY}",
+        )
 
 
 def drop_pages(path: Path) -> None:

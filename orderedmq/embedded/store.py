@@ -23,7 +23,7 @@ import lmdb
 
 from orderedmq.embedded import layout
 from orderedmq.embedded.gate import Gate
-from orderedmq.embedded.place import drop_pages, file_system
+from orderedmq.embedded.place import drop_pages, file_system, refuse_other_files
 from orderedmq.errors import StoreError, StoreFullError
 
 #: Address space, not disk: the file grows as it is written.
@@ -132,7 +132,7 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, map_size: int | None = None, create: bool = False) -> Store:
-        """Raises StoreError MISSING, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, NEWER_FORMAT, NOT_A_STORE; StoreFullError."""
+        """Raises StoreError MISSING, NOT_EMPTY, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, NEWER_FORMAT, NOT_A_STORE; StoreFullError."""
         if sys.platform == "win32":
             raise StoreError(
                 "PLATFORM", "the embedded broker does not run on Windows; use Linux, macOS, or WSL with a Linux path"
@@ -144,10 +144,12 @@ class Store:
                 f"{path} is on a {kind} file system, where memory maps and locks are not safe; use a local disk for the store",
             )
         try:
-            there = create or cls.exists(path)
+            there = cls.exists(path)
+            if create and not there:
+                refuse_other_files(path)
         except PermissionError as error:
             raise _no_permission(path, error) from error
-        if not there:
+        if not there and not create:
             raise StoreError(
                 "MISSING",
                 f"no store at {path}; set option path to an existing one (orderedmq topic create makes it, or writing with "

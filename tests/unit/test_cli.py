@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,8 +22,9 @@ import pytest
 from typer.testing import CliRunner
 
 import orderedmq
+from orderedmq import cli
 from orderedmq.broker import Broker
-from orderedmq.cli import app, shell
+from orderedmq.cli import app, completion, shell
 from orderedmq.cli.topics import parse_retention
 from orderedmq.errors import OptionError
 
@@ -95,6 +97,90 @@ def test_version_and_help(run: Run) -> None:
         result = CliRunner().invoke(app, [*arguments, "--help"])
         assert result.exit_code == 0
     assert "Exit codes" in CliRunner().invoke(app, ["--help"]).stdout
+
+
+HEAVY = ("lmdb", "numpy", "pandas", "pyarrow", "pyspark")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heavy"),
+    [
+        (["--version"], HEAVY),
+        (["--help"], HEAVY),
+        (["audit", "--help"], ("pandas", "lmdb")),
+        (["peek", "--help"], ("pandas", "lmdb")),
+    ],
+)
+def test_help_loads_nothing_heavy(arguments: list[str], heavy: tuple[str, ...]) -> None:
+    code = (
+        "import sys; from orderedmq.cli import app; app(sys.argv[1:], standalone_mode=False); "
+        f"print('loaded:', sorted(set({heavy}) & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.stdout.rstrip().endswith("loaded: []"), done.stdout + done.stderr
+
+
+def test_what_help_says_of_a_command_is_what_the_command_says() -> None:
+    for name, (_, said) in (cli.COMMANDS | cli.GROUPS).items():
+        assert (cli.load(name).help or "").partition("\n\n")[0].replace("\n", " ") == said
+
+
+def completed(store: Path | None, *words: str) -> list[str]:
+    """What bash would be offered behind these words, the last of which is incomplete."""
+    line = ["orderedmq", *(["--path", str(store)] if store else []), *words]
+    environment = {"_ORDEREDMQ_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
+    result = CliRunner().invoke(app, [], prog_name="orderedmq", env=environment)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    return result.stdout.split()
+
+
+def test_completion_knows_commands_topics_and_groups(store: Path, broker: Broker) -> None:
+    assert "peek" in completed(store, "pe")
+    for name in ("orders", "orders-2", "bills"):
+        broker.admin.create_topic(name, 1)
+    client = broker.groups.join("q")
+    broker.groups.lock("billing", client, broker.log.queues("orders"))
+    broker.groups.leave(client)
+    for words in (["peek"], ["topic", "describe"], ["audit", "bills"], ["group", "seek", "billing", "--topic"]):
+        assert completed(store, *words, "ord") == ["orders", "orders-2"]
+    for words in (["group", "describe"], ["lock", "release"], ["lock", "list", "--group"], ["top"], ["dlq", "list"]):
+        assert completed(store, *words, "b") == ["billing"]
+    assert completed(store, "topic", "describe", "--path", "/no/such/store", "ord") == []
+
+
+def test_completion_is_silent_and_makes_nothing_where_there_is_no_store(store: Path) -> None:
+    assert completed(store, "topic", "describe", "o") == completed(store, "group", "delete", "b") == []
+    assert not store.exists()
+
+
+def test_completion_does_not_wait_for_a_cluster_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        assert completed(None, "peek", "--namesrv", address, "o") == []
+        # A request to a nameserver that does not answer is given up after 30 s.
+        assert time.monotonic() - began < 15
+
+
+def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: Path) -> None:
+    create = ("topic", "create", "a", "--queues", "1")
+    store.mkdir()
+    run(*create)
+    # One whose file is gone leaves its folders.
+    (store / "owners").mkdir(exist_ok=True)
+    (store / "data.mdb").unlink()
+    run(*create)
+    (store / "data.mdb").unlink()
+    (store / "passwd").write_text("root")
+    before = sorted(store.iterdir())
+    said = text(*create, code=1)
+    assert "STORE.NOT_EMPTY" in said
+    assert "passwd" in said
+    assert str(store / "orderedmq-data") in said
+    assert sorted(store.iterdir()) == before
+    assert "STORE.NOT_EMPTY" in text("produce", "a", "--queues", "1", input="x", code=1)
 
 
 @pytest.mark.parametrize(

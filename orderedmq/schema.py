@@ -1,0 +1,53 @@
+"""The one Arrow schema of messages, and cutting it to columns. Pure.
+
+Apart from `model`, so that who needs names and limits only (the command's help) does not load pyarrow.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from orderedmq.errors import SchemaError
+
+PROPERTIES_TYPE: Final = pa.map_(pa.string(), pa.string())
+TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
+
+#: The currency between brokers, source and sink. ``properties`` comes only when asked for by name.
+MESSAGE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("broker_name", pa.string()),
+        pa.field("queue_id", pa.int32()),
+        pa.field("queue_offset", pa.int64()),
+        pa.field("body", pa.binary()),
+        pa.field("tags", pa.string()),
+        pa.field("keys", pa.string()),
+        pa.field("sharding_key", pa.string()),
+        pa.field("message_id", pa.string()),
+        pa.field("born_timestamp", TIMESTAMP_TYPE),
+        pa.field("store_timestamp", TIMESTAMP_TYPE),
+        pa.field("reconsume_times", pa.int32()),
+        pa.field("properties", PROPERTIES_TYPE),
+    ]
+)
+#: Without an explicit choice a reader gets every column but ``properties``.
+DEFAULT_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name != "properties")
+#: What a producer may set; the rest is the broker's.
+PRODUCER_COLUMNS: Final = ("body", "tags", "keys", "sharding_key", "properties")
+PRODUCER_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in PRODUCER_COLUMNS])
+
+
+def select_schema(columns: tuple[str, ...]) -> pa.Schema:
+    """The message schema cut to ``columns``, in their order.
+
+    Raises SchemaError UNKNOWN_COLUMN for a name that is not a message's.
+    """
+    for name in columns:
+        if name not in MESSAGE_SCHEMA.names:
+            raise SchemaError(
+                "UNKNOWN_COLUMN",
+                f"a message has no column {name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}",
+            )
+    return pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])
