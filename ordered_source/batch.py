@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -9,14 +10,16 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ordered_source import plan, task
+from ordered_source import data_loss, plan, task
 from ordered_source.columns import chosen_columns
 from ordered_source.task import QueuePartition
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.connections import reach
-from orderedmq.errors import OffsetError, aged_out
-from orderedmq.model import MessageQueue
-from orderedmq.source_options import SourceOptions
+from orderedmq.errors import DataLossError, OffsetError, queue_deleted
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.source_options import EARLIEST, SourceOptions, StartingOffsets
+
+log = logging.getLogger("orderedmq")
 
 
 class BatchReader(DataSourceReader):
@@ -34,53 +37,86 @@ class BatchReader(DataSourceReader):
         with reach(options.endpoint) as broker:
             topics = plan.topics(broker, options)
             incarnations = {topic.name: topic.incarnation for topic in topics}
-            queues = plan.queues_of(broker, topics)
-            bounds = broker.log.bounds(queues)
-            begins = self._begins(broker, queues)
-            ends = plan.endings(broker.log.reading(options.reading), options.ending, queues, bounds)
-            out: list[InputPartition] = []
-            for queue in queues:
-                begin, end = begins[queue], ends[queue]
-                if begin > end:
-                    raise OffsetError(
-                        "BEGIN_AFTER_END", f"queue {queue} would be read from {begin} to {end}; change the options"
-                    )
-                if begin < min(bounds[queue].min_offset, end):
-                    if options.fail_on_data_loss:
-                        raise aged_out(queue, begin, min(bounds[queue].min_offset, end))
-                    begin = min(bounds[queue].min_offset, end)
-                if begin < end:
-                    out.append(
-                        QueuePartition(
-                            options.endpoint,
-                            broker.identity,
-                            queue,
-                            begin,
-                            end,
-                            None,
-                            incarnations[queue.topic],
-                            options.fail_on_data_loss,
-                            options.pull_batch_size,
-                            streaming=False,
-                            matching=options.matching,
-                            reading=options.reading,
-                        )
-                    )
-            # Spark reads one partition of its own making when there is none.
-            return out or [InputPartition(None)]
+            spans = self._spans(broker, plan.queues_of(broker, topics))
+            identity = broker.identity
+        out: list[InputPartition] = [
+            QueuePartition(
+                options.endpoint,
+                identity,
+                queue,
+                span.begin,
+                span.end,
+                None,
+                incarnations[queue.topic],
+                options.fail_on_data_loss,
+                options.pull_batch_size,
+                streaming=False,
+                matching=options.matching,
+                reading=options.reading,
+            )
+            for queue, span in spans.items()
+            if span.messages
+        ]
+        # Spark reads one partition of its own making when there is none.
+        return out or [InputPartition(None)]
 
-    def _begins(self, broker: Broker, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        source = broker.log.reading(self.options.reading)
-        bounds = source.bounds(queues)
-        starting = self.options.starting
-        if starting.kind != "committed":
-            return plan.beginnings(source, starting, queues, bounds)
-        assert self.options.consumer_group is not None
-        known = broker.groups.offsets(self.options.consumer_group, queues)
-        where = plan.never_committed(self.options)
-        return {**plan.beginnings(source, where, queues, bounds), **known}
+    def _spans(self, broker: Broker, queues: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
+        """The range of each queue. Raises DataLossError unless the user accepts losses, OffsetError if the options contradict each other.
+
+        One look at the bounds decides, so a producer or a query of the group that goes on meanwhile changes nothing: the group's offsets
+        are read before it, so that none is beyond the end, and what is searched for later is cut to it.
+        """
+        options = self.options
+        source = broker.log.reading(options.reading)
+        known: Mapping[MessageQueue, int] = {}
+        starting = options.starting
+        if starting.kind == "committed":
+            assert options.consumer_group is not None
+            known = broker.groups.offsets(options.consumer_group, queues)
+            starting = plan.never_committed(options)
+        bounds = broker.log.bounds(queues)
+        for queue in queues:
+            if queue not in bounds:
+                self._lose(queue_deleted(queue, "it was about to be read"))
+        there = [queue for queue in queues if queue in bounds]
+        begins = plan.beginnings(source, starting, there, bounds)
+        ends = plan.endings(source, options.ending, there, bounds)
+        return {
+            queue: self._span(source, queue, bounds[queue], known.get(queue), begins[queue], ends[queue]) for queue in there
+        }
+
+    def _span(
+        self, source: Log, queue: MessageQueue, at: QueueBounds, committed: int | None, begin: int, end: int
+    ) -> OffsetRange:
+        end = min(end, at.max_offset)
+        if committed is None:
+            begin = min(begin, at.max_offset)
+            if begin > end and _says_where(self.options.starting, queue):
+                raise OffsetError(
+                    "BEGIN_AFTER_END",
+                    f"queue {queue} would be read from {begin} to {end}: startingOffsets or startingTimestamp lies after endingOffsets or "
+                    "endingTimestamp; lower the first, or raise the second",
+                )
+        else:
+            begin = committed
+        if begin > end and begin <= at.max_offset:
+            log.warning("queue %s is read from %d on, which is not before its end %d: nothing of it is read", queue, begin, end)
+            return OffsetRange(begin, begin)
+        begin, loss = data_loss.judged(queue, begin, at, f"group {self.options.consumer_group!r}", source.tail_loss, end=end)
+        if loss is not None:
+            self._lose(loss)
+        return OffsetRange(begin, max(begin, end))
+
+    def _lose(self, error: DataLossError) -> None:
+        data_loss.lose(error, fail=self.options.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueuePartition):
             return iter(())
         return task.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
+
+
+def _says_where(starting: StartingOffsets, queue: MessageQueue) -> bool:
+    """Whether the options themselves say where a queue begins, and do not leave it to the broker or the group."""
+    named = starting.offsets.get(queue) if starting.offsets is not None else None
+    return starting.kind == "timestamp" or (starting.kind == "json" and named != EARLIEST)

@@ -22,7 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from ordered_source import plan, task
+from ordered_source import data_loss, plan, task
 from ordered_source.admission import Admission
 from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
@@ -30,7 +30,7 @@ from ordered_source.group import GroupSession
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker, Log, TopicInfo
 from orderedmq.connections import reach
-from orderedmq.errors import DataLossError, OffsetError, TopicError, aged_out, recreated
+from orderedmq.errors import DataLossError, OffsetError, TopicError, queue_deleted, recreated
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.offsets import Checkpoint, offsets_to_json, ranges
@@ -297,6 +297,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         broker, group = self._connect(), self.options.consumer_group
         bounds = broker.log.bounds(queues)
+        # Deleted since they were listed, and never read: the next look at the topics says so.
+        owner.drop([queue for queue in queues if queue not in bounds and queue not in start.next])
+        queues = tuple(queue for queue in queues if queue in owner.owned)
         starting = self.options.starting
         known: dict[MessageQueue, int] = {}
         reset = 0
@@ -343,34 +346,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             if at is None:
                 if queue not in self._gone:
-                    self._lose(
-                        DataLossError(
-                            "QUEUE_DELETED",
-                            f"queue {queue} was deleted, or taken out of its topic; this query has read it up to {position}; "
-                            "failOnDataLoss=false goes on without it",
-                        )
-                    )
+                    self._lose(queue_deleted(queue, f"this query has read it up to {position}"))
                     self._gone.add(queue)
                 continue
-            if position < at.min_offset:
-                self._lose(aged_out(queue, position, at.min_offset))
-                owner.skip(queue, at.min_offset)
-            elif position > at.max_offset:
-                self._lose(
-                    DataLossError(
-                        "BEYOND_END",
-                        f"queue {queue} ends at {at.max_offset}, this query has read up to {position}: the store was replaced by an older "
-                        "copy; failOnDataLoss=false goes on at its end",
-                    )
-                )
-                owner.skip(queue, at.max_offset)
+            after, loss = data_loss.judged(queue, position, at, "this query", self._log.tail_loss)
+            if loss is not None:
+                self._lose(loss)
+                owner.skip(queue, after)
             ends[queue] = at.max_offset if self._target is None else min(at.max_offset, self._target.get(queue, 0))
         return ends
 
     def _lose(self, error: DataLossError) -> None:
-        if self.options.fail_on_data_loss:
-            raise error
-        log.warning("%s", error)
+        data_loss.lose(error, fail=self.options.fail_on_data_loss)
 
     def _replay(self, owner: Owner, start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:
         """A batch that was logged before a restart."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from ordered_source import lock_token
+from ordered_source import data_loss, lock_token
 from ordered_source.columns import LOCK_TOKEN, conform
 from orderedmq.broker import Broker, Log
 from orderedmq.connections import kept
@@ -70,15 +70,11 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
         wanted = min(partition.pull_batch_size, partition.end - position)
         try:
             batch, after = _pull(source, partition, position, wanted, pulled)
+            if after == position:
+                raise data_loss.ended(partition.queue, position, partition.end, source.tail_loss)
         except (DataLossError, TopicError) as error:
             position = _behind(broker, partition, position, error)
             continue
-        if after == position:
-            raise DataLossError(
-                "BEYOND_END",
-                f"queue {partition.queue} ends at {position}, the batch was planned up to {partition.end}: the store was replaced by an "
-                "older copy",
-            )
         if batch.num_rows:
             yield conform(batch if LOCK_TOKEN not in columns else _with_proof(batch, columns, proof), schema)
         position = after

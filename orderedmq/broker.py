@@ -138,6 +138,10 @@ class Published:
 class Log(Protocol):
     """Messages: where they are, and how to get and add them."""
 
+    @property
+    def tail_loss(self) -> str:
+        """How a queue of such a broker comes to end before an offset that it once had: the cause in errors' texts."""
+
     def reading(self, how: Reading) -> Log:
         """The same log for a reader with these settings, as far as the broker has them."""
 

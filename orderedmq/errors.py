@@ -102,6 +102,19 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     )
 
 
+def beyond_end(queue: object, end: int, known: str, cause: str, remedy: str) -> DataLossError:
+    """A queue ends before an offset that it once had, as ``known`` says ("this query has read up to 30")."""
+    return DataLossError("BEYOND_END", f"queue {queue} ends at {end}, {known}: {cause}; {remedy}")
+
+
+def queue_deleted(queue: object, known: str) -> DataLossError:
+    """A queue is not there any more, of which ``known`` says what was about to be read."""
+    return DataLossError(
+        "QUEUE_DELETED",
+        f"queue {queue} was deleted, or taken out of its topic; {known}; failOnDataLoss=false goes on without it",
+    )
+
+
 def recreated(topic: str) -> DataLossError:
     """A topic is not the one that the offsets are of."""
     return DataLossError(

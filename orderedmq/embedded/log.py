@@ -17,7 +17,7 @@ from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store, Transaction
-from orderedmq.errors import DataLossError, OptionError, aged_out, recreated
+from orderedmq.errors import OptionError, aged_out, beyond_end, recreated
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.reading import Reading
@@ -47,6 +47,8 @@ def new_incarnation() -> str:
 
 class EmbeddedLog:
     """The Log protocol. Thread-safe."""
+
+    tail_loss = "the store was replaced by an older copy"
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -158,11 +160,7 @@ class EmbeddedLog:
             if offset < at.min_offset:
                 raise aged_out(queue, offset, at.min_offset)
             if offset > at.max_offset:
-                raise DataLossError(
-                    "BEYOND_END",
-                    f"offset {offset} of queue {queue} lies behind its end {at.max_offset}: the store was replaced by an older copy, or "
-                    "the checkpoint belongs to another store",
-                )
+                raise beyond_end(queue, at.max_offset, f"offset {offset} was asked for", self.tail_loss, "read from its end on")
             if offset == at.max_offset:
                 return _empty(columns)
             parts = self._gather(txn, queue, offset, max_messages, max_bytes, columns)

@@ -26,6 +26,7 @@ from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
 from orderedmq.rocketmq.asking import ask_queues, existing
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.connection import Pending
+from orderedmq.rocketmq.pulled import TAIL_LOSS
 from orderedmq.rocketmq.puller import READER_GROUP, Puller
 from orderedmq.rocketmq.route import Route, user_topics
 from orderedmq.rocketmq.search import first_at
@@ -49,6 +50,8 @@ _US_PER_MS: Final = 1000
 
 class RocketMQLog:
     """The Log protocol. Thread-safe."""
+
+    tail_loss = TAIL_LOSS
 
     def __init__(self, client: Client, how: Reading = USUAL) -> None:
         self._client = client

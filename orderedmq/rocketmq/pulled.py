@@ -8,20 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.errors import DataLossError, aged_out
+from orderedmq.errors import aged_out
 from orderedmq.model import MessageQueue
 
 #: Bytes that a stored message has besides its body, about.
 _OVERHEAD: Final = 300
-
-
-def beyond_end(queue: MessageQueue, offset: int, end: int) -> DataLossError:
-    """An offset behind a queue's end."""
-    return DataLossError(
-        "BEYOND_END",
-        f"offset {offset} of queue {queue} lies behind its end {end}: the topic was deleted and created again, its broker lost messages, or "
-        "the checkpoint belongs to another cluster",
-    )
+#: See `Log.tail_loss`.
+TAIL_LOSS: Final = (
+    "its broker died before its last messages were on its disk, a replica without them took over, or the topic was deleted and created "
+    "again"
+)
 
 
 def placed(columns: tuple[str, ...]) -> tuple[str, ...]:

@@ -24,7 +24,15 @@ from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
-from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, aged_out
+from orderedmq.errors import (
+    DataLossError,
+    OrderedMQError,
+    ProtocolError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    aged_out,
+    beyond_end,
+)
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
@@ -35,7 +43,7 @@ from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import MASTER_ID
 from orderedmq.rocketmq.connection import Connection, Pending
 from orderedmq.rocketmq.decode import decode
-from orderedmq.rocketmq.pulled import average, beyond_end, bounded, once, placed, unbroken
+from orderedmq.rocketmq.pulled import TAIL_LOSS, average, bounded, once, placed, unbroken
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.requests import PullResult, PullStatus
 
@@ -397,7 +405,8 @@ class _Fetch:
         elif begin == result.max_offset:
             self._end_at(begin, None)
         elif begin > result.max_offset:
-            self._end_at(begin, beyond_end(self._queue, begin, result.max_offset))
+            asked = f"offset {begin} was asked for"
+            self._end_at(begin, beyond_end(self._queue, result.max_offset, asked, TAIL_LOSS, "read from its end on"))
         else:
             # There is something: not visible yet, just being deleted, or a reset by an admin that is over now.
             self._last = RocketMQUnavailableError(

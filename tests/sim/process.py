@@ -166,6 +166,8 @@ class Process:
 
     # -- Log -----------------------------------------------------------------------------------------------------------------
 
+    tail_loss = "the simulation lost it"
+
     def reading(self, how: Reading) -> Process:
         return self
 

@@ -1,0 +1,262 @@
+"""What a batch read plans: exact ranges, counted losses, and the same answer whatever happens between two questions to the broker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import orderedmq
+from ordered_source import batch
+from ordered_source.batch import BatchReader
+from ordered_source.columns import full_schema
+from ordered_source.task import QueuePartition
+from orderedmq.broker import Broker
+from orderedmq.errors import DataLossError, OffsetError, OrderedMQError
+from orderedmq.model import MessageQueue
+
+QUEUE = MessageQueue("in", "embedded", 0)
+FAR_FUTURE = "2999-01-01T00:00:00Z"
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with orderedmq.connect(tmp_path / "store") as made:
+        made.admin.create_topic("in", 1)
+        yield made
+
+
+def produce(broker: Broker, *counts: int) -> None:
+    """Chunks of so many messages, which retention deletes one by one."""
+    for count in counts:
+        broker.log.append(QUEUE, pa.record_batch({"body": pa.array([b"x"] * count, pa.binary())}))
+
+
+def trim(broker: Broker, before: int) -> None:
+    broker.admin.trim("in", {QUEUE: before})
+    assert broker.log.bounds([QUEUE])[QUEUE].min_offset == before, "the test needs something to be lost"
+
+
+def named(offset: int) -> str:
+    return json.dumps({"in": {"embedded": {"0": offset}}})
+
+
+def reader_of(broker: Broker, **options: Any) -> BatchReader:
+    path: Any = broker
+    return BatchReader({"path": str(path.path), "topic": "in", **options}, full_schema(False))
+
+
+def spans(reader: BatchReader) -> list[tuple[int, int]]:
+    return [(part.begin, part.end) for part in reader.partitions() if isinstance(part, QueuePartition)]
+
+
+def planned(broker: Broker, **options: Any) -> list[tuple[int, int]]:
+    return spans(reader_of(broker, **options))
+
+
+def commit(broker: Broker, offset: int) -> None:
+    """A query of the group has processed everything below ``offset``."""
+    client = broker.groups.join("query")
+    token: Any = broker.groups.lock("g", client, [QUEUE])[QUEUE]
+    broker.groups.commit({token: offset})
+    broker.groups.unlock([token])
+    broker.groups.leave(client)
+
+
+class Interposed:
+    """A broker before whose ``turn``-th question about messages or groups something happens."""
+
+    def __init__(self, broker: Broker, turn: int, happening: Callable[[], None]) -> None:
+        self._broker, self._left, self._happening = broker, turn, happening
+
+    @property
+    def over(self) -> bool:
+        """It has happened."""
+        return self._left < 0
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._broker, name)
+        return _Part(self, found) if name in ("log", "groups") else found
+
+    def ask(self) -> None:
+        self._left -= 1
+        if self._left == -1:
+            self._happening()
+
+    def __enter__(self) -> Interposed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+class _Part:
+    def __init__(self, whole: Interposed, part: Any) -> None:
+        self._whole, self._part = whole, part
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._part, name)
+
+        def asked(*args: Any) -> Any:
+            if name == "reading":
+                return _Part(self._whole, found(*args))
+            self._whole.ask()
+            return found(*args)
+
+        return asked if callable(found) else found
+
+
+class Turns:
+    """Plans a batch again and again: ``happening`` comes before the first question to the broker, before the second, ... after the last."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, make: Callable[[], Broker], happening: Callable[[Broker], None]) -> None:
+        self._patch, self._make, self._happening = patch, make, happening
+
+    def planned(self, **options: Any) -> list[list[tuple[int, int]] | str]:
+        """The ranges, or the condition of the error."""
+        out: list[list[tuple[int, int]] | str] = []
+        over = True
+        while over:
+            broker = self._make()
+            interposed = Interposed(broker, len(out), partial(self._happening, broker))
+            reader = reader_of(broker, **options)
+            with self._patch.context() as patched:
+                patched.setattr(batch, "reach", lambda endpoint, meant=interposed: meant)
+                try:
+                    out.append(spans(reader))
+                except OrderedMQError as error:
+                    out.append(error.condition)
+            over = interposed.over
+        assert len(out) > 3, "the test needs something to come between"
+        return out
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[[], Broker]]:
+    """Stores with 10 messages, of which group g has processed 4."""
+    made: list[Broker] = []
+
+    def one() -> Broker:
+        broker = orderedmq.connect(tmp_path / f"store{len(made)}")
+        made.append(broker)
+        broker.admin.create_topic("in", 1)
+        produce(broker, 10)
+        commit(broker, 4)
+        return broker
+
+    yield one
+    for broker in made:
+        broker.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"startingOffsets": "committed", "consumerGroup": "g"},
+        {"startingOffsets": "committed", "consumerGroup": "g", "endingTimestamp": FAR_FUTURE},
+        {"startingOffsets": "committed", "consumerGroup": "g", "endingOffsets": named(10)},
+    ],
+    ids=["to the end", "to a time", "to an offset"],
+)
+def test_the_groups_query_going_on_meanwhile_never_blames_the_options(
+    options: dict[str, str], monkeypatch: pytest.MonkeyPatch, make: Callable[[], Broker]
+) -> None:
+    def goes_on(broker: Broker) -> None:
+        produce(broker, 5)
+        commit(broker, 15)
+
+    found = Turns(monkeypatch, make, goes_on).planned(**options)
+    # All that is there from the group's offset on, as of some moment; nothing where the group is past what was asked for.
+    assert all(one in ([(4, 10)], [(4, 15)], []) for one in found), found
+    assert found[-1] == [(4, 10)]
+
+
+def test_a_producer_meanwhile_never_makes_a_range_end_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Broker]
+) -> None:
+    found = Turns(monkeypatch, make, lambda broker: produce(broker, 5)).planned(startingTimestamp=FAR_FUTURE)
+    assert all(one == [] for one in found), found
+
+
+def test_a_time_and_the_end_are_of_one_moment(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Broker]) -> None:
+    found = Turns(monkeypatch, make, lambda broker: produce(broker, 5)).planned(endingTimestamp=FAR_FUTURE)
+    assert all(one in ([(0, 10)], [(0, 15)]) for one in found), found
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_a_named_error(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], Broker]
+) -> None:
+    turns = Turns(monkeypatch, make, lambda broker: broker.admin.delete_topic("in"))
+    found = turns.planned(startingOffsets="committed", consumerGroup="g")
+    assert found[0] == "ORDEREDMQ_TOPIC.MISSING"
+    assert "ORDEREDMQ_DATA_LOSS.QUEUE_DELETED" in found
+    assert set(map(str, found[:-1])) == {"ORDEREDMQ_TOPIC.MISSING", "ORDEREDMQ_DATA_LOSS.QUEUE_DELETED"}, found
+
+
+def test_offsets_that_aged_out_are_an_error_or_a_counted_warning(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    produce(broker, 30, 10)
+    trim(broker, 30)
+    with pytest.raises(DataLossError, match=r"AGED_OUT\] messages 3 to 29 \(27\) of queue in/embedded/0"):
+        planned(broker, startingOffsets=named(3))
+    assert planned(broker, startingOffsets=named(3), failOnDataLoss="false") == [(30, 40)]
+    assert "messages 3 to 29 (27) of queue in/embedded/0 were deleted" in caplog.text
+
+
+def test_only_what_was_asked_for_is_counted_as_lost(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    produce(broker, 30, 10)
+    trim(broker, 30)
+    span = {"startingOffsets": named(3), "endingOffsets": named(8)}
+    with pytest.raises(DataLossError, match=r"messages 3 to 7 \(5\)"):
+        planned(broker, **span)
+    assert planned(broker, **span, failOnDataLoss="false") == []
+    assert "messages 3 to 7 (5) of queue in/embedded/0 were deleted" in caplog.text
+
+
+def test_a_group_that_is_past_the_queues_end_is_a_loss_of_the_broker_and_no_fault_of_the_options(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(broker, 10)
+    commit(broker, 14)
+    options = {"startingOffsets": "committed", "consumerGroup": "g"}
+    with pytest.raises(DataLossError, match=r"BEYOND_END\] queue in/embedded/0 ends at 10, group 'g' has read up to 14"):
+        planned(broker, **options)
+    assert planned(broker, **options, failOnDataLoss="false") == []
+    assert "ends at 10, group 'g' has read up to 14" in caplog.text
+
+
+def test_a_group_that_is_past_the_end_that_was_asked_for_leaves_nothing_and_says_so(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(broker, 10)
+    commit(broker, 7)
+    assert planned(broker, startingOffsets="committed", consumerGroup="g", endingOffsets=named(5)) == []
+    assert "queue in/embedded/0 is read from 7 on, which is not before its end 5: nothing of it is read" in caplog.text
+
+
+def test_options_that_begin_after_they_end_are_told_so(broker: Broker) -> None:
+    produce(broker, 10)
+    with pytest.raises(OffsetError, match=r"BEGIN_AFTER_END.*from 10 to 5.*startingOffsets.*endingOffsets"):
+        planned(broker, startingOffsets=named(-1), endingOffsets=named(5))
+
+
+@pytest.mark.parametrize("accept", [False, True], ids=["fails", "accepted"])
+def test_a_queue_that_lost_its_end_since_it_was_planned_is_counted(
+    accept: bool, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(broker, 10)
+    reader = reader_of(broker, failOnDataLoss=str(not accept))
+    [part] = reader.partitions()
+    assert isinstance(part, QueuePartition)
+    part.end = 14
+    rows = reader.read(part)
+    if accept:
+        assert sum(found.num_rows for found in rows) == 10
+        assert "4 messages of queue in/embedded/0 are lost, from 10 to 13" in caplog.text
+    else:
+        with pytest.raises(DataLossError, match=r"BEYOND_END\] queue in/embedded/0 ends at 10, the batch was planned up to 14"):
+            list(rows)
