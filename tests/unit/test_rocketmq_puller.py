@@ -275,7 +275,7 @@ def test_behind_the_end_is_named_also_of_an_empty_queue(broker: FakeBroker) -> N
     """Trap 5: an empty queue answers any offset but 0 as illegal, with 0 to go on at."""
     puller = puller_of(broker)
     assert puller.pull(QUEUE, 5000, 10, 10, COLUMNS).num_rows == 0
-    with pytest.raises(DataLossError, match="BEYOND_END.*5001.*5000"):
+    with pytest.raises(DataLossError, match="BEYOND_END.*5000.*5001"):
         puller.pull(QUEUE, 5001, 10, 10, COLUMNS)
     broker.least = broker.end = 0
     assert puller.pull(QUEUE, 0, 10, 10, COLUMNS).num_rows == 0
