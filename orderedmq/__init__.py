@@ -31,10 +31,19 @@ _HOMES = {
 
 
 def register(spark: Any) -> None:
-    """Make the format known to a session where Spark cannot find it: shipped as a zip, or as a Spark Connect artifact."""
+    """Make the format known where Spark says DATA_SOURCE_NOT_FOUND.
+
+    That is in a session that cannot find it (code shipped as a zip, a Spark Connect artifact), and in each thread that your code starts:
+    Spark looks for Python's formats in the thread's active session, and such a thread has none. It is given this one.
+    """
     import pyspark_orderedmq
 
     spark.dataSource.register(pyspark_orderedmq.DefaultSource)
+    # Not in Spark Connect, where threads of the server look.
+    if hasattr(type(spark), "_get_j_spark_session_class"):
+        sessions = spark._get_j_spark_session_class(spark._jvm)
+        if not sessions.getActiveSession().isDefined():
+            sessions.setActiveSession(spark._jsparkSession)
 
 
 def __getattr__(name: str) -> Any:

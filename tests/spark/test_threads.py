@@ -1,0 +1,65 @@
+"""Threads that a user's code starts: Spark looks for the format in a session that such a thread does not have until it registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+import orderedmq
+from tests.spark.conftest import Rig
+
+TOPICS = ("invoices", "audit")
+
+
+def everything(rig: Rig, topic: str) -> list[str]:
+    return sorted(body for bodies in rig.bodies(topic).values() for body in bodies)
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_outputs_are_written_side_by_side_in_foreachbatch(rig: Rig) -> None:
+    rig.topic("in", queues=2, rows=30)
+    for topic in TOPICS:
+        rig.topic(topic, queues=2)
+    together = Barrier(len(TOPICS), timeout=120)
+
+    def side_by_side(df: DataFrame, batch_id: int) -> None:
+        def write(topic: str) -> None:
+            together.wait()
+            orderedmq.register(df.sparkSession)
+            writer = df.write.format("orderedmq").mode("append").option("path", rig.path).option("topic", topic)
+            writer.option("txnAppId", f"side-by-side-{topic}").option("txnVersion", batch_id).save()
+
+        with ThreadPoolExecutor(len(TOPICS)) as pool:
+            list(pool.map(write, TOPICS))
+
+    stream = rig.stream(topic="in", consumerGroup="g", maxOffsetsPerTrigger=10)
+    writer = stream.writeStream.foreachBatch(side_by_side).option("checkpointLocation", str(rig.folder / "ck"))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert query.lastProgress is not None
+    assert query.lastProgress.batchId == 2
+    for topic in TOPICS:
+        assert everything(rig, topic) == everything(rig, "in")
+
+
+def test_a_thread_that_registered_writes_a_batch_and_starts_a_stream(rig: Rig) -> None:
+    rig.topic("in", queues=1, rows=4)
+    rig.topic("out", queues=1)
+    rows, stream = rig.batch(topic="in"), rig.stream(topic="in", consumerGroup="g")
+
+    def write() -> None:
+        # Another session, so that the one of all tests has nothing registered.
+        orderedmq.register(rig.spark.newSession())
+        rows.write.format("orderedmq").mode("append").option("path", rig.path).option("topic", "out").save()
+        rig.run(stream, topic="out")
+
+    in_a_thread(write)
+    assert everything(rig, "out") == sorted(everything(rig, "in") * 2)
