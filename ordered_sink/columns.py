@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql.types import BinaryType, DataType, IntegralType, MapType, StringType, StructType
+from pyspark.sql.types import BinaryType, DataType, IntegralType, LongType, MapType, StringType, StructType
 
 from orderedmq.errors import SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
+from orderedmq.sharding_key import GivenKeyType, KeyType
 from orderedmq.sink_options import SinkOptions
 
 #: Columns of the source's rows that only a broker can set: taken along, ignored.
@@ -18,10 +19,14 @@ _TEXT: Final = ("tags", "keys", "topic")
 
 @dataclass(frozen=True)
 class Plan:
-    """Columns of the input by role. ``key`` None: rows without a sharding key; ``topic`` None: the option names it."""
+    """Columns of the input by role. ``key`` None: rows without a sharding key; ``topic`` None: the option names it.
+
+    ``key_type``: what keys are hashed as.
+    """
 
     key: str | None
     topic: str | None
+    key_type: KeyType = "text"
 
 
 def planned(schema: StructType, options: SinkOptions) -> Plan:
@@ -38,12 +43,15 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
         if name in names:
             _require(schema, name, (StringType,))
     if "properties" in names:
-        kind = schema["properties"].dataType
-        if not (isinstance(kind, MapType) and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)):
-            raise SchemaError("WRONG_TYPE", f"column 'properties' must be map<string,string>, it is {kind.simpleString()}")
+        pairs = schema["properties"].dataType
+        if not (
+            isinstance(pairs, MapType) and isinstance(pairs.keyType, StringType) and isinstance(pairs.valueType, StringType)
+        ):
+            raise SchemaError("WRONG_TYPE", f"column 'properties' must be map<string,string>, it is {pairs.simpleString()}")
     key = options.sharding_key if options.sharding_key in names else None
+    kind: KeyType = "text"
     if key is not None:
-        _require(schema, key, (StringType, BinaryType, IntegralType))
+        kind = key_type(schema, key, options.sharding_key_type, options.selector)
     elif options.sharding_key_explicit:
         raise SchemaError(
             "MISSING_COLUMN",
@@ -67,7 +75,27 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
                 "UNKNOWN_COLUMN",
                 f"column {name!r} is not a message's: drop it, put it into body or properties, or name it in shardingKey or orderBy",
             )
-    return Plan(key, "topic" if options.topic is None else None)
+    return Plan(key, "topic" if options.topic is None else None, kind)
+
+
+def key_type(schema: StructType, key: str, given: GivenKeyType, selector: str) -> KeyType:
+    """What the keys of a column are hashed as. Raises SchemaError WRONG_TYPE."""
+    _require(schema, key, (StringType, BinaryType, IntegralType))
+    column = schema[key].dataType
+    kind: KeyType
+    if given != "auto":
+        kind = given
+    elif isinstance(column, IntegralType):
+        kind = "long" if isinstance(column, LongType) else "int"
+    else:
+        kind = "text"
+    if kind == "text" and selector == "mod":
+        raise SchemaError(
+            "WRONG_TYPE",
+            f"messageQueueSelector=mod needs keys that are whole numbers, column {key!r} is {column.simpleString()}; cast it to bigint, or set "
+            "shardingKeyType=long",
+        )
+    return kind
 
 
 def _require(schema: StructType, name: str, kinds: tuple[type[DataType], ...]) -> None:

@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.functions import arrow_udf
-from pyspark.sql.types import IntegerType
+from pyspark.sql.types import IntegerType, IntegralType
 
+from ordered_sink.columns import key_type
 from orderedmq.errors import OptionError, SchemaError, SinkError
-from orderedmq.key_hash import java_string_hash
 from orderedmq.option_values import parse_size
-from orderedmq.selector import select_by_hash
+from orderedmq.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
+from orderedmq.sharding_key import KEY_TYPES, GivenKeyType
 from orderedmq.sink_options import SinkOptions
 
 _BUFFER: Final = "256m"
@@ -27,14 +28,18 @@ def route(
     sharding_key: str = "sharding_key",
     queues: int | None = None,
     buffer_size: str = _BUFFER,
+    sharding_key_type: GivenKeyType = "auto",
+    message_queue_selector: KeyedSelectorName = "hash",
 ) -> DataFrame:
     """``df`` repartitioned so that each queue has one writing task, its rows in the order of ``order_by``.
 
     order_by: columns, each with ``asc`` or ``desc`` or neither, as in the sink's option; a shuffle leaves no other order. queues: the
     target topic's number of queues; without it, equal keys still come together, but several tasks may write one queue. buffer_size:
-    bytes of rows that a task may hold to sort them. Works on streaming and batch DataFrames; the columns stay as they are.
+    bytes of rows that a task may hold to sort them. sharding_key_type, message_queue_selector: as the sink's options. Works on streaming
+    and batch DataFrames; the columns stay as they are.
 
-    Raises OptionError INVALID and SchemaError MISSING_COLUMN at once, SinkError ORDER_BUFFER_FULL when the query runs.
+    Raises OptionError INVALID, SchemaError MISSING_COLUMN and WRONG_TYPE at once, SinkError ORDER_BUFFER_FULL and MessageError BAD_KEY
+    when the query runs.
     """
     text = order_by if isinstance(order_by, str) else ", ".join(order_by)
     columns = SinkOptions.parse_order_by(text)
@@ -43,19 +48,27 @@ def route(
             raise SchemaError("MISSING_COLUMN", f"route: no column {name!r}, only {', '.join(df.columns)}")
     if queues is not None and queues < 1:
         raise OptionError("INVALID", f"route: queues={queues} is not a number of queues")
+    if sharding_key_type not in KEY_TYPES:
+        raise OptionError("INVALID", f"route: sharding_key_type={sharding_key_type!r} is not auto, text, int or long")
+    if message_queue_selector not in KEYED_SELECTORS:
+        raise OptionError("INVALID", f"route: message_queue_selector={message_queue_selector!r} is not hash or mod")
+    kind = key_type(df.schema, sharding_key, sharding_key_type, message_queue_selector)
     if queues is None:
         together = df.repartition(df[sharding_key])
     else:
-        together = df.repartitionById(queues, _queue_of(queues)(df[sharding_key].cast("string")))
+        key = df[sharding_key]
+        if not isinstance(df.schema[sharding_key].dataType, IntegralType):
+            key = key.cast("string")
+        together = df.repartitionById(queues, _queue_of(queues, Keying(message_queue_selector, kind))(key))
     keys = [(column.name, "descending" if column.descending else "ascending") for column in columns]
     return together.mapInArrow(_sorter(keys, parse_size(buffer_size, "buffer_size")), df.schema)
 
 
-def _queue_of(queues: int) -> Callable[..., Any]:
+def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:
     @arrow_udf(returnType=IntegerType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
     def queue_of(keys: pa.Array) -> pa.Array:
         # The sink's own rule; a row without a key goes to the first task and is spread by the sink.
-        return pa.array(select_by_hash(java_string_hash(keys), queues).astype("int32"))
+        return pa.array(keying.queues_of(keys, queues, "a batch that route moves").astype("int32"))
 
     return queue_of  # type: ignore[no-any-return, unused-ignore]
 

@@ -27,6 +27,7 @@ from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue,
 from orderedmq.rooms import queues_in
 from orderedmq.rows import normalise
 from orderedmq.selector import selector
+from orderedmq.sharding_key import hashed_keys
 from orderedmq.sink_options import SinkOptions
 
 GATHER_BYTES: Final = 16 * 1024 * 1024
@@ -114,15 +115,16 @@ class _Task:
 
     def route(self, rows: pa.RecordBatch) -> None:
         """Check ``rows`` and stage them in their queues."""
-        keys = self._keys(rows)
-        messages = normalise(self._messages(rows, keys), f"partition {self._partition}", self._rows)
+        where = f"partition {self._partition}"
+        keys = self._keys(rows, where)
+        messages = normalise(self._messages(rows, keys), where, self._rows)
         self._rows += rows.num_rows
         if "queue_id" in rows.schema.names:
             # For the selector; what is staged has no such column.
             messages = messages.append_column("queue_id", rows.column("queue_id"))
         if self._plan.topic is None:
             assert self._options.topic is not None
-            self._route(self._options.topic, messages)
+            self._route(self._options.topic, messages, keys)
             return
         column = rows.column(rows.schema.get_field_index(self._plan.topic))
         if column.null_count:
@@ -132,12 +134,13 @@ class _Task:
             )
         for topic in pc.unique(column):
             mask = pc.equal(column, topic)
-            self._route(topic.as_py(), messages if mask.true_count == len(mask) else messages.filter(mask))
+            if mask.true_count == len(mask):
+                self._route(topic.as_py(), messages, keys)
+            else:
+                self._route(topic.as_py(), messages.filter(mask), keys and keys.filter(mask))
 
-    def _route(self, topic: str, messages: pa.RecordBatch) -> None:
+    def _route(self, topic: str, messages: pa.RecordBatch, keys: HashedKeys | None) -> None:
         queues = self._queues_of(topic)
-        at = messages.schema.get_field_index("sharding_key")
-        keys = HashedKeys(messages.column(at)) if at >= 0 else None
         chosen = self._selector.select(messages, keys, len(queues))
         if keys is not None and self._options.on_key_conflict != "ignore":
             hashes = keys.hash64 if keys.valid is None else keys.hash64[keys.valid]
@@ -158,18 +161,18 @@ class _Task:
             self._staging.add(queues[number], messages.slice(begin, counts[number]))
             begin += int(counts[number])
 
-    def _keys(self, rows: pa.RecordBatch) -> pa.Array | None:
+    def _keys(self, rows: pa.RecordBatch, where: str) -> HashedKeys | None:
         if self._plan.key is None:
             return None
         column = rows.column(rows.schema.get_field_index(self._plan.key))
-        return column if pa.types.is_string(column.type) else column.cast(pa.string())
+        return hashed_keys(column, self._plan.key_type, where, self._rows)
 
-    def _messages(self, rows: pa.RecordBatch, keys: pa.Array | None) -> pa.RecordBatch:
+    def _messages(self, rows: pa.RecordBatch, keys: HashedKeys | None) -> pa.RecordBatch:
         """The producer's columns; the sharding key is stored under its own name whatever column it came from."""
         names, arrays = [], []
         for name in PRODUCER_COLUMNS:
             at = rows.schema.get_field_index(name)
-            column = keys if name == "sharding_key" else rows.column(at) if at >= 0 else None
+            column = (keys and keys.keys) if name == "sharding_key" else rows.column(at) if at >= 0 else None
             if column is not None:
                 names.append(name)
                 arrays.append(column)

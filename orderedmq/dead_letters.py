@@ -3,7 +3,8 @@
 Rules: a replay is a consumer of the dead-letter queue, in the group REPLAY_GROUP of the same broker. It appends a piece of the letters to
 their topics and then commits its offset, under the queue's lock: what was sent is not sent again, and two replays do not run at once. One
 that dies between the two sends that piece again: at least once, never lost. A letter becomes the message that it was, without what was
-noted of its failure, in the queue that its sharding key chooses now.
+noted of its failure, in the queue that its sharding key chooses now. Letters have keys as text. A key that is a number, in a queue that
+the number chooses and not its text, was not sent by its text: then a replay is refused until the user says how keys choose.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import pyarrow as pa
 
 from orderedmq import listener as noted
 from orderedmq.broker import Broker, Log
-from orderedmq.errors import LockError, OffsetError, TopicError
-from orderedmq.key_hash import java_string_hash
+from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError
 from orderedmq.lock import LockToken, Refusal
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
-from orderedmq.selector import select_by_hash
+from orderedmq.selector import Keying
+from orderedmq.sharding_key import is_number
 
 #: The group whose offset of a dead-letter queue says what was replayed.
 REPLAY_GROUP: Final = "dlq-replay"
@@ -142,11 +143,13 @@ def replay(
     to_topic: str | None,
     done: Replayed,
     progress: Callable[[int], None],
+    keying: Keying | None = None,
 ) -> None:
     """Send the letters at ``offsets``, or all that were not replayed yet; ``done`` counts what is sent.
 
-    Nothing is sent unless every letter has a topic to go to. A replay by offset commits only as far as it leaves no gap. Raises
-    OffsetError, TopicError, LockError HELD_BY_OTHER or LOST.
+    Nothing is sent unless every letter has a topic and a queue to go to. A replay by offset commits only as far as it leaves no gap.
+    ``keying`` None: by the key's text. Raises OffsetError, TopicError, MessageError BAD_KEY, OptionError MISSING where a letter was sent by
+    a number, LockError HELD_BY_OTHER or LOST.
     """
     if to_topic is not None:
         check_topic(to_topic, writing=True)
@@ -161,7 +164,7 @@ def replay(
                 f"{proof.remaining:.0f} s at the latest if it is stuck",
             )
         try:
-            _replay(broker, queue, proof, offsets, to_topic, done, progress)
+            _replay(broker, queue, proof, offsets, to_topic, done, progress, keying)
         finally:
             broker.groups.unlock([proof])
     finally:
@@ -176,20 +179,26 @@ def _replay(
     to_topic: str | None,
     done: Replayed,
     progress: Callable[[int], None],
+    keying: Keying | None,
 ) -> None:
     at, begin = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
     spans = [(begin, at.max_offset)] if offsets is None else _spans(queue, offsets, at.min_offset, at.max_offset)
     # The letters' topics first, so that the last one cannot stop a replay half-way.
-    targets = _targets(
-        broker.log, (letter for span in spans for piece in read(broker.log, queue, *span) for letter in piece), to_topic
-    )
+    targets: dict[str, list[MessageQueue]] = {} if to_topic is None else {to_topic: broker.log.targets(to_topic)}
+    for span in spans:
+        for piece in read(broker.log, queue, *span):
+            if to_topic is None:
+                _find_targets(broker.log, piece, targets)
+            placed = _placed(piece, targets, to_topic, keying or Keying())
+            if to_topic is None and keying is None:
+                _check_text(placed, targets)
     for span in spans:
         for piece in read(broker.log, queue, *span):
             if broker.groups.renew([proof]):
                 raise LockError(
                     "LOST", f"this replay of {queue.topic} was stopped for too long, and another one began; it goes on there"
                 )
-            _send(broker.log, piece, targets, to_topic)
+            _send(broker.log, _placed(piece, targets, to_topic, keying or Keying()))
             first, last = piece[0].offset, piece[-1].offset
             if first <= begin <= last:
                 begin = last + 1
@@ -216,11 +225,8 @@ def _spans(queue: MessageQueue, offsets: Sequence[int], first: int, end: int) ->
     return spans
 
 
-def _targets(log: Log, letters: Iterator[DeadLetter], to_topic: str | None) -> dict[str, list[MessageQueue]]:
-    """The queues of each topic that letters go to. Raises TopicError."""
-    if to_topic is not None:
-        return {to_topic: log.targets(to_topic)}
-    targets: dict[str, list[MessageQueue]] = {}
+def _find_targets(log: Log, letters: Sequence[DeadLetter], targets: dict[str, list[MessageQueue]]) -> None:
+    """Add the queues of each topic that letters came from. Raises TopicError."""
     for letter in letters:
         topic = _origin(letter).topic
         if topic in targets:
@@ -233,7 +239,6 @@ def _targets(log: Log, letters: Iterator[DeadLetter], to_topic: str | None) -> d
                 error.sub,
                 f"dead letter {letter.offset} came from topic {topic!r}, which does not exist any more; give --to-topic",
             ) from error
-    return targets
 
 
 def _origin(letter: DeadLetter) -> MessageQueue:
@@ -242,17 +247,71 @@ def _origin(letter: DeadLetter) -> MessageQueue:
     return letter.origin
 
 
-def _send(log: Log, letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]], to_topic: str | None) -> None:
-    """Append letters, in their order within each queue."""
-    hashes = java_string_hash(pa.array([letter.sharding_key for letter in letters], pa.string()))
+def _placed(
+    letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]], to_topic: str | None, keying: Keying
+) -> list[tuple[MessageQueue, DeadLetter]]:
+    """Each letter's queue. Raises MessageError BAD_KEY."""
+    chosen: dict[int, MessageQueue] = {}
+    keyed = [letter for letter in letters if letter.sharding_key is not None]
+    for topic, of_topic in groupby(
+        sorted(keyed, key=lambda letter: to_topic or _origin(letter).topic), lambda letter: to_topic or _origin(letter).topic
+    ):
+        those, queues = list(of_topic), targets[topic]
+        keys = pa.array([letter.sharding_key for letter in those], pa.string())
+        where = f"the dead letters for topic {topic!r} from {those[0].offset} on"
+        for letter, number in zip(those, keying.queues_of(keys, len(queues), where).tolist()):
+            chosen[letter.offset] = queues[number]
     placed = []
-    for place, letter in enumerate(letters):
-        queues = targets[to_topic or _origin(letter).topic]
-        if letter.sharding_key is not None:
-            number = int(select_by_hash(hashes[place : place + 1], len(queues))[0])
-        else:
-            number = (letter.origin.queue_id if letter.origin else letter.offset) % len(queues)
-        placed.append((queues[number], letter))
-    placed.sort(key=lambda pair: pair[0])
-    for target, group in groupby(placed, key=lambda pair: pair[0]):
+    for letter in letters:
+        queue = chosen.get(letter.offset)
+        if queue is None:
+            queues = targets[to_topic or _origin(letter).topic]
+            queue = queues[(letter.origin.queue_id if letter.origin else letter.offset) % len(queues)]
+        placed.append((queue, letter))
+    return placed
+
+
+#: How a producer may have chosen by a number. For what an Integer holds, id % queues is its hash.
+_BY_NUMBER: Final = (Keying("hash", "int"), Keying("hash", "long"), Keying("mod", "long"))
+
+
+def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapping[str, list[MessageQueue]]) -> None:
+    """Raises OptionError MISSING where a letter's key is a number that chooses the queue that it came from, and its text another."""
+    for queue, letter in placed:
+        origin, key = letter.origin, letter.sharding_key
+        if origin is None or key is None or _same(queue, origin) or not is_number(key):
+            continue
+        queues = targets[origin.topic]
+        fitting = [
+            keying
+            for keying in _BY_NUMBER
+            if (number := _queue_of(key, keying, len(queues))) is not None and _same(queues[number], origin)
+        ]
+        if fitting:
+            how = " or ".join(
+                "--selector mod" if keying.selector == "mod" else f"--sharding-key-type {keying.key_type}" for keying in fitting
+            )
+            raise OptionError(
+                "MISSING",
+                f"dead letter {letter.offset} came from queue {origin}, which its key {key!r} chooses as a number, and as text it would go to "
+                f"{queue}: say how keys choose their queues, as their producer does: {how}, or --sharding-key-type text if the topic had "
+                "another number of queues then",
+            )
+
+
+def _queue_of(key: str, keying: Keying, n: int) -> int | None:
+    try:
+        return int(keying.queues_of(pa.array([key]), n, "")[0])
+    except MessageError:
+        return None
+
+
+def _same(queue: MessageQueue, origin: MessageQueue) -> bool:
+    """A letter that RocketMQ's own client put aside does not say from which broker it came."""
+    return queue == (origin if origin.broker_name else origin._replace(broker_name=queue.broker_name))
+
+
+def _send(log: Log, placed: list[tuple[MessageQueue, DeadLetter]]) -> None:
+    """Append letters, in their order within each queue."""
+    for target, group in groupby(sorted(placed, key=lambda pair: pair[0]), key=lambda pair: pair[0]):
         log.append(target, pa.RecordBatch.from_pylist([letter.row() for _, letter in group], schema=PRODUCER_SCHEMA))

@@ -169,6 +169,10 @@ class HashedKeys:
             result[~self.valid] = 0
         return result
 
+    def filter(self, mask: pa.Array) -> HashedKeys:
+        """The keys where ``mask`` is true."""
+        return HashedKeys(self.keys.filter(mask))
+
     def _blocks(self) -> Iterator[tuple[slice, _Strings]]:
         """The keys, block by block: nothing is kept, so that a block's arrays serve the next one. A null has no bytes."""
         data, offsets = _buffers(self._plain)

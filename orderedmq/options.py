@@ -141,9 +141,15 @@ SINK_OPTIONS: Final = (
     Option("topic", None, "topic to write to; overrides the column topic", "the column topic"),
     Option("shardingKey", "sharding_key", "column of the sharding key; rows with one key go to one queue, in order"),
     Option(
+        "shardingKeyType",
+        "auto",
+        "what a Java producer would hash: text (a String), int (an Integer) or long (a Long); auto: what the column's type is",
+    ),
+    Option(
         "messageQueueSelector",
         "hash",
-        "how a key chooses its queue: hash (Java's), random, queueId (the column queue_id), machineRoom, or module:function",
+        "how a key chooses its queue: hash (Java's), mod (id % queues), random, queueId (the column queue_id), machineRoom, or "
+        "module:function",
     ),
     Option(
         "machineRooms",

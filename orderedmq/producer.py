@@ -6,24 +6,35 @@ import numpy as np
 import pyarrow as pa
 
 from orderedmq.broker import Log
-from orderedmq.selector import HashSelector
+from orderedmq.selector import KeyedSelectorName, keyed
+from orderedmq.sharding_key import GivenKeyType, hashed_keys
 
 
 class Producer:
-    """Writes to one topic as the sink does with messageQueueSelector=hash. Not thread-safe: it keeps the turn of rows without a key."""
+    """Writes to one topic as the sink does. Not thread-safe: it keeps the turn of rows without a key."""
 
-    def __init__(self, log: Log, topic: str) -> None:
-        """Raises TopicError MISSING."""
+    def __init__(
+        self, log: Log, topic: str, *, sharding_key_type: GivenKeyType = "auto", selector: KeyedSelectorName = "hash"
+    ) -> None:
+        """The key's type and the selector are the sink's options ``shardingKeyType`` and ``messageQueueSelector``.
+
+        Raises TopicError MISSING.
+        """
         self._log = log
+        self._topic = topic
+        self._key_type: GivenKeyType = sharding_key_type
         self._queues = log.targets(topic)
-        self._selector = HashSelector()
+        self._selector = keyed(selector)
 
     def send(self, rows: pa.RecordBatch) -> None:
         """Append rows (PRODUCER_COLUMNS, ``body`` required) in their order; durable, queue by queue, when it returns.
 
-        One append per queue: the more rows, the less each costs. Raises what Log.append raises; earlier queues have their rows then.
+        One append per queue: the more rows, the less each costs. A key may be a string or a whole number. Raises MessageError BAD_KEY,
+        and what Log.append raises; earlier queues have their rows then.
         """
-        keys = rows.column("sharding_key") if "sharding_key" in rows.schema.names else None
+        keys = None
+        if "sharding_key" in rows.schema.names:
+            keys = hashed_keys(rows.column("sharding_key"), self._key_type, f"a batch for topic {self._topic!r}")
         chosen = self._selector.select(rows, keys, len(self._queues))
         order = np.argsort(chosen, kind="stable")
         together = rows.take(pa.array(order))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,15 @@ from orderedmq.content import Words, content_hash64
 from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
 from orderedmq.key_hash import HashedKeys
 from orderedmq.model import MAX_QUEUES
+from orderedmq.sharding_key import HashedNumbers, KeyType, hashed_keys
 
 #: The chosen queues' positions, one per row: 16 bits hold every queue number, and numpy sorts them fastest.
 Queues: TypeAlias = npt.NDArray[np.uint16]
-#: What selectors take: `HashedKeys` where the caller wants the other hash, or this one, as well.
+#: What selectors take: `HashedKeys` where the caller wants a hash as well, or the keys are hashed by another type than the column's.
 Keys: TypeAlias = pa.Array | HashedKeys
+#: Selectors that choose by the key alone.
+KeyedSelectorName: TypeAlias = Literal["hash", "mod"]
+KEYED_SELECTORS: Final[tuple[KeyedSelectorName, ...]] = ("hash", "mod")
 
 
 def select_by_hash(hashes: npt.NDArray[np.int32], n: int) -> Queues:
@@ -62,18 +66,61 @@ class HashSelector:
         _check_count(n_queues)
         if keys is None:
             return self._without_key(rows, n_queues)
-        hashed = keys if isinstance(keys, HashedKeys) else HashedKeys(keys)
-        queues = select_by_hash(hashed.java, n_queues)
+        hashed = _hashed(keys)
+        queues = self.by_key(hashed, n_queues)
         if hashed.valid is not None:
             missing = ~hashed.valid
             queues[missing] = self._without_key(rows.filter(pa.array(missing)), n_queues)
         return queues
+
+    def by_key(self, keys: HashedKeys, n: int) -> Queues:
+        """The queue of each key; a null's is the one of the hash 0."""
+        return select_by_hash(keys.java, n)
 
     def _without_key(self, rows: pa.RecordBatch, n: int) -> Queues:
         if self._by_content:
             return _uniform(content_hash64(rows), n)
         first, self._next = self._next, self._next + rows.num_rows
         return ((first % n + np.arange(rows.num_rows, dtype=np.int64)) % n).astype(np.uint16)
+
+
+class ModSelector(HashSelector):
+    """The queue that ``id % queues`` chooses in Java, for keys that are whole numbers; rows without a key go as with hash."""
+
+    def by_key(self, keys: HashedKeys, n: int) -> Queues:
+        """Raises SchemaError WRONG_TYPE for keys that are text, and MessageError BAD_KEY for a negative one."""
+        if not isinstance(keys, HashedNumbers):
+            raise SchemaError(
+                "WRONG_TYPE",
+                "the selector mod needs sharding keys that are whole numbers, not text; say that they are, or use hash",
+            )
+        if len(keys.numbers) and (least := int(keys.numbers.min())) < 0:
+            raise MessageError(
+                "BAD_KEY",
+                f"a sharding key is {least}, and the selector mod takes no negative numbers: in Java, too, id % queues of one is no queue's number "
+                "unless it is 0; use hash, or filter such rows out",
+            )
+        return (keys.numbers % n).astype(np.uint16)
+
+
+class Keying(NamedTuple):
+    """How a key chooses its queue, apart from rows and their columns."""
+
+    selector: KeyedSelectorName = "hash"
+    key_type: KeyType = "text"
+
+    def queues_of(self, keys: pa.Array, n: int, where: str) -> Queues:
+        """The queue of each key; a null's means nothing. Raises MessageError BAD_KEY for one that the type or the selector cannot have."""
+        return keyed(self.selector).by_key(hashed_keys(keys, self.key_type, where), n)
+
+
+def keyed(name: KeyedSelectorName) -> HashSelector:
+    """The selector of that name, where only rows with a key are looked at, or rows without go round."""
+    return ModSelector() if name == "mod" else HashSelector()
+
+
+def _hashed(keys: Keys) -> HashedKeys:
+    return keys if isinstance(keys, HashedKeys) else hashed_keys(keys, "auto", "a batch")
 
 
 class ContentSelector:
@@ -188,7 +235,9 @@ def _invalid(path: str, why: str, remedy: str) -> OptionError:
 
 
 def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
-    """The selector that the option messageQueueSelector names: hash, random, queueId, machineRoom, or package.module:function.
+    """The selector that the option messageQueueSelector names.
+
+    ``name`` is hash, mod, random, queueId, machineRoom, or package.module:function.
 
     ``seed`` (>= 0) stands for the batch and the partition, so that a retry chooses the same queues; ``by_content``: what has no key, or
     goes at random, goes by content. With machineRoom the queues to choose from are those of the rooms (rooms.py). Raises OptionError
@@ -197,10 +246,12 @@ def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
     match name:
         case "hash" | "machineRoom":
             return HashSelector(seed, by_content=by_content)
+        case "mod":
+            return ModSelector(seed, by_content=by_content)
         case "random":
             return ContentSelector() if by_content else RandomSelector(seed)
         case "queueId":
             return QueueIdSelector()
     if ":" not in name:
-        raise _invalid(name, "is no selector", "use hash, random, queueId, machineRoom or package.module:function")
+        raise _invalid(name, "is no selector", "use hash, mod, random, queueId, machineRoom or package.module:function")
     return FunctionSelector(load_function(name), name)

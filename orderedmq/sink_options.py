@@ -17,6 +17,7 @@ from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES
 from orderedmq.option_values import choice, conflict, integer, invalid, parse_rooms, parse_size, parse_topic, shown
 from orderedmq.options import Given
+from orderedmq.sharding_key import KEY_TYPES, GivenKeyType
 
 OnKeyConflict = Literal["error", "warn", "ignore"]
 OnReplayDiffers = Literal["error", "skip"]
@@ -25,7 +26,8 @@ Compression = Literal["none", "lz4"]
 _ON_KEY_CONFLICT: Final[Mapping[str, OnKeyConflict]] = {"error": "error", "warn": "warn", "ignore": "ignore"}
 _ON_REPLAY_DIFFERS: Final[Mapping[str, OnReplayDiffers]] = {"error": "error", "skip": "skip"}
 _COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4"}
-_SELECTORS: Final = {"hash": "hash", "random": "random", "queueid": "queueId", "machineroom": "machineRoom"}
+_SHARDING_KEY_TYPES: Final[Mapping[str, GivenKeyType]] = {name: name for name in KEY_TYPES}
+_SELECTORS: Final = {"hash": "hash", "mod": "mod", "random": "random", "queueid": "queueId", "machineroom": "machineRoom"}
 #: An application's name is a key in the store.
 MAX_APP_ID_LENGTH: Final = 255
 
@@ -42,7 +44,8 @@ class SinkOptions:
     """The checked options of a writer. Sizes in bytes.
 
     ``topic`` None: the column topic is needed. ``sharding_key`` is a column; it must exist only if ``sharding_key_explicit``.
-    ``selector`` is ``hash``, ``random``, ``queueId``, ``machineRoom`` or ``module:function``; ``machine_rooms`` come with ``machineRoom``.
+    ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or ``module:function``; ``machine_rooms`` come with
+    ``machineRoom``.
     ``topic_queue_nums`` None: a missing topic is an error. ``txn_app_id`` and ``txn_version`` are both None or both set.
     """
 
@@ -50,6 +53,7 @@ class SinkOptions:
     topic: str | None
     sharding_key: str
     sharding_key_explicit: bool
+    sharding_key_type: GivenKeyType
     selector: str
     machine_rooms: tuple[str, ...]
     topic_queue_nums: int | None
@@ -81,6 +85,7 @@ class SinkOptions:
             topic=given.optional("topic", _topic),
             sharding_key=given.value("shardingKey", _column),
             sharding_key_explicit=given.has("shardingKey"),
+            sharding_key_type=_key_type(given, selector),
             selector=selector,
             machine_rooms=_machine_rooms(given, selector, endpoint),
             topic_queue_nums=given.optional("topicQueueNums", integer(1, MAX_QUEUES, 8)),
@@ -92,6 +97,15 @@ class SinkOptions:
             txn_app_id=given.optional("txnAppId", _app_id),
             txn_version=given.optional("txnVersion", integer(0, example=7)),
         )
+
+
+def _key_type(given: Given, selector: str) -> GivenKeyType:
+    chosen = given.value("shardingKeyType", choice(_SHARDING_KEY_TYPES))
+    if selector == "mod" and chosen == "text":
+        raise conflict(
+            "option messageQueueSelector=mod needs keys that are whole numbers: it excludes shardingKeyType=text; use long, or hash"
+        )
+    return chosen
 
 
 def _machine_rooms(given: Given, selector: str, endpoint: Endpoint) -> tuple[str, ...]:
@@ -177,7 +191,7 @@ def _selector(text: str, option: str) -> str:
     if not colon or not all(part.isidentifier() and not keyword.iskeyword(part) for part in (*module.split("."), function)):
         raise invalid(
             option,
-            f"{shown(text)} is not hash, random, queueId, machineRoom or module:function; write for example my.rules:choose",
+            f"{shown(text)} is not hash, mod, random, queueId, machineRoom or module:function; write for example my.rules:choose",
         )
     return text
 

@@ -8,6 +8,7 @@ import typer
 
 from orderedmq.cli import completion
 from orderedmq.cli.groups import Group
+from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.messages import body_fields, body_text
 from orderedmq.cli.shell import Column, Shell, command, commands, moment, short_moment
 from orderedmq.dead_letters import DeadLetter, Replayed, dead_letter_queue, read, replay, replayed_to
@@ -109,8 +110,13 @@ def replay_letters(
             autocompletion=completion.topics,
         ),
     ] = None,
+    key_type: KeyTypeOption = None,
+    selector: SelectorOption = None,
 ) -> None:
     """Send dead letters again, to the topic that each came from: in the queue of its sharding key, else in the queue it was in.
+
+    A letter has its key as text. Where a key is a number, and its queue shows that its producer chose by the number and not by the text,
+    say how: --sharding-key-type or --selector.
 
     A letter becomes a new message at the queue's end, behind later ones of its key, for all groups that read the topic. The letters stay.
     How far --all has got is the offset of the group dlq-replay, so that none is sent twice; group seek dlq-replay sets it back. It is
@@ -119,6 +125,7 @@ def replay_letters(
     check_group(group)
     if everything == bool(offset):
         raise OptionError("CONFLICT" if everything else "MISSING", "give either --offset, once or several times, or --all")
+    keying = chosen_keying(selector, key_type)
     done = Replayed()
     with shell.broker() as broker:
         queue = dead_letter_queue(broker, group)
@@ -127,7 +134,7 @@ def replay_letters(
         if queue is not None:
             try:
                 with shell.progress("replaying") as bar:
-                    replay(broker, queue, None if everything else offset, to_topic, done, bar.advance)
+                    replay(broker, queue, None if everything else offset, to_topic, done, bar.advance, keying)
             except BaseException:
                 if done.letters:
                     shell.note(f"{done.letters:,} dead letters were replayed before")

@@ -18,12 +18,15 @@ import typer
 
 from orderedmq import json_field
 from orderedmq.broker import Broker
+from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.shell import Shell, command, number, size
 from orderedmq.cli.topics import Name
 from orderedmq.errors import OptionError, OrderedMQError, SchemaError, StoreError, TopicError
 from orderedmq.json_field import BadJson
 from orderedmq.model import MAX_BODY_BYTES, MAX_QUEUES
 from orderedmq.producer import Producer
+from orderedmq.selector import Keying
+from orderedmq.sharding_key import KeyType, check_lines
 
 #: Bytes of lines that are appended at once; what comes slowly is appended after so many seconds.
 BLOCK_BYTES: Final = 8 * 1024 * 1024
@@ -54,6 +57,8 @@ def produce(
     key_separator: Annotated[
         str | None, typer.Option(help="What stands between sharding key and body in a line.", metavar="TEXT")
     ] = None,
+    key_type: KeyTypeOption = None,
+    selector: SelectorOption = None,
     queues: Annotated[
         int | None,
         typer.Option("--queues", min=1, max=MAX_QUEUES, help="Create the topic with so many queues if it is missing."),
@@ -61,8 +66,9 @@ def produce(
 ) -> None:
     """Write a message per line of a file or of standard input: the line is the body.
 
-    A sharding key chooses the queue, as in the sink; lines without one go round. Messages are appended in blocks, each durable when the
-    next one begins; lines that come slowly are appended within a moment.
+    A sharding key chooses the queue, as in the sink; lines without one go round. A key is text unless --sharding-key-type or --selector
+    says that it is a number. Messages are appended in blocks, each durable when the next one begins; lines that come slowly are appended
+    within a moment.
     """
     form = kind or ("json" if key else "lines")
     if key is not None and (form == "lines" or key_separator is not None):
@@ -73,16 +79,17 @@ def produce(
         raise OptionError("CONFLICT", "option --key-separator splits lines: it excludes --format json; give --key FIELD")
     if key_separator == "":
         raise OptionError("INVALID", "option --key-separator is empty; give for example --key-separator ':'")
+    keying = chosen_keying(selector, key_type) or Keying()
     began = time.monotonic()
     messages = total = 0
     with _opened(file, shell) as source, shell.broker() as broker:
         _ensure(broker, topic, queues)
-        producer = Producer(broker.log, topic)
+        producer = Producer(broker.log, topic, sharding_key_type=keying.key_type, selector=keying.selector)
         length = os.fstat(source.fileno()).st_size if file else None
         try:
             with shell.progress(f"writing to {topic}", length, size) as bar:
                 for first, lines in _lines(source):
-                    rows = _rows(lines, first, form, key, key_separator)
+                    rows = _rows(lines, first, form, key, key_separator, keying.key_type)
                     if rows.num_rows:
                         producer.send(rows)
                     messages += rows.num_rows
@@ -114,12 +121,8 @@ def _ensure(broker: Broker, topic: str, queues: int | None) -> None:
     try:
         found = broker.log.topic(topic).queues
     except (TopicError, StoreError) as error:
-        if error.sub != "MISSING":
+        if error.sub != "MISSING" or queues is None:
             raise
-        if queues is None:
-            if isinstance(error, StoreError):
-                raise
-            raise TopicError("MISSING", f"no topic {topic!r}; give --queues N to create it") from error
         broker.admin.create_topic(topic, queues)
         return
     if queues is not None and found != queues:
@@ -180,8 +183,8 @@ def _blocks(source: IO[bytes]) -> Iterator[bytes]:
             return
 
 
-def _rows(lines: pa.Array, first: int, form: str, key: str | None, separator: str | None) -> pa.RecordBatch:
-    """Messages of lines. Raises SchemaError that names a line that cannot be one."""
+def _rows(lines: pa.Array, first: int, form: str, key: str | None, separator: str | None, kind: KeyType) -> pa.RecordBatch:
+    """Messages of lines. Raises SchemaError or MessageError that names a line that cannot be one."""
     if form == "json":
         numbers = pa.array(np.arange(first, first + len(lines)))
         blank = pc.equal(pc.binary_length(pc.utf8_trim_whitespace(_as_text(lines, first))), 0)
@@ -200,6 +203,7 @@ def _rows(lines: pa.Array, first: int, form: str, key: str | None, separator: st
                 "MISSING_COLUMN",
                 f"line {numbers[row]} of the input has no field {key!r}: a message without a key has no order; filter it out",
             )
+        check_lines(keys, kind, numbers.tolist())
         return pa.RecordBatch.from_arrays([lines, keys], names=["body", "sharding_key"])
     if separator is None:
         return pa.RecordBatch.from_arrays([lines], names=["body"])
@@ -209,7 +213,9 @@ def _rows(lines: pa.Array, first: int, form: str, key: str | None, separator: st
         row = int(pc.index(pc.less(place, 0), True).as_py())
         raise SchemaError("MISSING_COLUMN", f"line {first + row} of the input has no {separator!r} between key and body")
     parts = pc.split_pattern(text, separator, max_splits=1)
-    return pa.RecordBatch.from_arrays([pc.list_element(parts, 1), pc.list_element(parts, 0)], names=["body", "sharding_key"])
+    keys = pc.list_element(parts, 0)
+    check_lines(keys, kind, range(first, first + len(keys)))
+    return pa.RecordBatch.from_arrays([pc.list_element(parts, 1), keys], names=["body", "sharding_key"])
 
 
 def _as_text(lines: pa.Array, first: int) -> pa.Array:

@@ -84,6 +84,10 @@ class Peers:
         self.java: Any = self._gateway.jvm
         self.rocketmq: Any = self.java.org.apache.rocketmq
 
+    def array(self, kind: str, length: int) -> Any:
+        """Of a class of java.lang, which converts what is put into it."""
+        return self._gateway.new_array(getattr(self.java.java.lang, kind), length)
+
     def producer(self, namesrv: str, group: str = "java-producer", **settings: Any) -> Producer:
         """Started. ``settings`` are the Java object's own: ``sendMsgTimeout=1000``."""
         producer = self._client(self.rocketmq.client.producer.DefaultMQProducer(group), namesrv, settings)
@@ -129,6 +133,7 @@ class Producer:
         self._peers = peers
         self.client = client
         self._select = peers.rocketmq.client.producer.selector.SelectMessageQueueByHash()
+        self._send_by: Any = None
 
     def send(
         self,
@@ -142,7 +147,29 @@ class Producer:
     ) -> Sent:
         """To the queue that Java's hash of ``key`` selects, or with no key to the next one."""
         message = self.message(topic, body, key, tags=tags, keys=keys, properties=properties)
-        sent = self.client.send(message) if key is None else self.client.send(message, self._select, key)
+        return self._sent(self.client.send(message) if key is None else self.client.send(message, self._select, key))
+
+    def send_by(self, topic: str, key: Any, kind: str, select: Callable[[Any, int], int] | None = None) -> Sent:
+        """A message whose body is the text of ``key``, of a class of java.lang: to the queue of Java's hash, or of ``select(key, queues)``.
+
+        An int of Python would become an Integer or a Long by its size alone: the key is put where Java's reflection takes it from.
+        """
+        items = self._peers.java.java.util.ArrayList()
+        for item in (self.message(topic, str(key).encode()), self._select if select is None else Selector(select), None):
+            items.add(item)
+        one, given = self._peers.array(kind, 1), items.toArray()
+        one[0] = key
+        self._peers.java.java.lang.System.arraycopy(one, 0, given, 2, 1)
+        if self._send_by is None:
+            rocketmq, class_of = "org.apache.rocketmq", self._peers.java.java.lang.Class.forName
+            types = self._peers.array("Class", 3)
+            types[0] = class_of(f"{rocketmq}.common.message.Message")
+            types[1] = class_of(f"{rocketmq}.client.producer.MessageQueueSelector")
+            types[2] = class_of("java.lang.Object")
+            self._send_by = self.client.getClass().getMethod("send", types)
+        return self._sent(self._send_by.invoke(self.client, given))
+
+    def _sent(self, sent: Any) -> Sent:
         queue = sent.getMessageQueue()
         where = (str(queue.getBrokerName()), int(queue.getQueueId()))
         return Sent(str(sent.getSendStatus().toString()), where, int(sent.getQueueOffset()), str(sent.getMsgId()))
@@ -171,6 +198,19 @@ class Producer:
 
     def stop(self) -> None:
         self.client.shutdown()
+
+
+class Selector:
+    """A MessageQueueSelector of a user's own, in Python: ``choose(key, queues)`` gives an index into the list."""
+
+    def __init__(self, choose: Callable[[Any, int], int]) -> None:
+        self._choose = choose
+
+    def select(self, queues: Any, message: Any, key: Any) -> Any:
+        return queues.get(self._choose(key, queues.size()))
+
+    class Java:
+        implements = ("org.apache.rocketmq.client.producer.MessageQueueSelector",)
 
 
 class Consumer:

@@ -17,6 +17,7 @@ from orderedmq.key_hash import java_string_hash
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.selector import select_by_hash
 from tests.quick_spark import QUICK_SERVER
+from tests.rocketmq.peers import Peers
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.servers]
 
@@ -56,3 +57,32 @@ def test_rows_go_to_the_queues_of_the_rooms_that_are_asked_for(spark: SparkSessi
     assert found == [[], [], [], *expected]
     with pytest.raises(PySparkException, match=r"NO_SUCH_QUEUE.*no queue in room 'c'"):
         writer.option("messageQueueSelector", "machineRoom").option("machineRooms", "a,c").save()
+
+
+def test_numbers_go_to_the_queues_of_a_room_as_with_javas_hash_among_them(
+    spark: SparkSession, rooms: Cluster, broker: Broker, peers: Peers
+) -> None:
+    broker.admin.create_topic("numbers", 6)
+    broker.admin.create_topic("java-numbers", 6)
+    # Above what an Integer holds: py4j hands the selector's key on as a Long again.
+    keys = [2**31 + 7 * number for number in range(20)]
+    by_hash = peers.rocketmq.client.producer.selector.SelectMessageQueueByHash()
+
+    def in_room_b(key: int, queues: int) -> int:
+        """RocketMQ's own selector by room is empty: what a user would write, a room's queues and the hash among them."""
+        of_room = peers.java.java.util.ArrayList()
+        for number in range(queues // 2):
+            of_room.add(peers.rocketmq.common.message.MessageQueue("java-numbers", "b@one", number))
+        return queues // 2 + int(by_hash.select(of_room, None, key).getQueueId())
+
+    producer = peers.producer(rooms.address)
+    expected = {key: producer.send_by("java-numbers", key, "Long", in_room_b).queue for key in keys}
+    producer.stop()
+    rows = spark.createDataFrame([(key, str(key)) for key in keys], "sharding_key bigint, body string").coalesce(1)
+    writer = rows.write.format("orderedmq").mode("append").option("namesrvAddr", rooms.address).option("topic", "numbers")
+    writer.option("messageQueueSelector", "machineRoom").option("machineRooms", "b").save()
+    found = {}
+    for queue in broker.log.queues("numbers"):
+        for body in broker.log.pull(queue, 0, 100, 1 << 20, ("body",)).column("body").to_pylist():
+            found[int(body)] = queue.broker_name, queue.queue_id
+    assert found == expected

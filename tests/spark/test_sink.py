@@ -42,6 +42,23 @@ def test_a_key_goes_to_the_queue_that_javas_selector_chooses(rig: Rig) -> None:
         assert bodies == sorted(bodies, key=int)
 
 
+def test_a_key_that_is_a_number_goes_where_a_java_producer_of_that_type_sends_it(rig: Rig) -> None:
+    # Of -1 the hash is 0 as a Long, -1 as an Integer, and 1444 as a String.
+    for name, kind, given, queues in (
+        ("long", "bigint", "auto", {"-1": 0, "17": 1, "4294967298": 3}),
+        ("int", "smallint", "auto", {"-1": 1, "17": 1, "32767": 3}),
+        ("text", "bigint", "text", {"-1": 0, "17": 2}),
+        ("parsed", "string", "int", {"-1": 1, "17": 1}),
+        ("binary", "binary", "long", {"-1": 0, "17": 1, "4294967298": 3}),
+    ):
+        rig.topic(name, 4)
+        values = ", ".join(f"('{key}')" for key in queues)
+        df = rig.spark.sql(f"select cast(k as {kind}) id, k body from values {values} as t(k)").coalesce(1)
+        save(rig, df, topic=name, shardingKey="id", shardingKeyType=given)
+        assert {body: number for number, bodies in rig.bodies(name).items() for body in bodies} == queues, name
+        assert sorted(row.sharding_key for row in rig.batch(topic=name).collect()) == sorted(queues)
+
+
 def test_rows_of_the_source_can_be_written_as_they_are(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     rig.topic("out", 2)
@@ -89,6 +106,9 @@ def test_a_key_in_two_tasks_is_refused_and_nothing_is_visible(rig: Rig) -> None:
     with pytest.raises(PySparkException, match=r"ORDEREDMQ_SINK.KEY_CONFLICT.*7 sharding keys.*no row of the batch"):
         save(rig, events(rig).drop("id").repartition(2), topic="out")
     assert sum(map(len, rig.bodies("out").values())) == 0
+    numbers = rig.spark.range(100).selectExpr("id % 7 as sharding_key", "'x' body")
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_SINK.KEY_CONFLICT.*7 sharding keys"):
+        save(rig, numbers.repartition(2), topic="out")
     save(rig, events(rig).drop("id").repartition(2), topic="out", onKeyConflict="ignore")
     assert sum(map(len, rig.bodies("out").values())) == 100
 
@@ -100,6 +120,25 @@ def test_route_brings_each_queue_into_one_task_in_order(rig: Rig) -> None:
     for bodies in rig.bodies("out").values():
         assert bodies == sorted(bodies, key=int)
     assert sum(map(len, rig.bodies("out").values())) == 1000
+
+
+def test_route_moves_keys_that_are_numbers_by_their_own_hash(rig: Rig) -> None:
+    rig.topic("out", 4)
+    df = rig.spark.range(200).selectExpr("id % 50 - 10 AS key", "cast(id as string) body", "id").repartition(3)
+    # Two tasks, two queues each: a key that another rule moved would be in two.
+    save(rig, route(df, "id", sharding_key="key", queues=4), topic="out", shardingKey="key", orderBy="id")
+    assert sorted(int(body) for bodies in rig.bodies("out").values() for body in bodies) == list(range(200))
+    for number, bodies in rig.bodies("out").items():
+        keys = [int(body) % 50 - 10 for body in bodies]
+        assert {(key if key >= 0 else -key - 1) % 4 for key in keys} == {number}
+        assert bodies == sorted(bodies, key=int)
+    for options, says in (
+        ({"sharding_key_type": "number"}, "sharding_key_type='number'"),
+        ({"message_queue_selector": "random"}, "message_queue_selector='random'"),
+        ({"sharding_key": "body", "message_queue_selector": "mod"}, "needs keys that are whole numbers"),
+    ):
+        with pytest.raises(orderedmq.OrderedMQError, match=says):
+            route(df, "id", **{"sharding_key": "key", **options})  # type: ignore[arg-type]
 
 
 def test_route_works_in_a_stream(rig: Rig) -> None:
@@ -175,6 +214,30 @@ BAD = [
         {"topic": "out", "shardingKey": "order_id"},
         "ORDEREDMQ_SCHEMA.MISSING_COLUMN",
         "order_id",
+    ),
+    *(
+        (
+            f"a key that is {kind}",
+            f"'x' body, cast(null as {kind}) sharding_key",
+            {"topic": "out"},
+            "ORDEREDMQ_SCHEMA.WRONG_TYPE",
+            f"'sharding_key' must be binary or integral or string, it is {kind}; cast it first",
+        )
+        for kind in ("boolean", "double", "decimal(10,0)", "date", "timestamp")
+    ),
+    (
+        "a remainder of text",
+        "'x' body, '1' sharding_key",
+        {"topic": "out", "messageQueueSelector": "mod"},
+        "ORDEREDMQ_SCHEMA.WRONG_TYPE",
+        "whole numbers",
+    ),
+    (
+        "a key that is no number",
+        "'x' body, 'k' sharding_key",
+        {"topic": "out", "shardingKeyType": "long"},
+        "ORDEREDMQ_MESSAGE.BAD_KEY",
+        "row 0 of partition",
     ),
     ("no topic at all", "'x' body", {}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "topic"),
     ("a missing topic", "'x' body", {"topic": "nope"}, "ORDEREDMQ_TOPIC.MISSING", "topicQueueNums"),

@@ -512,6 +512,29 @@ def test_replay_into_another_topic(run: Run, broker: Broker) -> None:
     assert (sent(broker, "b"), sent(broker)) == ([[b"0-0", b"2-0"], [b"2-1"]], [[], []])
 
 
+def test_replay_of_keys_that_are_numbers_goes_to_the_queue_that_they_came_from(run: Run, broker: Broker) -> None:
+    # As a String "17" has the hash 1574 and goes to the first queue; as a number it is odd.
+    first, second = broker.log.queues("a")
+    put_aside(broker, second, {0: "17"})
+    put_aside(broker, first, {1: "x", 2: "4294967298"})
+    put_aside(broker, second, {1: "4294967298"})
+    said = run("dlq", "replay", "g", "--all", code=2)
+    assert "dead letter 0 came from queue a/embedded/1" in said
+    assert "--sharding-key-type int or --sharding-key-type long or --selector mod" in said
+    assert "--sharding-key-type text" in said
+    assert "dead letter 3 " in (said := run("dlq", "replay", "g", "--offset", "3", code=2))
+    assert "does: --sharding-key-type long, or" in said
+    # What its text sent there goes as before, and so does a key that is no number.
+    assert run("dlq", "replay", "g", "--offset", "1", "--offset", "2")[0]["replayed"] == 2
+    assert sent(broker) == [[b"0-1", b"0-2"], []]
+    run("dlq", "replay", "g", "--offset", "3", "--selector", "mod")
+    run("dlq", "replay", "g", "--offset", "0", "--sharding-key-type", "text")
+    assert sent(broker) == [[b"0-1", b"0-2", b"1-1", b"1-0"], []]
+    assert "BAD_KEY" in run("dlq", "replay", "g", "--all", "--sharding-key-type", "long", code=1)
+    run("dlq", "replay", "g", "--offset", "0", "--offset", "3", "--sharding-key-type", "long")
+    assert sent(broker)[1] == [b"1-0", b"1-1"]
+
+
 def test_letters_that_retention_has_deleted_are_left_out(run: Run, broker: Broker) -> None:
     queue = broker.log.queues("a")[0]
     put_aside(broker, queue, {0: "x", 1: "x"})

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 #: Modules that decide or parse: no socket, file, clock or thread in them.
 PURE = (
-    "model", "errors", "offsets", "process_queue", "lock", "ownership", "selector", "rows", "micro_batch",
+    "model", "errors", "offsets", "process_queue", "lock", "ownership", "selector", "sharding_key", "rows", "micro_batch",
     "allocate", "membership", "orderly", "listener", "lag",
     "rocketmq/acl", "rocketmq/admin_requests", "rocketmq/backoff", "rocketmq/codes", "rocketmq/frame", "rocketmq/group_requests",
     "rocketmq/lenient_json", "rocketmq/request", "rocketmq/requests", "rocketmq/route",

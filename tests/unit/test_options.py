@@ -427,6 +427,13 @@ BAD_SINK = [
     Bad("dead letters", {**SINK, "topic": "%DLQ%g"}, "TOPIC.RESERVED", ("option topic", "'%DLQ%g'", "choose a name")),
     Bad("an empty topic", {**SINK, "topic": ""}, "TOPIC.BAD_NAME", ("option topic", "empty")),
     Bad("no key column", {**SINK, "shardingKey": ""}, "INVALID", ("shardingKey", "empty", "order_id")),
+    Bad("keys of no type", {**SINK, "shardingKeyType": "uuid"}, "INVALID", ("shardingKeyType", "'uuid'", "long")),
+    Bad(
+        "a remainder of text",
+        {**SINK, "messageQueueSelector": "mod", "shardingKeyType": "text"},
+        "CONFLICT",
+        ("messageQueueSelector=mod", "shardingKeyType=text", "use long, or hash"),
+    ),
     Bad(
         "a selector unknown",
         {**SINK, "messageQueueSelector": "first"},
@@ -788,6 +795,7 @@ def test_the_writers_defaults() -> None:
         topic=None,
         sharding_key="sharding_key",
         sharding_key_explicit=False,
+        sharding_key_type="auto",
         selector="hash",
         machine_rooms=(),
         topic_queue_nums=None,
@@ -806,6 +814,7 @@ def test_every_option_of_the_writer_arrives() -> None:
         "path": "file:///data/omq/",
         "topic": "invoices",
         "shardingKey": "order_id",
+        "shardingKeyType": "Long",
         "messageQueueSelector": "QUEUEID",
         "topicQueueNums": "8",
         "orderBy": "created_at ASC, `a, b` desc,`c d`, e",
@@ -824,6 +833,7 @@ def test_every_option_of_the_writer_arrives() -> None:
         topic="invoices",
         sharding_key="order_id",
         sharding_key_explicit=True,
+        sharding_key_type="long",
         selector="queueId",
         machine_rooms=(),
         topic_queue_nums=8,
@@ -839,7 +849,7 @@ def test_every_option_of_the_writer_arrives() -> None:
     assert pickle.loads(pickle.dumps(parsed)) == parsed
 
 
-@pytest.mark.parametrize("selector", ["hash", "random", "queueId", "rules:choose", "my.rules:choose"])
+@pytest.mark.parametrize("selector", ["hash", "mod", "random", "queueId", "rules:choose", "my.rules:choose"])
 def test_selectors_keep_their_name(selector: str) -> None:
     assert SinkOptions.parse({**SINK, "messageQueueSelector": selector}, streaming=True).selector == selector
 

@@ -313,7 +313,7 @@ def test_the_factory_knows_the_selectors_by_name():
     assert isinstance(selector("hash", 1), HashSelector)
     assert isinstance(selector("random", 1), RandomSelector)
     assert isinstance(selector("queueId", 1), QueueIdSelector)
-    with pytest.raises(OptionError, match=r"INVALID.*'Hash' is no selector; use hash, random, queueId"):
+    with pytest.raises(OptionError, match=r"INVALID.*'Hash' is no selector; use hash, mod, random, queueId"):
         selector("Hash", 1)
 
 

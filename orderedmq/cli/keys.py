@@ -1,0 +1,35 @@
+"""How a command chooses a sharding key's queue: options that several commands have."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from orderedmq.errors import OptionError
+from orderedmq.selector import KeyedSelectorName, Keying
+from orderedmq.sharding_key import KeyType
+
+KeyTypeOption = Annotated[
+    KeyType | None,
+    typer.Option(
+        "--sharding-key-type",
+        help="What a Java producer hashes: text (a String), int (an Integer), long (a Long). Default: text; long with mod.",
+        show_default=False,
+    ),
+]
+SelectorOption = Annotated[
+    KeyedSelectorName | None,
+    typer.Option(help="How a key chooses its queue: hash (Java's, the default) or mod (id % queues).", show_default=False),
+]
+
+
+def chosen_keying(selector: KeyedSelectorName | None, key_type: KeyType | None) -> Keying | None:
+    """None: neither was given. Raises OptionError CONFLICT."""
+    if selector is None and key_type is None:
+        return None
+    if selector == "mod" and key_type == "text":
+        raise OptionError(
+            "CONFLICT", "option --selector mod needs keys that are whole numbers: it excludes --sharding-key-type text"
+        )
+    return Keying(selector or "hash", key_type or ("long" if selector == "mod" else "text"))

@@ -1,0 +1,129 @@
+"""Sharding keys by their type: text, or whole numbers that Java hashes as an Integer or a Long. Pure and vectorised.
+
+A message has its key as text, whatever its type was. The type decides the hash, and with it the queue: Java's producer sends the String
+"17" and the Long 17 to different queues.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.errors import MessageError, SchemaError
+from orderedmq.key_hash import HashedKeys
+
+#: What Java's producer hashes: a String, an Integer (or Short, or Byte), a Long.
+KeyType: TypeAlias = Literal["text", "int", "long"]
+#: ``auto``: the column's type decides.
+GivenKeyType: TypeAlias = Literal["auto", "text", "int", "long"]
+KEY_TYPES: Final[tuple[GivenKeyType, ...]] = ("auto", "text", "int", "long")
+
+_BITS: Final = {"int": 32, "long": 64}
+_NUMBER: Final = "-?[0-9]+"
+#: Characters of a bad key that an error shows.
+_SHOWN: Final = 40
+
+
+class HashedNumbers(HashedKeys):
+    """The hashes of whole numbers, which are stored as text. Keys that are the same text are the same key (``hash64``)."""
+
+    def __init__(self, texts: pa.Array, numbers: npt.NDArray[np.int64], kind: Literal["int", "long"]) -> None:
+        """``numbers`` are those of ``texts``, 0 where it is null, and of 32 bits for ``int``."""
+        super().__init__(texts)
+        self.numbers = numbers
+        self._kind: Final = kind
+
+    @cached_property
+    def java(self) -> npt.NDArray[np.int32]:
+        """Java's Integer.hashCode or Long.hashCode of each key; 0 for a null."""
+        if self._kind == "int":
+            return self.numbers.astype(np.int32)
+        words = self.numbers.view(np.uint64)
+        return (words ^ words >> np.uint64(32)).astype(np.uint32).view(np.int32)
+
+    def filter(self, mask: pa.Array) -> HashedNumbers:
+        return HashedNumbers(self.keys.filter(mask), self.numbers[mask.to_numpy(zero_copy_only=False)], self._kind)
+
+
+def key_type(column: pa.DataType, given: GivenKeyType = "auto") -> KeyType:
+    """What the keys of an Arrow column are hashed as. Raises SchemaError WRONG_TYPE for a column that can have no keys."""
+    whole = pa.types.is_integer(column)
+    if not whole and not _is_text(column):
+        raise SchemaError("WRONG_TYPE", f"a sharding key is a string or a whole number, not {column}; cast the column")
+    if given != "auto":
+        return given
+    if not whole:
+        return "text"
+    # What an Integer holds is one, as in Java.
+    return "int" if column.bit_width + pa.types.is_unsigned_integer(column) <= 32 else "long"
+
+
+def _is_text(column: pa.DataType) -> bool:
+    kind = column.value_type if pa.types.is_dictionary(column) else column
+    known = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary, pa.types.is_null)
+    return any(test(kind) for test in known)
+
+
+def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 0) -> HashedKeys:
+    """The keys of a column with their hashes.
+
+    ``where`` names the rows in errors, which count them from ``first``. Raises SchemaError WRONG_TYPE, and MessageError BAD_KEY for a key
+    that is no whole number, or too large for the type.
+    """
+    kind = key_type(column.type, given)
+    texts = column if pa.types.is_string(column.type) else column.cast(pa.string())
+    if kind == "text":
+        return HashedKeys(texts)
+    numbers = _numbers(column if pa.types.is_integer(column.type) else texts, kind)
+    if isinstance(numbers, int):
+        raise _bad(f"row {first + numbers} of {where}", texts[numbers].as_py(), kind)
+    return HashedNumbers(texts, numbers, kind)
+
+
+def check_lines(keys: pa.Array, kind: KeyType, lines: Sequence[int]) -> None:
+    """Raises MessageError BAD_KEY that names the line of a key (string) that ``kind`` cannot have."""
+    if kind == "text":
+        return
+    found = _numbers(keys, kind)
+    if isinstance(found, int):
+        raise _bad(f"line {lines[found]} of the input", keys[found].as_py(), kind)
+
+
+def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:
+    shown = repr(key) if len(key) <= _SHOWN else f"{key[:_SHOWN]!r}…"
+    return MessageError(
+        "BAD_KEY",
+        f"{where} has the sharding key {shown}, and Java's {'Integer' if kind == 'int' else 'Long'} holds only whole numbers of "
+        f"{_BITS[kind]} bits; correct the key, or hash keys as text (shardingKeyType=text, --sharding-key-type text)",
+    )
+
+
+def _numbers(column: pa.Array, kind: Literal["int", "long"]) -> npt.NDArray[np.int64] | int:
+    """Whole numbers or their texts as numbers, 0 for a null; or the number of the first row that cannot be one."""
+    if not pa.types.is_integer(column.type):
+        bad = pc.fill_null(pc.invert(pc.match_substring_regex(column, f"^{_NUMBER}$")), False)
+        if pc.any(bad).as_py():
+            return int(pc.index(bad, True).as_py())
+    try:
+        wide = pc.fill_null(column.cast(pa.int64()), 0)
+    except pa.ArrowInvalid:
+        least, most = -(2**63), 2**63 - 1
+        return next(row for row, key in enumerate(column.to_pylist()) if key is not None and not least <= int(key) <= most)
+    numbers: npt.NDArray[np.int64] = wide.to_numpy(zero_copy_only=False)
+    if kind == "int":
+        large = np.flatnonzero(numbers.astype(np.int32) != numbers)
+        if len(large):
+            return int(large[0])
+    return numbers
+
+
+def is_number(key: str) -> bool:
+    """Whether a key's text is a whole number, of any size."""
+    return re.fullmatch(_NUMBER, key) is not None
