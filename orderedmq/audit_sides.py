@@ -99,7 +99,8 @@ class TableSide:
         for name in self._columns:
             if name not in names:
                 raise OptionError(
-                    "INVALID", f"{path} has no column {name!r}, only {', '.join(names)}; name the columns of key, id and order"
+                    "INVALID",
+                    f"{path} has no column {name!r}, only {', '.join(names)}; give --key-column, --id-column and --order-column",
                 )
         if "queue_id" in names and pa.types.is_integer(self._data.schema.field("queue_id").type):
             self._columns.append("queue_id")
@@ -195,11 +196,14 @@ def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: in
             ids, why = json_field.values(bodies, field), f"there is no field {field!r}"
         except BadJson as error:
             raise OptionError(
-                "INVALID", f"{where} {what} {first + error.row}: {error.why}; without an id field the whole body counts"
+                "INVALID", f"{where} {what} {first + error.row}: {error.why}; leave --id-field out to compare whole bodies"
             ) from error
     if ids.null_count:
         row = int(pc.index(ids.is_null(), True).as_py())
-        raise OptionError("INVALID", f"{where} {what} {first + row}: {why} to tell the message by")
+        raise OptionError(
+            "INVALID",
+            f"{where} {what} {first + row}: {why} to tell the message by; filter it out, or give another --id-field or --id-column",
+        )
     return ids
 
 

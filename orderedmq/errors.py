@@ -6,13 +6,21 @@ remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped. A condi
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
+
+
+class Remedy(NamedTuple):
+    """What to do about an error, where that differs: with options (Spark, Python), and what to type for the command."""
+
+    options: str
+    command: str
 
 
 class OrderedMQError(Exception):
     """Base of all errors of this package.
 
-    ``condition`` is ``FAMILY.SUB``, stable across versions: match on it, not on the text.
+    ``condition`` is ``FAMILY.SUB``, stable across versions: match on it, not on the text. ``message`` speaks of options, ``typed`` is the
+    same for whoever types commands.
     """
 
     family: ClassVar[str]
@@ -20,19 +28,20 @@ class OrderedMQError(Exception):
     #: True where the same call may succeed later without anything else changing.
     retriable: ClassVar[bool] = False
 
-    def __init__(self, sub: str, message: str) -> None:
+    def __init__(self, sub: str, message: str, remedy: Remedy | None = None) -> None:
         if sub not in self.conditions:
             raise AssertionError(f"{type(self).__name__} has no condition {sub!r}")
         self.sub = sub
-        self.message = message
-        super().__init__(f"[{self.condition}] {message}")
+        self.message = message if remedy is None else f"{message}; {remedy.options}"
+        self.typed = message if remedy is None else f"{message}; {remedy.command}"
+        super().__init__(f"[{self.condition}] {self.message}")
 
     @property
     def condition(self) -> str:
         return f"{self.family}.{self.sub}"
 
-    def __reduce__(self) -> tuple[type[OrderedMQError], tuple[str, str]]:
-        return type(self), (self.sub, self.message)
+    def __reduce__(self) -> tuple[type[OrderedMQError], tuple[str, str], dict[str, str]]:
+        return type(self), (self.sub, self.message), {"typed": self.typed}
 
 
 class OptionError(OrderedMQError):
@@ -106,8 +115,41 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     """Messages [begin, least) of a queue were deleted by retention."""
     return DataLossError(
         "AGED_OUT",
-        f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read: keep "
-        "messages longer or read sooner; failOnDataLoss=false goes on behind them with a warning",
+        f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read",
+        Remedy(
+            "keep messages longer or read sooner; failOnDataLoss=false goes on behind them with a warning",
+            "run the command again; it begins behind them",
+        ),
+    )
+
+
+def missing_topic(topic: str) -> TopicError:
+    """There is no topic of that name."""
+    return TopicError(
+        "MISSING",
+        f"no topic {topic!r}",
+        Remedy(
+            f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
+            "orderedmq topic list shows all",
+        ),
+    )
+
+
+def topic_exists(topic: str, queues: int) -> TopicError:
+    """A topic of that name is there already."""
+    return TopicError(
+        "EXISTS",
+        f"topic {topic!r} exists with {queues} queues",
+        Remedy("choose another name, or use it as it is", "choose another name, or give --if-not-exists to use it as it is"),
+    )
+
+
+def in_use(group: str, why: str) -> GroupError:
+    """A group cannot be changed from outside while somebody is at work in it."""
+    return GroupError(
+        "IN_USE",
+        f"group {group!r} is in use: {why}",
+        Remedy("stop that query first, or pass force=True", "stop that query first, or give --force"),
     )
 
 
@@ -174,6 +216,32 @@ class StoreFullError(StoreError):
 
     conditions = frozenset(("FULL",))
     retriable = True
+
+
+def no_store(path: object) -> StoreError:
+    """A directory has no store, or is missing."""
+    return StoreError(
+        "MISSING",
+        f"no store at {path}",
+        Remedy(
+            "set option path to an existing one (orderedmq topic create makes it, or writing with topicQueueNums), or use namesrvAddr for a "
+            "RocketMQ cluster",
+            "give --path with the directory of one, make one with orderedmq topic create TOPIC --queues N, or give --namesrv for a RocketMQ "
+            "cluster",
+        ),
+    )
+
+
+def map_full(path: object, size: int) -> StoreFullError:
+    """A store has reached its greatest size."""
+    return StoreFullError(
+        "FULL",
+        f"the store at {path} has reached its greatest size of {size} bytes; nothing was changed",
+        Remedy(
+            "set a retention or delete topics, or open it with a larger map_size",
+            "set a retention (orderedmq topic alter TOPIC --retention-time 7d) or delete topics (orderedmq topic delete TOPIC)",
+        ),
+    )
 
 
 class JavaError(OrderedMQError):

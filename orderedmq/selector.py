@@ -97,8 +97,8 @@ class ModSelector(HashSelector):
         if len(keys.numbers) and (least := int(keys.numbers.min())) < 0:
             raise MessageError(
                 "BAD_KEY",
-                f"a sharding key is {least}, and the selector mod takes no negative numbers: in Java, too, id % queues of one is no queue's number "
-                "unless it is 0; use hash, or filter such rows out",
+                f"a sharding key is {least}, and the selector mod takes no negative numbers: in Java, too, id % queues of one is no queue's "
+                "number unless it is 0; use hash, or filter such rows out",
             )
         return (keys.numbers % n).astype(np.uint16)
 

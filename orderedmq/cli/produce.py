@@ -121,8 +121,12 @@ def _ensure(broker: Broker, topic: str, queues: int | None) -> None:
     try:
         found = broker.log.topic(topic).queues
     except (TopicError, StoreError) as error:
-        if error.sub != "MISSING" or queues is None:
+        if error.sub != "MISSING":
             raise
+        if queues is None:
+            if isinstance(error, StoreError):
+                raise
+            raise TopicError("MISSING", f"no topic {topic!r}; give --queues N to create it") from error
         broker.admin.create_topic(topic, queues)
         return
     if queues is not None and found != queues:

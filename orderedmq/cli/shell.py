@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +69,11 @@ JsonOption = Annotated[
         "--json/--no-json", help="One JSON object per line, or tables (default: tables on a terminal).", show_default=False
     ),
 ]
+
+
+#: What the command has in place of options of the source and the sink. Only names that are no other words.
+_TYPED: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
+_OPTION: Final = re.compile(rf"\b(?:options? )?({'|'.join(_TYPED)})\b")
 
 
 class Column(NamedTuple):
@@ -286,13 +292,18 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except OrderedMQError as error:
-        _fail(str(error), code_of(error))
+        _fail(f"[{error.condition}] {typed(error.typed)}", code_of(error))
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read has enough. Python flushes once more at its end, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(PIPE_CLOSED) from None
+
+
+def typed(message: str) -> str:
+    """A message with what to type in place of the names of options, where the command has another word."""
+    return _OPTION.sub(lambda found: _TYPED[found[1]], message)
 
 
 def code_of(error: OrderedMQError) -> int:

@@ -9,9 +9,9 @@ import typer
 from orderedmq.broker import TopicInfo
 from orderedmq.cli import completion
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
-from orderedmq.errors import OptionError
+from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
-from orderedmq.option_values import parse_duration, parse_size
+from orderedmq.option_values import invalid, parse_duration, parse_size, shown
 from orderedmq.source_options import EARLIEST, LATEST, parse_offsets_json
 
 app = commands("Create, inspect, trim and delete topics.")
@@ -32,7 +32,12 @@ def parse_retention(text: str) -> float:
     days = text.strip().removesuffix("d")
     if days != text.strip() and days.isascii() and days.isdigit():
         return int(days) * 86400.0
-    return parse_duration(text.strip(), "--retention-time")
+    try:
+        return parse_duration(text.strip(), "--retention-time")
+    except OptionError as error:
+        raise invalid(
+            "--retention-time", f"{shown(text)} is not a duration; write a whole number and s, m, h or d, for example 7d"
+        ) from error
 
 
 def topic_row(topic: TopicInfo) -> dict[str, Any]:
@@ -58,17 +63,38 @@ def create(
         str | None, typer.Option(help="Keep so many bytes in all: 10g, 500m (default: no limit).", metavar="SIZE")
     ] = None,
     compression: Annotated[Literal["none", "lz4"], typer.Option(help="How messages are stored.")] = "lz4",
+    if_not_exists: Annotated[
+        bool,
+        typer.Option("--if-not-exists", help="Use a topic of that name as it is, if it has as many queues."),
+    ] = False,
 ) -> None:
     """Create a topic, and the store if there is none yet."""
+    asked = {
+        "retention_seconds": None if retention_time is None else parse_retention(retention_time),
+        "retention_bytes": None if retention_size is None else parse_size(retention_size.strip(), "--retention-size"),
+        "compression": compression,
+    }
+    created = True
     with shell.broker() as broker:
-        made = broker.admin.create_topic(
-            name,
-            queues,
-            retention_seconds=None if retention_time is None else parse_retention(retention_time),
-            retention_bytes=None if retention_size is None else parse_size(retention_size.strip(), "--retention-size"),
-            compression=compression,
+        try:
+            made = broker.admin.create_topic(name, queues, **asked)  # type: ignore[arg-type]
+        except TopicError as error:
+            if error.sub != "EXISTS" or not if_not_exists:
+                raise
+            made, created = broker.log.topic(name), False
+    if made.queues != queues:
+        raise TopicError(
+            "QUEUE_COUNT",
+            f"topic {name!r} exists with {made.queues} queues, not {queues}; give --queues {made.queues}, or see orderedmq topic "
+            "add-queues",
         )
-    shell.done(topic_row(made), f"created topic {name} with {queues} queues in {shell.place}")
+    if created:
+        text = f"created topic {name} with {queues} queues in {shell.place}"
+    else:
+        text = f"topic {name} exists with {queues} queues in {shell.place}"
+    shell.done({**topic_row(made), "created": created}, text)
+    if not created and any(getattr(made, setting) != value for setting, value in asked.items()):
+        shell.note(f"topic {name} keeps the settings that it has; orderedmq topic alter changes its retention")
 
 
 @command(app, "list")
@@ -185,7 +211,8 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
     for queue, offset in parse_offsets_json(before, "--before").items():
         if queue.topic != name or queue not in bounds:
             raise OptionError(
-                "INVALID", f"option --before: topic {name} has no queue {queue}; its queues are 0 to {len(bounds) - 1}"
+                "INVALID",
+                f"option --before: topic {name} has no queue {queue}; its queues are {', '.join(map(str, sorted(bounds)))}",
             )
         end = bounds[queue].max_offset
         if offset > end:

@@ -14,7 +14,7 @@ from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
 from orderedmq.embedded.store import Store, Transaction
-from orderedmq.errors import GroupError, OffsetError, OptionError, TopicError
+from orderedmq.errors import GroupError, OffsetError, OptionError, TopicError, in_use, topic_exists
 from orderedmq.membership import present
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_group, check_topic
 
@@ -60,7 +60,7 @@ class EmbeddedAdmin:
         topic = TopicInfo(name, queues, new_incarnation(), retention_seconds, retention_bytes, compression)
         with self._open(True).write() as txn:
             if txn.get("topics", name.encode()) is not None:
-                raise TopicError("EXISTS", f"topic {name!r} exists with {topic_of(txn, name).queues} queues")
+                raise topic_exists(name, topic_of(txn, name).queues)
             put_topic(txn, topic)
             self._put_queues(txn, topic, 0)
         return topic
@@ -70,7 +70,10 @@ class EmbeddedAdmin:
         with self._write() as txn:
             topic = topic_of(txn, name)
             if queues < topic.queues:
-                raise TopicError("QUEUE_COUNT", f"topic {name!r} has {topic.queues} queues and cannot shrink to {queues}")
+                raise TopicError(
+                    "QUEUE_COUNT",
+                    f"topic {name!r} has {topic.queues} queues and cannot shrink to {queues}; give a larger number",
+                )
             grown = replace(topic, queues=queues)
             put_topic(txn, grown)
             self._put_queues(txn, grown, topic.queues)
@@ -174,9 +177,9 @@ class EmbeddedAdmin:
         for key, value in txn.scan("locks", layout.group_prefix(group)):
             lock = layout.lock_from_json(value)
             if lock.held and not lock.expired(now) and alive(lock.client_id):
-                raise _in_use(group, f"{lock.client_id} owns queue {layout.group_of(key)[1]}")
+                raise in_use(group, f"{lock.client_id} owns queue {layout.group_of(key)[1]}")
         for member in present(groups.all_members(txn, group).values(), now, alive):
-            raise _in_use(group, f"{member.client_id} is a member")
+            raise in_use(group, f"{member.client_id} is a member")
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         check_group(group)
@@ -202,7 +205,7 @@ class EmbeddedAdmin:
                 if lock is None or not lock.held:
                     continue
                 if not force and not lock.expired(now) and alive(lock.client_id):
-                    raise _in_use(group, f"{lock.client_id} owns queue {queue}")
+                    raise in_use(group, f"{lock.client_id} owns queue {queue}")
                 groups.put_lock(txn, group, queue, rules.released(lock, txn.take_number("epoch")))
                 out.append(queue)
         return out
@@ -245,10 +248,6 @@ def _require(txn: Transaction, group: str) -> None:
 def _clear(txn: Transaction, database: str, group: str) -> None:
     for key in [key for key, _ in txn.scan(database, layout.group_prefix(group))]:
         txn.delete(database, key)
-
-
-def _in_use(group: str, why: str) -> GroupError:
-    return GroupError("IN_USE", f"group {group!r} is in use: {why}; stop that query first, or force it")
 
 
 def _check_queues(name: str, queues: int) -> None:

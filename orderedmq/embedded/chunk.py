@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from orderedmq.embedded.layout import Chunk
-from orderedmq.errors import StoreError
+from orderedmq.errors import Remedy, StoreError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
 
 #: Columns that a payload can have; a column's place is its bit in ``Chunk.columns``, so the order is part of the format.
@@ -109,7 +109,11 @@ def verify(payload: bytes, chunk: Chunk, queue: MessageQueue, first: int) -> Non
         raise StoreError(
             "CORRUPT",
             f"messages {first} to {first + chunk.rows - 1} of queue {queue} fail their checksum: the disk or another program "
-            "changed the store's file; restore it from a copy, or read on behind them with startingOffsets",
+            "changed the store's file",
+            Remedy(
+                "restore it from a copy, or read on behind them with startingOffsets",
+                f"restore it from a copy, or read on behind them (--offset {first + chunk.rows})",
+            ),
         )
 
 

@@ -15,7 +15,7 @@ from orderedmq.embedded import chunk as codec
 from orderedmq.embedded import layout
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.store import Transaction
-from orderedmq.errors import StoreError, TopicError
+from orderedmq.errors import StoreError, TopicError, missing_topic
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 #: A tail chunk of this many rows is left alone. Half a full chunk: reading it back costs about as much per row as reading full ones.
@@ -30,16 +30,9 @@ def state(txn: Transaction, queue: MessageQueue) -> QueueState:
     if value is None:
         topic = txn.get("topics", queue.topic.encode())
         if topic is None:
-            raise missing(queue.topic)
+            raise missing_topic(queue.topic)
         raise TopicError("NO_SUCH_QUEUE", f"topic {queue.topic!r} has no queue {queue.queue_id}")
     return QueueState.unpack(value)
-
-
-def missing(topic: str) -> TopicError:
-    return TopicError(
-        "MISSING",
-        f"no topic {topic!r}; create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
-    )
 
 
 def floor(txn: Transaction, key: bytes, offset: int) -> tuple[int, Chunk] | None:

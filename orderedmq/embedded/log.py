@@ -17,7 +17,7 @@ from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store, Transaction
-from orderedmq.errors import OptionError, aged_out, beyond_end, recreated
+from orderedmq.errors import OptionError, aged_out, beyond_end, missing_topic, recreated
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.reading import Reading
@@ -32,7 +32,7 @@ def topic_of(txn: Transaction, name: str) -> TopicInfo:
     """Raises TopicError MISSING."""
     value = txn.get("topics", name.encode())
     if value is None:
-        raise index.missing(name)
+        raise missing_topic(name)
     return TopicInfo(**json.loads(value))
 
 

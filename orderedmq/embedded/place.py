@@ -32,11 +32,13 @@ def file_system(path: Path) -> str:
 
 
 def refuse_other_files(path: Path) -> None:
-    """A store is made only in an empty or missing directory. Raises StoreError NOT_EMPTY for another, and PermissionError."""
+    """A store is made only in an empty or missing directory. Raises StoreError NOT_EMPTY or NOT_A_STORE, PermissionError."""
     try:
         others = sorted(set(os.listdir(path)) - _OF_STORES)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return
+    except NotADirectoryError as error:
+        raise StoreError("NOT_A_STORE", f"{path} is, or lies below, a file; give a directory, which may be missing") from error
     if others:
         raise StoreError(
             "NOT_EMPTY",

@@ -24,7 +24,7 @@ import lmdb
 from orderedmq.embedded import layout
 from orderedmq.embedded.gate import Gate
 from orderedmq.embedded.place import drop_pages, file_system, refuse_other_files
-from orderedmq.errors import StoreError, StoreFullError
+from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
 
 #: Address space, not disk: the file grows as it is written.
 MAP_SIZE: Final = 1 << 40
@@ -150,11 +150,7 @@ class Store:
         except PermissionError as error:
             raise _no_permission(path, error) from error
         if not there and not create:
-            raise StoreError(
-                "MISSING",
-                f"no store at {path}; set option path to an existing one (orderedmq topic create makes it, or writing with "
-                "topicQueueNums), or use namesrvAddr for a RocketMQ cluster",
-            )
+            raise no_store(path)
         key = os.path.realpath(path)
         with cls._guard:
             store = cls._shared.get(key)
@@ -246,7 +242,9 @@ class Store:
             if not create:
                 if entries:
                     raise self._not_ours()
-                raise StoreError("MISSING", f"the store at {self.path} is empty; create a topic first (orderedmq topic create)")
+                raise StoreError(
+                    "MISSING", f"the store at {self.path} is empty; create a topic (orderedmq topic create NAME --queues N)"
+                )
             identity = self._initialise(env)
         elif layout.to_number(version) > layout.FORMAT:
             raise StoreError(
@@ -359,11 +357,7 @@ class Store:
         try:
             yield
         except lmdb.MapFullError as error:
-            raise StoreFullError(
-                "FULL",
-                f"the store at {self.path} has reached its greatest size of {self.map_size} bytes; nothing was changed: set a "
-                "retention or delete topics, or open it with a larger map_size",
-            ) from error
+            raise map_full(self.path, self.map_size) from error
         except (lmdb.PanicError, lmdb.BadTxnError) as error:
             # LMDB gives an environment up after a failed write of its meta page; a new one works once the cause is gone.
             self._drop()

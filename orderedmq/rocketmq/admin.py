@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
 from orderedmq.broker import QueueInfo, TopicInfo
-from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, topic_exists
 from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
 from orderedmq.rocketmq import admin_requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.group_requests import all_consumer_offsets
-from orderedmq.rocketmq.log import RocketMQLog, missing
+from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.requests import topic_stats
 from orderedmq.rocketmq.stamp import is_bookmark_group
 
@@ -49,8 +49,8 @@ class TopicAdmin:
         check_topic(name, writing=True)
         _check_queues(name, queues)
         for what, value, default in (
-            ("retention_seconds", retention_seconds, None),
-            ("retention_bytes", retention_bytes, None),
+            ("a retention by age", retention_seconds, None),
+            ("a retention by size", retention_bytes, None),
             ("compression", compression, DEFAULT_COMPRESSION),
         ):
             if value != default:
@@ -61,7 +61,7 @@ class TopicAdmin:
                 )
         there = self._counts(name)
         if there:
-            raise TopicError("EXISTS", f"topic {name!r} exists with {sum(there.values())} queues")
+            raise topic_exists(name, sum(there.values()))
         self._resize(name, dict.fromkeys(self._masters(), 0), queues)
         return self._log.topic(name)
 
@@ -70,10 +70,12 @@ class TopicAdmin:
         _check_queues(name, queues)
         there = self._counts(name)
         if not there:
-            raise missing(name)
+            raise missing_topic(name)
         total = sum(there.values())
         if queues < total:
-            raise TopicError("QUEUE_COUNT", f"topic {name!r} has {total} queues and cannot shrink to {queues}")
+            raise TopicError(
+                "QUEUE_COUNT", f"topic {name!r} has {total} queues and cannot shrink to {queues}; give a larger number"
+            )
         self._resize(name, {broker: there.get(broker, 0) for broker in self._masters()}, queues, already=total)
         return self._log.topic(name)
 

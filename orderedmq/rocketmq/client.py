@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
-from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.rocketmq.acl import Credentials
 from orderedmq.rocketmq.backoff import CONNECT, RETRY
 from orderedmq.rocketmq.codes import MASTER_ID
@@ -339,7 +339,7 @@ class Client:
         if found is not None:
             return found
         if not endpoint.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise RocketMQUnavailableError("UNREACHABLE", f"no connection to {address} in time{endpoint.last}")
+            raise self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
         try:
             return endpoint.usable(time.monotonic()) or self._connect(address, endpoint, deadline, wait)
         finally:
@@ -358,7 +358,7 @@ class Client:
     def _connect(self, address: str, endpoint: _Endpoint, deadline: float, wait: bool) -> Connection:
         delay = endpoint.not_before - time.monotonic()
         if delay > 0:
-            refused = RocketMQUnavailableError("UNREACHABLE", f"no connection to {address} in time{endpoint.last}")
+            refused = self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
             self._pause(delay, deadline if wait else 0.0, refused)
         try:
             made = Connection.open(address, deadline, tls=self._tls, credentials=self._credentials, on_push=self._on_push)
@@ -366,7 +366,9 @@ class Client:
             endpoint.failures += 1
             endpoint.not_before = time.monotonic() + CONNECT.delay(endpoint.failures, random.random())
             endpoint.last = f"; the last attempt: {error.message}"
-            raise
+            if error.sub != "UNREACHABLE":
+                raise
+            raise self._unreachable(address, error.message) from None
         old, endpoint.connection = endpoint.connection, made
         endpoint.failures, endpoint.last = 0, ""
         if old is not None:
@@ -375,6 +377,16 @@ class Client:
             made.close()
             self._raise_closed()
         return made
+
+    def _unreachable(self, address: str, why: str) -> RocketMQUnavailableError:
+        """The error of a server that cannot be connected to, with what it is and what to look at."""
+        if address not in self.nameservers:
+            asked = "the nameserver says that a broker listens there: is it running, and is the address (its brokerIP1) one of this network?"
+            return RocketMQUnavailableError("UNREACHABLE", f"{why}; {asked}")
+        asked = "is a nameserver running there? Check the address in"
+        return RocketMQUnavailableError(
+            "UNREACHABLE", why, Remedy(f"{asked} namesrvAddr", f"{asked} --namesrv (host:port, mostly port 9876)")
+        )
 
     def _raise_closed(self) -> NoReturn:
         raise RocketMQError("CLOSED", f"the connection to {';'.join(self.nameservers)} was closed")

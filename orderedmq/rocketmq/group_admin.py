@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Final
 
 from orderedmq.broker import LockInfo, MemberInfo
-from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError
+from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError, in_use
 from orderedmq.lock import LOCK_LIFE
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import admin_requests, group_requests, locks
@@ -200,14 +200,10 @@ class GroupAdmin:
             info = self._directory.info(group, client_id, brokers, fresh=True)
             for one in info.held if info is not None else ():
                 if not held or one.queue in held:
-                    return _used(group, f"{client_id} owns queue {one.queue}")
+                    return in_use(group, f"{client_id} owns queue {one.queue}")
         if ids:
-            return _used(group, f"{ids[0]} is a member")
-        return _used(group, f"a client that is no member owns queue {held[0]}, for {LOCK_LIFE:.0f} s at most unless it lives")
-
-
-def _used(group: str, why: str) -> GroupError:
-    return GroupError("IN_USE", f"group {group!r} is in use: {why}; stop that query first, or force it")
+            return in_use(group, f"{ids[0]} is a member")
+        return in_use(group, f"a client that is no member owns queue {held[0]}, for {LOCK_LIFE:.0f} s at most unless it lives")
 
 
 def _probe() -> str:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, recreated
+from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, recreated
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.reading import USUAL, Reading
@@ -151,7 +151,7 @@ class RocketMQLog:
                     return route
         except TopicError:
             pass
-        raise missing(topic)
+        raise missing_topic(topic)
 
     def require(self, queue: MessageQueue) -> None:
         """Raises TopicError MISSING or NO_SUCH_QUEUE for a queue that cannot be read."""
@@ -292,7 +292,7 @@ class RocketMQLog:
             return pull()
         except TopicError:
             self.forget(queue.topic)
-            raise missing(queue.topic) from None
+            raise missing_topic(queue.topic) from None
         except RocketMQError as error:
             if error.sub in ("SERVER_ERROR", "INVALID_PARAMETER"):
                 # A queue that is gone is one of these, or it is something else.
@@ -327,14 +327,7 @@ class RocketMQLog:
             return self._sender.append(queue, rows)
         except TopicError:
             self.forget(queue.topic)
-            raise missing(queue.topic) from None
-
-
-def missing(topic: str) -> TopicError:
-    return TopicError(
-        "MISSING",
-        f"no topic {topic!r}; create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
-    )
+            raise missing_topic(queue.topic) from None
 
 
 def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import pty
 import re
 import select
@@ -26,7 +27,9 @@ from orderedmq import cli
 from orderedmq.broker import Broker
 from orderedmq.cli import app, completion, shell
 from orderedmq.cli.topics import parse_retention
-from orderedmq.errors import OptionError
+from orderedmq.errors import OptionError, RocketMQUnavailableError
+from orderedmq.options import SINK_OPTIONS, SOURCE_OPTIONS
+from orderedmq.rocketmq.client import Client
 
 COMMAND = [sys.executable, "-c", "from orderedmq.cli import app; app()"]
 #: Python's own buffering, as users have it.
@@ -40,6 +43,13 @@ def store(tmp_path: Path) -> Path:
 
 Run = Callable[..., Any]
 
+#: Words of Spark's users. One without a capital may be a plain word.
+OPTIONS = [option.name for option in (*SOURCE_OPTIONS, *SINK_OPTIONS) if not option.name.islower()]
+
+
+def assert_speaks_of_commands(said: str) -> None:
+    assert not re.search(rf"\b({'|'.join(OPTIONS)})\b|option [a-z]|force it", said), said
+
 
 @pytest.fixture
 def run(store: Path) -> Run:
@@ -48,6 +58,7 @@ def run(store: Path) -> Run:
     def call(*arguments: str, code: int = 0, input: str | bytes | None = None) -> Any:
         result = CliRunner().invoke(app, ["--path", str(store), *arguments], input=input)
         assert result.exit_code == code, result.output
+        assert_speaks_of_commands(result.stderr)
         if code:
             assert "Traceback" not in result.output
             assert isinstance(result.exception, SystemExit)
@@ -65,6 +76,7 @@ def text(store: Path) -> Run:
     def call(*arguments: str, code: int = 0, input: str | None = None) -> str:
         result = CliRunner().invoke(app, ["--path", str(store), "--no-json", *arguments], input=input)
         assert result.exit_code == code, result.output
+        assert_speaks_of_commands(result.stderr)
         return result.output
 
     return call
@@ -207,6 +219,62 @@ def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: 
 def test_what_is_refused_leaves_no_store(run: Run, store: Path, arguments: list[str], code: int, says: str) -> None:
     assert re.search(says, run(*arguments, code=code))
     assert not store.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["topic", "delete", "none"], 3, "no topic 'none'; orderedmq topic list shows all"),
+        (["audit", "a", "none"], 3, "no topic 'none'; orderedmq topic list shows all"),
+        (["produce", "none"], 3, "no topic 'none'; give --queues N to create it"),
+        (["topic", "create", "a", "--queues", "2"], 1, "give --if-not-exists to use it as it is"),
+        (["topic", "add-queues", "a", "--queues", "1"], 1, "cannot shrink to 1; give a larger number"),
+        (["topic", "create", "b", "--queues", "1", "--retention-time", "7w"], 2, "s, m, h or d, for example 7d"),
+        (["group", "delete", "g"], 1, "stop that query first, or give --force"),
+        (["group", "seek", "g", "--to", "latest", "--topic", "a"], 1, "stop that query first, or give --force"),
+        (["lock", "release", "g"], 1, "stop that query first, or give --force"),
+        (["topic", "list", "--path", "no"], 3, "give --path with the directory of one, make one with orderedmq topic create"),
+        (["topic", "create", "a", "--queues", "1", "--path", __file__], 1, "is, or lies below, a file; give a directory"),
+        (["topic", "list", "--namesrv", "here"], 2, "--path and --namesrv exclude each other"),
+    ],
+)
+def test_an_error_says_what_to_type(text: Run, broker: Broker, arguments: list[str], code: int, says: str) -> None:
+    broker.admin.create_topic("a", 2)
+    broker.groups.lock("g", broker.groups.join("query"), broker.log.queues("a"))
+    assert says in text(*arguments, code=code)
+
+
+@pytest.mark.parametrize(
+    ("account", "address", "says"),
+    [
+        ({}, "here", "--namesrv: 'here' is no address of a RocketMQ server: host:port is expected"),
+        ({"ORDEREDMQ_ACCESS_KEY": "a"}, "h:1", "ORDEREDMQ_ACCESS_KEY needs ORDEREDMQ_SECRET_KEY; set both, or neither"),
+    ],
+)
+def test_an_error_about_a_cluster_says_what_to_type(account: dict[str, str], address: str, says: str) -> None:
+    result = CliRunner().invoke(app, ["topic", "list", "--namesrv", address], env=account)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert_speaks_of_commands(result.stderr)
+
+
+def test_what_to_do_about_a_nameserver_that_cannot_be_reached() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    with Client(address) as client, pytest.raises(RocketMQUnavailableError, match=r"is a nameserver running there\?") as caught:
+        client.cluster(time.monotonic() + 0.2)
+    assert "in namesrvAddr" in str(caught.value)
+    assert "in --namesrv (host:port" in caught.value.typed
+    # An error that comes from another process says the same.
+    assert pickle.loads(pickle.dumps(caught.value)).typed == caught.value.typed
+
+
+def test_a_topic_is_created_if_it_does_not_exist(run: Run, text: Run) -> None:
+    create = ("topic", "create", "a", "--queues", "2", "--if-not-exists")
+    assert [run(*create)[0]["created"] for _ in range(2)] == [True, False]
+    assert "keeps the settings that it has" in text(*create, "--retention-time", "7d")
+    assert run("topic", "list")[0]["retention_seconds"] is None
+    assert "exists with 2 queues, not 3" in text("topic", "create", "a", "--queues", "3", "--if-not-exists", code=1)
 
 
 def test_exit_codes_of_a_store_that_is_there(run: Run) -> None:

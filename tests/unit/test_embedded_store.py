@@ -163,7 +163,7 @@ def test_a_path_that_is_a_file_is_refused_by_name(path: Path):
     with connect(path) as broker:
         with refused("STORE.MISSING", path):
             broker.log.topics()
-        with refused("STORE.IO", path):
+        with refused("STORE.NOT_A_STORE", path):
             broker.admin.create_topic("t", 1)
 
 
