@@ -63,14 +63,21 @@ class GroupSession:
         return self._groups.heartbeat(self.group, self._client, self._subscription, self._options.allocation.room)
 
     def _join(self) -> None:
-        """Raises GroupError DISAGREES when a member with another subscription does not leave within lockTimeout."""
+        """Raises GroupError DISAGREES when a member with another subscription does not leave within lockTimeout; IN_USE for another run."""
         deadline = time.monotonic() + self._options.lock_timeout
+        waiting = False
         while True:
             try:
+                if self.shared and self._lineage:
+                    # Before the first heartbeat: nobody is to divide the queues with a member that does not stay.
+                    membership.refuse_second_run(self.group, self._client, self._groups.members(self.group))
                 membership.refuse(self.group, self._client, self._beat())
-            except GroupError:
+            except GroupError as error:
                 if time.monotonic() >= deadline:
                     raise
+                if not waiting:
+                    log.warning("waiting up to %.0f s: %s", self._options.lock_timeout, error.message)
+                    waiting = True
                 time.sleep(RETRY)
             else:
                 return
@@ -93,11 +100,11 @@ class GroupSession:
     # -- locks -------------------------------------------------------------------------------------------------------------
 
     def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
-        """Lock what is missing. All or none: until lockTimeout, else HELD_BY_OTHER. Otherwise what is free, ``patient``: wait so long too.
+        """Lock what is missing: at once, or within lockTimeout what the query cannot do without, or everything if it is ``patient``.
 
-        Raises LockError HELD_BY_OTHER.
+        Raises LockError HELD_BY_OTHER for a queue that the query cannot do without.
         """
-        deadline = time.monotonic() + (self._options.lock_timeout if action.all_or_none or patient else 0.0)
+        deadline = time.monotonic() + self._options.lock_timeout
         wanted: Sequence[MessageQueue] = action.queues
         while True:
             answers = self._groups.lock(self.group, self._client, wanted)
@@ -108,14 +115,15 @@ class GroupSession:
             else:
                 owner.locked(granted)
                 wanted = [refusal.queue for refusal in refused]
-            if not refused:
+            self._renewal.keep(owner.tokens())
+            missed = owner.indispensable(action, refused)
+            if not refused or not (missed or patient):
                 break
             if time.monotonic() >= deadline:
-                if action.all_or_none:
-                    raise held(self.group, refused, len(action.queues))
+                if missed:
+                    raise held(self.group, missed, len(action.queues), owner.owner_id)
                 break
             time.sleep(RETRY)
-        self._renewal.keep(owner.tokens())
         if patient and not owner.owned:
             log.warning(
                 "all %d queues that this query should have in group %s are held by others (%s): there is nothing to read for it, it ends",
@@ -183,9 +191,17 @@ class GroupSession:
         self._groups.leave(self._client)
 
 
-def held(group: str, refused: Sequence[Refusal], wanted: int) -> LockError:
-    """The error of a query that wants all ``wanted`` queues and was refused these."""
+def held(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:
+    """The error of the query ``owner_id``, which needs all ``wanted`` queues and was refused these."""
     first = refused[0]
+    if first.owner == owner_id:
+        return LockError(
+            "HELD_BY_OTHER",
+            f"{len(refused)} of {wanted} queues of group {group!r} are held by another run of this same query ({first.client_id}), which "
+            f"{'is alive' if first.alive else 'may be alive'}: it is paused or slow to end, or the query was started twice on one "
+            f"checkpointLocation. End that process, or start this query again when its lock of {first.queue} has ended (in "
+            f"{first.remaining:.0f} s unless it is renewed); nothing is lost meanwhile",
+        )
     if not first.owner:
         return LockError(
             "HELD_BY_OTHER",
@@ -202,5 +218,6 @@ def held(group: str, refused: Sequence[Refusal], wanted: int) -> LockError:
         f"{len(refused)} of {wanted} queues of group {group!r} belong to {first.holder}, which {state}; its lock "
         f"of {first.queue} ends in {first.remaining:.0f} s unless it is renewed. Stop that query, or give this one a consumerGroup of its "
         "own or messageModel=broadcasting to read everything too, or let both share the queues with assignment=shared; for two outputs of "
-        "one stream use foreachBatch",
+        "one stream use foreachBatch; where one query reads the group twice (a join or union of two loads), load once and use that "
+        "DataFrame twice, or give each load a consumerGroup of its own",
     )

@@ -127,9 +127,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if owner.is_planned(until):
             spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
         else:
-            if self.options.fail_on_data_loss:
-                self._same_topics(owner, until)
-            spans = self._replay(owner, since, until)
+            spans = self._replay(owner, since, until, self._same_topics(owner, until))
         identity = broker.identity
         return [
             QueuePartition(
@@ -359,13 +357,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lose(self, error: DataLossError) -> None:
         data_loss.lose(error, fail=self.options.fail_on_data_loss)
 
-    def _replay(self, owner: Owner, start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:
-        """A batch that was logged before a restart."""
+    def _replay(self, owner: Owner, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
+        """A batch that was logged before a restart; ``known``: its end without topics that are not what they were."""
         shared = self._shared
         logged = [queue for queue, span in ranges(start, end).items() if span.messages] if shared else list(end.next)
-        missing = tuple(sorted(queue for queue in logged if queue not in owner.owned))
+        missing = tuple(sorted(queue for queue in logged if queue in known.next and queue not in owner.owned))
         if missing:
-            self._take(owner, Lock(missing, all_or_none=not shared))
+            self._take(owner, Lock(missing, all_or_none=not shared, repeating=True))
         for queue in missing:
             if queue not in owner.owned:
                 log.warning(
@@ -374,8 +372,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     self.options.consumer_group,
                 )
         group = self.options.consumer_group
-        reset = self._connect().groups.reset_number(group) if group is not None else 0
-        spans = owner.replay(start, end, reset)
+        groups = self._connect().groups
+        reset = groups.reset_number(group) if group is not None else 0
+        at_group = groups.offsets(group, sorted(owner.owned)) if group is not None else {}
+        spans = owner.replay(start, end, reset, at_group)
         for queue in owner.unplaced().queues:
             log.warning(
                 "queue %s of group %s had another owner, or was reset: its part of the logged batch is not repeated",

@@ -66,6 +66,23 @@ def present(members: Iterable[Member], now: Instant, alive: Callable[[str], bool
     )
 
 
+def refuse_second_run(group: str, client: Client, members: Iterable[Member]) -> None:
+    """Raise GroupError IN_USE when another run of ``client``'s query is a member.
+
+    To a broker that keeps lineage both are one owner: it would hand queues from one to the other as if nobody else had had them, and the
+    two would go on from different places of one checkpoint. So the second run has to wait until the first has left, or is dead, or has
+    been silent for as long as a member lives.
+    """
+    for other in members:
+        if other.owner == client.owner and other.client_id != client.client_id:
+            raise GroupError(
+                "IN_USE",
+                f"another run of this same query is a member of group {group!r} ({other.client_id}): it is paused or slow to end, or the "
+                "query was started twice on one checkpointLocation. End that process, or start this query again when it has been silent "
+                f"for {other.life:.0f} s; nothing is lost meanwhile",
+            )
+
+
 def refuse(group: str, client: Client, members: Iterable[Member]) -> None:
     """Raise GroupError DISAGREES when an earlier member has another subscription than ``client``, which is one of them.
 

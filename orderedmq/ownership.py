@@ -8,10 +8,14 @@ Where a queue that was just locked is read from (design of the lineage rules; th
 
 - its tenure is the one that the checkpoint logged, and the group was not reset since → the checkpoint's offset; it goes on;
 - otherwise somebody may have processed it in between → the group's offset, and the queue is *entered* there;
-- the group has none → the checkpoint's offset if there is one, else the beginning that the reader was asked for.
+- the group has no offset → the checkpoint's offset if there is one, else the beginning that the reader was asked for.
 
-A broker that keeps no lineage cannot say which case it is: see ``unbroken``. A replay of a logged batch repeats all of a queue's range in
-the first case and nothing of it in the others.
+A broker that keeps no lineage cannot say which case it is: see ``unbroken``. A replay of a logged batch repeats all of a queue's range
+where the queue goes on at the checkpoint's offset, and nothing of it where it is entered at the group's.
+
+Spark commits a logged batch as a whole, also what was not repeated of it. So a queue may be left out of a replay only if the next look,
+by whichever run, enters it at the group's offset: because another query has it, or had it. A queue that a former run of this same query
+still holds would come back with its tenure unbroken, and go on behind messages that nobody has processed: see ``indispensable``.
 
 Exclusive is the strategy "all queues" with the policy "refuse": every queue or none. Shared is an AllocateMessageQueueStrategy with the
 policy "hand over": at a boundary, where nothing is in flight, a queue that the strategy gives to another member is committed and unlocked,
@@ -27,7 +31,7 @@ from enum import Enum
 from typing import Final
 
 from orderedmq.allocate import Allocation, allocate
-from orderedmq.lock import LockToken
+from orderedmq.lock import LockToken, Refusal
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.process_queue import ProcessQueue, Slice
@@ -68,10 +72,14 @@ class Policy(Enum):
 
 @dataclass(frozen=True)
 class Lock:
-    """Ask for these queues; ``all_or_none``: give back what was granted if one is refused."""
+    """Ask for these queues; ``all_or_none``: give back what was granted if one is refused.
+
+    ``repeating``: they are of a logged batch, which Spark commits once its tasks have run.
+    """
 
     queues: tuple[MessageQueue, ...]
     all_or_none: bool
+    repeating: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,21 +239,38 @@ class Owner:
         for queue in queues:
             self.owned.pop(queue, None)
 
+    def indispensable(self, asked: Lock, refused: Sequence[Refusal]) -> list[Refusal]:
+        """Those refusals with which this query cannot go on.
+
+        Exclusive: all of them. Shared: of a logged batch, the queues that a former run of this query holds (paused, slow to end, or the
+        query was started twice). The batch cannot be done without them, see the module.
+        """
+        if asked.all_or_none:
+            return list(refused)
+        if not asked.repeating or not self.lineage:
+            return []
+        return [refusal for refusal in refused if refusal.owner == self.owner_id]
+
     def unplaced(self) -> ReadOffset:
         """Queues whose position is not decided."""
         return ReadOffset(tuple(sorted(queue for queue, owned in self.owned.items() if owned.position is None)))
 
-    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int) -> bool:
+    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
         """Whether nobody else had the queue, and nobody reset the group, since ``logged`` was written.
 
-        Where the broker does not know, an exclusive query believes it: a batch that is repeated is known to the sink, one that is left out
-        and read again under other batches is not. A shared one does not: its queues are meant to be others' in between.
+        ``at_group``: the group's offset of the queue. ``own``: the highest that this query can have committed. A group without an offset
+        has forgotten everything: nobody is known to have processed what this query has not.
+
+        Where the broker keeps no lineage, an exclusive query believes it as long as the group's offset does not say otherwise: above
+        ``own``, another has moved it. A shared query does not believe it: its queues are meant to be others' in between.
         """
-        if owned.token is None:
+        if owned.token is None or at_group is None:
             return True
+        if reset != logged.reset:
+            return False
         if not self.lineage and self.policy is Policy.REFUSE:
-            return reset == logged.reset
-        return reset == logged.reset and logged.gen.get(owned.queue) == owned.token.tenure
+            return at_group <= own
+        return logged.gen.get(owned.queue) == owned.token.tenure
 
     def enter(
         self, start: Checkpoint, group: OffsetMap, reset: int, beginnings: OffsetMap
@@ -263,7 +288,7 @@ class Owner:
             owned = self.owned[queue]
             logged = start.next.get(queue)
             at_group = group.get(queue)
-            if logged is not None and (at_group is None or self.unbroken(owned, start, reset)):
+            if logged is not None and self.unbroken(owned, start, reset, at_group, logged):
                 position = logged
                 if at_group is not None and at_group > logged:
                     behind.append(Behind(queue, logged, at_group))
@@ -332,15 +357,18 @@ class Owner:
     def is_planned(self, end: Checkpoint) -> bool:
         return self._planned is not None and self._planned.to_spark() == end.to_spark()
 
-    def replay(self, start: Checkpoint, end: Checkpoint, reset: int) -> dict[MessageQueue, OffsetRange]:
+    def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> dict[MessageQueue, OffsetRange]:
         """A logged batch is run again after a restart: its non-empty ranges that are still this owner's to repeat.
 
-        Queues of a broken lineage stay unplaced, so that the next boundary enters them at the group's offset.
+        ``group``: the group's offsets, read after the queues were locked. Queues of a broken lineage stay unplaced, so that the next
+        boundary enters them at the group's offset. Without lineage, what another has done of a batch counts only if it is all of it: a
+        run that dies before the next batch is logged leaves nothing else to tell that the batch was not repeated.
         """
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, span in ranges(start, end).items():
             owned = self.owned.get(queue)
-            if owned is None or not self.unbroken(owned, end, reset):
+            done = span.end - 1 if span.messages else span.end
+            if owned is None or not self.unbroken(owned, end, reset, group.get(queue), done):
                 continue
             owned.place(span.begin, entered=False)
             owned.found(span.end)

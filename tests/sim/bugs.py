@@ -113,6 +113,11 @@ def start_trusted_after_a_break() -> AbstractContextManager[Any]:
     return _trusting("enter")
 
 
+def replay_without_what_a_former_run_holds() -> AbstractContextManager[Any]:
+    """A logged batch is done without the queues that a former run of the same query holds; the next look finds its tenure unbroken."""
+    return _instead(Owner, "indispensable", lambda self, asked, refused: list(refused) if asked.all_or_none else [])
+
+
 def stop_that_unlocks_a_queue_in_flight() -> AbstractContextManager[Any]:
     """A stopped query gives its queues to others while its tasks are still at work."""
     stop = Owner.stop
@@ -134,5 +139,6 @@ BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     wall_clock,
     replay_of_a_moved_queue,
     start_trusted_after_a_break,
+    replay_without_what_a_former_run_holds,
     stop_that_unlocks_a_queue_in_flight,
 )

@@ -5,7 +5,7 @@ The driver may live on when the source runner dies: it notices with its next cal
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final
 
@@ -40,16 +40,38 @@ class Kind:
     auto_commit: bool
 
 
-class Query:
-    """``log`` and ``committed`` are Spark's checkpoint: the offset log, and how many batches the commit log has."""
+@dataclass
+class CheckpointLocation:
+    """Spark's checkpoint: the offset log, and how many batches the commit log has. ``runs`` counts those that were started on it.
 
-    def __init__(self, name: str, kind: Kind, world: World, network: Network, sink: Sink, random: Random) -> None:
+    A batch is logged and committed once: a run that finds it there fails (concurrentStreamLogUpdate).
+    """
+
+    log: list[dict[str, Any]] = field(default_factory=list)
+    committed: int = 0
+    runs: int = 0
+
+
+class Query:
+    """``twin``: the same query once more, started by mistake on the checkpoint of the first."""
+
+    def __init__(
+        self, name: str, kind: Kind, world: World, network: Network, sink: Sink, random: Random, twin: Query | None = None
+    ) -> None:
         self.strategy = kind.strategy
         self.name, self.kind, self.world, self.network, self.sink, self.random = name, kind, world, network, sink, random
         self.settings = OrderlySettings(kind.batch_size, suspend_current_queue_time_millis=1000, max_reconsume_times=3)
-        self.log: list[dict[str, Any]] = []
-        self.committed = 0
+        self.twin = twin
+        self.checkpoint: CheckpointLocation = CheckpointLocation() if twin is None else twin.checkpoint
+        #: How many batches this run knows to be logged and to be committed.
+        self.logged = self.committed = 0
         self.runs = 0
+        #: Nobody else is started on the checkpoint.
+        self.alone = twin is None
+        if twin is not None:
+            twin.alone = False
+        #: The run's number among all on the checkpoint.
+        self.number = 0
         self.phase = "down"
         self.busy = False
         #: It has done something since its invariants were checked.
@@ -65,6 +87,8 @@ class Query:
         #: Tasks that outlived their driver, and publishes that were under way.
         self.zombies: list[Task] = []
         self.late: list[Run] = []
+        #: Runners whose driver is gone, which hold their locks still, with the offset that Spark may just have asked about.
+        self.former: list[tuple[Process, StreamReader, dict[str, Any] | None]] = []
 
     # -- what the others see -----------------------------------------------------------------------------------------------
 
@@ -90,11 +114,11 @@ class Query:
 
     @property
     def run(self) -> Run:
-        return Run(self.name, len(self.log) - 1, self.runs)
+        return Run(self.name if self.twin is None else self.twin.name, self.logged - 1, self.number)
 
     @property
     def start(self) -> dict[str, Any]:
-        return self.log[self.committed - 1] if self.committed else {}
+        return self.checkpoint.log[self.committed - 1] if self.committed else {}
 
     def options(self) -> dict[str, str]:
         out = {"path": f"/simulation/{self.name}", "topic": TOPIC, "consumerGroup": GROUP, "lockTimeout": "300ms"}
@@ -125,12 +149,15 @@ class Query:
 
     def _down(self) -> None:
         self.runs += 1
-        self.process = Process(self.network, f"{self.name}.{self.runs}")
+        self.checkpoint.runs += 1
+        self.number = self.checkpoint.runs
+        self.logged, self.committed = len(self.checkpoint.log), self.checkpoint.committed
+        self.process = Process(self.network, f"{self.name}.{self.number}")
         self.reader = StreamReader(self.options(), SCHEMA)
         self.quiet = False
         self.available_now = not self.staying and self.random.random() < 0.1
-        self.phase = "planned" if len(self.log) > self.committed else "idle"
-        self.world.note(f"{self.name}: starts run {self.runs}{', availableNow' if self.available_now else ''}, {self.phase}")
+        self.phase = "planned" if self.logged > self.committed else "idle"
+        self.world.note(f"{self.name}: starts run {self.number}{', availableNow' if self.available_now else ''}, {self.phase}")
         if self.available_now:
             self.reader.prepareForTriggerAvailableNow()
 
@@ -146,17 +173,19 @@ class Query:
         if self.quiet:
             if self.available_now:
                 self.leave(terminated=True)
+        elif self.logged < len(self.checkpoint.log):
+            self._another(f"logged batch {self.logged}")
         elif self.random.random() >= self.network.mishap:
-            self.log.append(end)
+            self.checkpoint.log.append(end)
+            self.logged += 1
             self.phase = "planned"
         else:
             self.world.note(f"{self.name}: what was planned is not logged")
 
     def _planned(self) -> None:
         reader = self._runner()
-        end = self.log[-1]
-        start = self.log[-2] if len(self.log) > 1 else {}
-        partitions = reader.partitions(start, end)
+        end = self.checkpoint.log[self.logged - 1]
+        partitions = reader.partitions(self.start, end)
         self.tasks = [self._task(one) for one in partitions if isinstance(one, QueuePartition)]
         if len({task.proof.queue for task in self.tasks}) < len(self.tasks):
             self.world.fail(f"{self.name}: a queue has two partitions")
@@ -193,15 +222,25 @@ class Query:
             try:
                 self.network.call(self, f"publish batch {self.run.batch}", self.sink.publish, self.run)
             except SinkError as error:
-                self.world.fail(error.message)
+                if self.alone:
+                    self.world.fail(error.message)
+                # The other run has committed the batch without what this one was at work on.
+                raise
         self.world.note(f"{self.name}: batch {self.run.batch} is out")
         self.phase = "committing"
 
     def _committing(self) -> None:
-        self.committed = len(self.log)
+        if self.checkpoint.committed >= self.logged:
+            self._another(f"committed batch {self.logged - 1}")
+            return
+        self.checkpoint.committed = self.committed = self.logged
         self.tasks = []
         self.phase = "idle"
         self.world.note(f"{self.name}: Spark commits batch {self.committed - 1}")
+
+    def _another(self, what: str) -> None:
+        self.world.note(f"{self.name}: another run has {what}, Spark ends this one")
+        self.leave(terminated=True)
 
     def _runner(self) -> StreamReader:
         assert self.process is not None
@@ -245,6 +284,40 @@ class Query:
         if self.phase == "publishing" and self.random.random() < 0.5:
             self.late.append(self.run)
         self.crash()
+
+    def orphan(self) -> None:
+        """The driver dies and its runner does not notice: it is stopped, or too slow."""
+        process, reader = self.process, self.reader
+        assert process is not None
+        assert reader is not None
+        if self.phase == "publishing" and self.random.random() < 0.5:
+            self.late.append(self.run)
+        self._forsake(all_gone=False)
+        process.frozen = True
+        asked = self.start if self.phase == "idle" and reader._broker is not None else None
+        self.former.append((process, reader, asked))
+        self.process = self.reader = None
+        self.phase = "down"
+
+    def former_ends(self) -> None:
+        """A former run is killed; or it goes on, finishes what Spark had asked for last, and finds Spark gone."""
+        process, reader, asked = self.former.pop(0)
+        if self.random.random() < 0.5:
+            self.world.note(f"{process.name}: the former run is killed")
+            process.kill()
+            return
+        self.world.note(f"{process.name}: the former run goes on, and ends")
+        process.frozen = False
+        try:
+            if asked is not None and self.random.random() < 0.5:
+                reader.latestOffset(asked, ReadAllAvailable())
+        except (OrderedMQError, Killed) as error:
+            self.world.note(f"{process.name}: {error!r}")
+        try:
+            reader.stop()
+        except (OrderedMQError, Killed):
+            self.world.note(f"{process.name}: it ends without having given back everything")
+        process.kill()
 
     def _gone(self, process: Process) -> None:
         process.kill()
@@ -291,9 +364,13 @@ class Query:
 
     def at_work(self, proof: LockToken) -> bool:
         """Whether a task works on a queue under this token. One that repeats what was published before can add nothing."""
+
+        def repeats(task: Task) -> bool:
+            return task.staged or not self.alone
+
         out = self.world.group_offsets.get(proof.queue, 0)
         return any(
-            task.proof == proof and task.checked is not None and not task.done and not (task.staged and task.span.end <= out)
+            task.proof == proof and task.checked is not None and not task.done and (task.span.end > out or not repeats(task))
             for task in (*self.tasks, *self.zombies)
         )
 

@@ -34,6 +34,8 @@ class Scenario:
     seeks: bool
     #: The last member has another strategy than the others, and should be refused, or they.
     stranger: bool
+    #: The first query is started a second time now and then, on the same checkpoint.
+    twin: bool
     kind: Kind
 
     @classmethod
@@ -51,7 +53,8 @@ class Scenario:
         )
         seeks = not calm and draw.random() < 0.2
         stranger = kind.shared and draw.random() < 0.1
-        return cls(seed, calm, draw.randint(2, 4), draw.randint(3, 8), seeks, stranger, kind)
+        members, queues = draw.randint(2, 4), draw.randint(3, 8)
+        return cls(seed, calm, members, queues, seeks, stranger, not calm and draw.random() < 0.25, kind)
 
 
 class Simulation:
@@ -71,10 +74,14 @@ class Simulation:
         self.queries = [Query(name, scenario.kind, self.world, self.network, self.sink, self.random) for name in names]
         if scenario.stranger:
             self.queries[-1].strategy = "AVG" if scenario.kind.strategy == "AVG_BY_CIRCLE" else "AVG_BY_CIRCLE"
+        if scenario.twin:
+            first = self.queries[0]
+            self.queries.append(Query("A'", scenario.kind, self.world, self.network, self.sink, self.random, first))
         self.by_path = {query.options()["path"]: query for query in self.queries}
         kind = scenario.kind
         # A listener that leaves messages uncommitted fails its query, and the restart repeats the batch.
         self.world.ledger.exact = kind.atomic or (scenario.calm and (kind.auto_commit or not kind.listener))
+        self.world.ledger.strict = not scenario.twin
         self.world.ledger.at_work = self._at_work
         self.steps = 0
         self.depth = 0
@@ -114,6 +121,8 @@ class Simulation:
                 (self._kill_runner, 12),
                 (self._kill_driver, 12),
                 (self._driver_ends, 6),
+                (self._orphan, 8),
+                (self._former_ends, 8),
                 (self._some_pause, 10),
                 (self._late_call, 20),
                 (self._release, 4),
@@ -209,6 +218,17 @@ class Simulation:
             self.world.note(f"{query.name}: its driver ends while {query.phase}")
             query.leave(terminated=False)
 
+    def _orphan(self) -> None:
+        query = self._some(lambda one: one.process is not None and not one.busy and not one.frozen and not one.process.renewing)
+        if query is not None:
+            self.world.note(f"{query.name}: its driver is killed while {query.phase}, its runner is not")
+            query.orphan()
+
+    def _former_ends(self) -> None:
+        query = self._some(lambda one: bool(one.former) and not one.busy)
+        if query is not None:
+            query.former_ends()
+
     def _some_pause(self) -> None:
         query = self._some(lambda one: one.process is not None and not one.frozen)
         if query is not None and query.process is not None:
@@ -259,7 +279,9 @@ class Simulation:
         self.world.note("the machine reboots")
         for query in self.queries:
             query.kill()
-            query.zombies, query.late = [], []
+            for process, _, _ in query.former:
+                process.kill()
+            query.zombies, query.late, query.former = [], [], []
         self.network.late = []
         self.world.reboot()
 
@@ -281,13 +303,16 @@ class Simulation:
         self.network.mishap, self.network.overlap = 0.0, 0.03
         while self.network.late or any(query.late for query in self.queries):
             self._late_call()
+        while any(query.former for query in self.queries):
+            self._former_ends()
         events = (self._go, self._little_time, self._late_task)
         self.events = (list(events), [10, 12, 13])
         self.healing = True
         staying = self._staying()
         for query in self.queries:
             query.staying = query in staying
-            if query.up and (query.available_now or not query.staying):
+            # A run that was overtaken by its twin would fail with its next batch, and that is no rest.
+            if query.up and (query.available_now or not query.staying or not query.alone):
                 while not self._may_stop(query):
                     self.world.advance(1.0)
                     query.step()
@@ -327,7 +352,8 @@ class Simulation:
         return True
 
     def _staying(self) -> list[Query]:
-        alike = self.queries[:-1] if self.scenario.stranger else self.queries
+        alike = [query for query in self.queries if query.twin is None]
+        alike = alike[:-1] if self.scenario.stranger else alike
         if self.scenario.kind.shared:
             return sorted(self.random.sample(alike, self.random.randint(1, len(alike))), key=lambda one: one.name)
         return [self.random.choice(alike)]

@@ -27,7 +27,9 @@ class Group:
 
     def __init__(self, strategy: str) -> None:
         kind = replace(Scenario.of(0).kind, shared=True, strategy=strategy, atomic=True, listener=False, max_rows=None)
-        self.simulation = Simulation(Scenario(0, True, 4, 8, False, False, kind))
+        self.simulation = Simulation(
+            Scenario(0, calm=True, members=4, queues=8, seeks=False, stranger=False, twin=False, kind=kind)
+        )
         self.world = self.simulation.world
         self.simulation.network.mishap = self.simulation.network.overlap = 0.0
         self.queries = self.simulation.queries

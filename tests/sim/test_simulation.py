@@ -46,3 +46,4 @@ def test_seeds_are_of_all_kinds():
     assert {one.queues for one in scenarios} == set(range(3, 9))
     assert any(one.seeks for one in scenarios)
     assert any(one.stranger for one in scenarios)
+    assert any(one.twin for one in scenarios)

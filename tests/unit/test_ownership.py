@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from orderedmq import lock as rules
 from orderedmq.errors import OffsetError
-from orderedmq.lock import UNLOCK_DELAY, Client, Instant, LockToken, QueueLock
+from orderedmq.lock import UNLOCK_DELAY, Client, Instant, LockToken, QueueLock, Refusal
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.offsets import Checkpoint, ranges
+from orderedmq.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.ownership import Behind, Commit, Lock, Owned, Owner, Policy
 
 Q0, Q1 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(2))
@@ -151,7 +151,7 @@ def test_a_replay_repeats_queues_of_an_unbroken_tenure_and_leaves_the_others():
     start = logged({Q0: 2, Q1: 2}, {Q0: 1, Q1: 2})
     end = logged({Q0: 5, Q1: 6}, {Q0: 1, Q1: 2})
     owner = owner_of(token(Q0, 7, 1), token(Q1, 8, 8))
-    assert owner.replay(start, end, 0) == {Q0: OffsetRange(2, 5)}
+    assert owner.replay(start, end, 0, {Q0: 2, Q1: 2}) == {Q0: OffsetRange(2, 5)}
     assert owner.is_planned(end)
     assert owner.unplaced().queues == (Q1,)
     assert owner.boundary(end, QUEUES) == [Commit({token(Q0, 7, 1): 5})]
@@ -161,14 +161,14 @@ def test_a_replay_repeats_queues_of_an_unbroken_tenure_and_leaves_the_others():
 def test_a_replay_after_a_reset_repeats_nothing():
     start, end = logged({Q0: 2}, {Q0: 1}), logged({Q0: 5}, {Q0: 1})
     owner = owner_of(token(Q0, 7, 1))
-    assert owner.replay(start, end, 1) == {}
+    assert owner.replay(start, end, 1, {Q0: 2}) == {}
     assert owner.unplaced().queues == (Q0,)
 
 
 def test_a_replay_of_a_batch_that_only_changed_keys_reads_nothing_and_goes_on():
     owner = owner_of(token(Q0, 7, 1))
     end = logged({Q0: 5}, {Q0: 1})
-    assert owner.replay(end, end, 0) == {}
+    assert owner.replay(end, end, 0, {Q0: 5}) == {}
     owner._check()
     assert owner.unplaced().queues == ()
     assert owner.backlog({Q0: 6}) == {Q0: OffsetRange(5, 6)}
@@ -183,20 +183,73 @@ def test_a_skip_enters_the_queue_behind_what_is_lost():
     assert owner.plan({Q0: 5}, {}, 0).entered == {Q0: 4}
 
 
-def test_without_lineage_an_exclusive_query_believes_its_checkpoint_and_a_shared_one_the_group():
-    for policy, position, repeated in ((Policy.REFUSE, 5, {Q0: OffsetRange(2, 5)}), (Policy.HAND_OVER, 7, {})):
-        owner = Owner("me", policy=policy, lineage=False)
-        owner.locked([token(Q0, 99)])
-        start, end = logged({Q0: 2}, {Q0: 4}), logged({Q0: 5}, {Q0: 4})
-        assert owner.replay(start, end, 0) == repeated
-        owner = Owner("me", policy=policy, lineage=False)
-        owner.locked([token(Q0, 99)])
-        owner.enter(end, {Q0: 7}, 0, {})
+def without_lineage(policy: Policy) -> Owner:
+    """An owner that has just been granted Q0 by a broker that keeps no lineage."""
+    owner = Owner("me", policy=policy, lineage=False)
+    owner.locked([token(Q0, 99)])
+    return owner
+
+
+#: A group's offset, and from where Q0 is read then by an exclusive and by a shared query whose checkpoint is at 5.
+@pytest.mark.parametrize(
+    ("at_group", "exclusive", "shared"),
+    [
+        pytest.param(2, 5, 2, id="the last commit was forgotten, or did not come to be"),
+        pytest.param(5, 5, 5, id="the checkpoint's"),
+        pytest.param(7, 7, 7, id="another went on"),
+        pytest.param(None, 5, 5, id="forgotten"),
+    ],
+)
+def test_without_lineage_an_exclusive_query_believes_its_checkpoint_until_another_has_moved_the_group(
+    at_group: int | None, exclusive: int, shared: int
+) -> None:
+    group = {} if at_group is None else {Q0: at_group}
+    for policy, position in ((Policy.REFUSE, exclusive), (Policy.HAND_OVER, shared)):
+        owner = without_lineage(policy)
+        owner.enter(logged({Q0: 5}, {Q0: 4}), group, 0, {})
         assert owner.owned[Q0].position == position
-        owner = Owner("me", policy=policy, lineage=False)
-        owner.locked([token(Q0, 99)])
-        owner.enter(end, {Q0: 7}, 1, {})
-        assert owner.owned[Q0].position == 7, "the group was reset"
+
+
+def test_without_lineage_a_group_that_was_reset_is_followed() -> None:
+    for policy in Policy:
+        owner = without_lineage(policy)
+        owner.enter(logged({Q0: 5}, {Q0: 4}), {Q0: 3}, 1, {})
+        assert owner.owned[Q0].position == 3
+
+
+def test_without_lineage_an_exclusive_query_repeats_its_batch_unless_another_has_done_all_of_it() -> None:
+    start, end = logged({Q0: 2}, {Q0: 4}), logged({Q0: 5}, {Q0: 4})
+    whole = {Q0: OffsetRange(2, 5)}
+    for at_group, exclusive, shared in (
+        (1, whole, {}),
+        (2, whole, {}),
+        (4, whole, {}),
+        (5, {}, {}),
+        (9, {}, {}),
+        (None, whole, whole),
+    ):
+        group = {} if at_group is None else {Q0: at_group}
+        for policy, repeated in ((Policy.REFUSE, exclusive), (Policy.HAND_OVER, shared)):
+            owner = without_lineage(policy)
+            assert owner.replay(start, end, 0, group) == repeated
+            owner.boundary(end, QUEUES)
+            owner.enter(end, group, 0, {})
+            assert owner.owned[Q0].position == (5 if repeated or at_group is None else at_group)
+
+
+def test_a_shared_query_repeats_no_batch_without_what_a_former_run_of_it_holds() -> None:
+    mine = Refusal(Q0, "me", "me@former", True, False, 40.0)
+    others = Refusal(Q1, "other", "other@1", True, False, 40.0)
+    for asked, lineage, missed in (
+        (Lock(QUEUES, all_or_none=False, repeating=True), True, [mine]),
+        (Lock(QUEUES, all_or_none=False), True, []),
+        (Lock(QUEUES, all_or_none=True, repeating=True), True, [mine, others]),
+        (Lock(QUEUES, all_or_none=True), True, [mine, others]),
+        # Without lineage it is entered at the group's offset in any case.
+        (Lock(QUEUES, all_or_none=False, repeating=True), False, []),
+    ):
+        owner = Owner("me", policy=Policy.REFUSE if asked.all_or_none else Policy.HAND_OVER, lineage=lineage)
+        assert owner.indispensable(asked, [mine, others]) == missed
 
 
 def test_stop_keeps_the_locks_of_what_is_in_flight_unless_it_was_published():
@@ -224,7 +277,7 @@ def test_without_a_group_a_replay_repeats_everything():
     owner = Owner("me")
     owner.assume(QUEUES)
     start, end = logged({Q0: 1, Q1: 1}, {}), logged({Q0: 4, Q1: 1}, {})
-    assert owner.replay(start, end, 9) == {Q0: OffsetRange(1, 4)}
+    assert owner.replay(start, end, 9, {}) == {Q0: OffsetRange(1, 4)}
 
 
 # -- two queries ------------------------------------------------------------------------------------------------------------------
@@ -362,7 +415,7 @@ class Query:
             self.die()
             return
         self.owner.locked(tokens)
-        self._plan_is(self.owner.replay(self.start, end, 0))
+        self._plan_is(self.owner.replay(self.start, end, 0, self.world.offsets))
         self.replayed = True
 
     def boundary(self, wanted: list[MessageQueue]) -> None:
@@ -586,24 +639,24 @@ def test_two_queries_process_every_queue_in_order_in_many_random_walks(shared, a
 class IgnoresTenure(Owner):
     """Believes that nobody had the queue in between when it was its last holder."""
 
-    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int) -> bool:
+    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
         return owned.token is None or owned.token.tenure < owned.token.epoch
 
 
 class FollowsTheCheckpoint(Owner):
     """Goes on where its checkpoint says, whoever had the queue since; a replay repeats everything."""
 
-    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int) -> bool:
+    def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
         return True
 
 
 class ReplaysEverything(Owner):
     """Repeats a logged batch without asking who had its queues since."""
 
-    def replay(self, start: Checkpoint, end: Checkpoint, reset: int) -> dict[MessageQueue, OffsetRange]:
+    def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> dict[MessageQueue, OffsetRange]:
         self.unbroken = lambda *_: True  # type: ignore[method-assign]
         try:
-            return super().replay(start, end, reset)
+            return super().replay(start, end, reset, group)
         finally:
             del self.unbroken
 

@@ -50,7 +50,8 @@ class Case:
 
     name: str
     #: Steps: back = I gave it back, die = my process died, expire, other = another had it and gave it back, held = another holds it,
-    #: mine = after another I had it again and gave it back, seek = the lineage was cleared, reset = the group's reset number rose.
+    #: mine = after another I had it again and gave it back, seek = the lineage was cleared, reset = the group's reset number rose,
+    #: former = my driver died and my process has the lock still, ended = that process ended, release = an operator took the lock away.
     steps: tuple[str, ...]
     repeats: bool
     granted: bool = True
@@ -65,6 +66,10 @@ CASES = [
     Case("expired and another had it", ("expire", "other"), False),
     Case("mine again after another", ("back", "other", "mine"), False),
     Case("another's now", ("back", "held"), False, granted=False),
+    Case("a former run's, which has ended meanwhile", ("former", "ended"), True),
+    Case("a former run's, whose lock expired", ("former", "expire"), True),
+    Case("a former run's, whose lock another took", ("former", "expire", "other"), False),
+    Case("a former run's, released by an operator", ("former", "release"), True),
     Case("sought", ("back", "seek"), False),
     Case("reset", ("back", "reset"), False),
 ]
@@ -88,6 +93,20 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
                 assert store.take(OTHER) is not None
             case "mine":
                 store.give_back(store.take(Client("me", "me@between")))
+            case "former":
+                # A restart that is refused the queue now does not go on without it.
+                refusal = rules.refusal(store.lock, QUEUE, store.instant(), True) if store.lock else None
+                assert store.take(AGAIN) is None
+                assert refusal is not None
+                for shared in (False, True):
+                    owner = Owner("me", policy=Policy.HAND_OVER if shared else Policy.REFUSE)
+                    assert owner.indispensable(Lock((QUEUE,), not shared, repeating=True), [refusal]) == [refusal]
+            case "ended":
+                store.alive.discard(ME.client_id)
+            case "release":
+                assert store.lock is not None
+                store.epoch += 1
+                store.lock = rules.released(store.lock, store.epoch)
             case "seek":
                 store.epoch += 1
                 store.lock = rules.sought(store.epoch, store.instant())
@@ -98,9 +117,13 @@ def happen(store: Store, token: LockToken, steps: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
 @pytest.mark.parametrize("entered", [False, True], ids=["continued", "entered"])
-@pytest.mark.parametrize("group", [S - 3, S, S + 4, E, E + 5], ids=["below", "at", "inside", "published", "after"])
+@pytest.mark.parametrize(
+    "group", [S - 3, S, S + 4, E, E + 5, None], ids=["below", "at", "inside", "published", "after", "deleted"]
+)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(case: Case, group: int, entered: bool, shared: bool) -> None:
+def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(
+    case: Case, group: int | None, entered: bool, shared: bool
+) -> None:
     store = Store()
     first = store.take(ME)
     assert first is not None
@@ -115,18 +138,21 @@ def test_a_restart_repeats_goes_on_or_leaves_the_queue_to_others(case: Case, gro
     assert (token is not None) == case.granted
     if token is not None:
         owner.locked([token])
-    replayed = owner.replay(start, end, store.reset)
-    assert replayed == ({QUEUE: OffsetRange(S, E)} if case.repeats else {})
+    known = {} if group is None else {QUEUE: group}
+    replayed = owner.replay(start, end, store.reset, known)
+    # A group that was deleted tells of nobody who could have processed the batch.
+    repeats = case.repeats or (group is None and token is not None)
+    assert replayed == ({QUEUE: OffsetRange(S, E)} if repeats else {})
     owner._check()
     if token is None:
         # A shared query asks again at its next boundary; an exclusive one is refused before it gets here.
         assert owner.boundary(end, [QUEUE]) == [Lock((QUEUE,), all_or_none=not shared)]
         return
     owner.boundary(end, [QUEUE])
-    owner.enter(end, {QUEUE: group}, store.reset, {QUEUE: 0})
-    assert owner.owned[QUEUE].position == (E if case.repeats else group)
+    owner.enter(end, known, store.reset, {QUEUE: 0})
+    assert owner.owned[QUEUE].position == (E if repeats else group)
     # Where it does not go on at the checkpoint's end, the next batch says so.
-    assert owner.entered() == (not case.repeats and group != E)
+    assert owner.entered() == (not repeats and group != E)
     owner._check()
 
 

@@ -1,0 +1,169 @@
+"""A query is restarted while its own former run still holds its queues: paused, slow to die, or the job was started twice.
+
+One driver runs a query per case, each in a store of its own, until all are in the middle of a batch. Then the source runners are stopped
+and the driver is killed. The batch is logged, nobody has processed it, and the locks have an owner that is alive.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psutil
+import pytest
+
+from tests.faults.conftest import World
+from tests.faults.drivers import RUNNER, Driver, gone, send
+from tests.faults.points import until
+
+SHARED: Final = {"assignment": "shared"}
+#: Seconds that a lock, and a membership, live where a test outlasts them.
+LIFE: Final = 4.0
+
+
+@dataclass
+class Former:
+    """A world whose query was killed in a batch of 60 messages, and its source runner, which is stopped."""
+
+    world: World
+    source: dict[str, str]
+    runner: psutil.Process
+
+    def restart(self, **source: str) -> Any:
+        return self.world.start(source={**self.source, **source})
+
+    def is_refused(self) -> None:
+        text = self.world.fail(self.restart(lockTimeout="1s"))
+        assert "another run of this same query" in text
+        assert "the query was started twice on one checkpointLocation" in text
+        assert self.world.count() == 90, "nothing of the batch is out"
+        assert self.world.group_at() == {0: 30, 1: 30, 2: 30}
+
+    def goes_on(self) -> None:
+        """The restarted query repeats the batch and reads what came since."""
+        query = self.restart()
+        self.world.wait_for(171)
+        self.world.wait_for_offset(57)
+        query.stop()
+        self.world.judge()
+
+
+@pytest.fixture(scope="module")
+def former(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iterator[dict[str, Former]]:
+    # What is held at its point keeps its core.
+    driver = drivers("local[8]")
+    cases = {"killed": SHARED, "resumed": SHARED, "expired": SHARED, "killed, exclusive": {}, "expired, exclusive": {}}
+    made: dict[str, World] = {}
+    for name, source in cases.items():
+        world = made[name] = worlds()
+        if "expired" in name:
+            world.lives(LIFE)
+        world.produce(30)
+        driver.start(name, **world.spec(source=source))
+        world.wait_for_offset(30)
+    for world in made.values():
+        world.points.arm("publish")
+        world.produce(20)
+        world.points.wait("publish")
+        world.produce(7)
+    runners = {process.pid: process for process in driver.of_kind(RUNNER)}
+    assert len(runners) == len(cases)
+    driver.pause(RUNNER)
+    driver.kill_jvm()
+    found: dict[str, Former] = {}
+    for name, world in made.items():
+        pids = {event["pid"] for event in world.points.history() if event["event"] == "entered"}
+        (pid,) = pids & runners.keys()
+        found[name] = Former(world, dict(cases[name]), runners[pid])
+    yield found
+    for world in made.values():
+        world.points.release_all()
+
+
+def ended(case: Former, how: int) -> None:
+    send(case.runner, RUNNER, how)
+    until(lambda: gone(case.runner.pid), "the former runner has ended")
+
+
+@pytest.mark.parametrize("name", ["killed", "killed, exclusive"])
+def test_a_restart_waits_for_a_paused_former_run_and_loses_nothing_when_that_is_killed(
+    name: str, former: dict[str, Former]
+) -> None:
+    case = former[name]
+    case.is_refused()
+    ended(case, signal.SIGKILL)
+    case.goes_on()
+
+
+def test_a_former_run_that_goes_on_finds_its_driver_gone_and_leaves_its_batch_to_the_restart(former: dict[str, Former]) -> None:
+    case = former["resumed"]
+    case.is_refused()
+    ended(case, signal.SIGCONT)
+    case.goes_on()
+
+
+@pytest.mark.parametrize("name", ["expired", "expired, exclusive"])
+def test_a_former_run_that_is_paused_for_longer_than_its_locks_live_is_replaced(name: str, former: dict[str, Former]) -> None:
+    case = former[name]
+    until(lambda: all(lock.remaining == 0 for lock in case.world.held()), "the locks of the former run expire")
+    assert all(lock.alive for lock in case.world.held())
+    case.goes_on()
+    # It comes back behind the restart, and changes nothing.
+    before = case.world.group_at()
+    ended(case, signal.SIGCONT)
+    assert case.world.group_at() == before
+    case.world.produce(3)
+    case.world.run(source=case.source)
+    case.world.judge()
+
+
+def test_a_restart_goes_on_by_itself_when_the_former_run_ends_within_its_patience(
+    world: World, drivers: Callable[..., Driver]
+) -> None:
+    driver = drivers("local[2]")
+    world.produce(30)
+    driver.start(**world.spec(source=SHARED))
+    world.wait_for_offset(30)
+    world.points.arm("publish")
+    world.produce(20)
+    world.points.wait("publish")
+    (runner,) = driver.of_kind(RUNNER)
+    driver.pause(RUNNER)
+    driver.kill_jvm()
+    query = world.start(source={**SHARED, "lockTimeout": "60s"})
+    until(lambda: "another run of this same query" in world.log(), "the restart says for whom it waits")
+    send(runner, RUNNER, signal.SIGKILL)
+    world.wait_for(150)
+    world.wait_for_offset(50)
+    query.stop()
+    world.judge()
+
+
+@pytest.mark.parametrize("source", [SHARED, {}], ids=["shared", "exclusive"])
+def test_a_job_that_is_started_twice_on_one_checkpoint_is_refused_and_the_first_goes_on(
+    source: dict[str, str], world: World, drivers: Callable[..., Driver]
+) -> None:
+    driver = drivers("local[2]")
+    world.produce(30)
+    driver.start("first", **world.spec(source=source))
+    world.wait_for_offset(30)
+    before = world.held()
+
+    def second_is_refused() -> None:
+        text = world.fail(world.start(source={**source, "lockTimeout": "1s"}))
+        assert "another run of this same query" in text
+        assert [lock.epoch for lock in world.held()] == [lock.epoch for lock in before]
+
+    second_is_refused()
+    world.points.arm("publish")
+    world.produce(20)
+    world.points.wait("publish")
+    second_is_refused()
+    world.points.release("publish")
+    world.wait_for(150)
+    world.produce(10)
+    world.wait_for(180)
+    assert driver.stop("first")["failure"] is None
+    world.judge()

@@ -1,0 +1,398 @@
+"""Exhaustive model of the ownership rules: every interleaving of a few steps of two queries, small enough to visit all of them.
+
+It has the locks of `orderedmq.lock`, the entering and repeating of `orderedmq.ownership`, the publish of the embedded outbox, and what
+may happen to a query: a crash after which its locks are free at once; a crash that leaves its *former run* behind, a runner that is
+paused or slow to die and still has the locks; a pause that outlasts a lock; a publish of an earlier run that takes effect late.
+
+After each step:
+
+- atomic sink: the published messages of a queue are 0, 1, 2, … once and in order, and the group's offset never passes them;
+- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes what was delivered.
+
+Safety only: whether everything is delivered in the end is for the simulation. ``python -m tests.sim.ownership_model`` explores more.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple, TypeVar
+
+#: The rules that can be switched off one by one, to see that the model notices.
+RULES: Final = ("tenure", "fence", "replay_check", "own_run")
+
+
+_T = TypeVar("_T")
+
+
+class Lock(NamedTuple):
+    """``state``: free, held, former (held by a run of ``holder`` that is no more in charge), stale (expired, its holder unaware)."""
+
+    state: str = "free"
+    holder: str | None = None
+    epoch: int = 0
+    last: str | None = None
+    tenure: int = 0
+
+
+Span = tuple[int, int]
+#: Per queue: the range and the tenure that were logged.
+Batch = tuple[tuple[int, Span, int], ...]
+
+
+class Running(NamedTuple):
+    """A batch that a run works on: its number, its ranges, and the epochs that its tasks registered."""
+
+    batch: int
+    ranges: tuple[tuple[int, Span], ...]
+    epochs: tuple[tuple[int, int], ...]
+
+
+class Query(NamedTuple):
+    """``log``: batches that Spark has logged; ``committed``: how many it has committed; ``held``: queue → (epoch, position or None)."""
+
+    up: bool = False
+    log: tuple[Batch, ...] = ()
+    committed: int = 0
+    held: tuple[tuple[int, tuple[int, int | None]], ...] = ()
+    phase: str = "idle"
+    running: Running | None = None
+
+
+class World(NamedTuple):
+    """``records``: batches that the sink knows; ``out``: what was published or delivered of each queue; the rest: what may still happen."""
+
+    locks: tuple[Lock, ...]
+    group: tuple[int, ...]
+    records: frozenset[tuple[str, int, tuple[tuple[int, Span], ...]]]
+    out: tuple[tuple[int, ...], ...]
+    A: Query
+    B: Query
+    late: tuple[tuple[str, Running], ...]
+    crashes: int
+    pauses: int
+    gives: int
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much there is and how often something may happen."""
+
+    queues: int = 1
+    messages: int = 2
+    crashes: int = 2
+    pauses: int = 1
+    gives: int = 1
+
+
+@dataclass
+class Result:
+    """``wrong`` None: no violation. ``complete``: every state was visited."""
+
+    states: int
+    wrong: str | None = None
+    trace: list[str] = field(default_factory=list)
+    complete: bool = True
+
+
+class Model:
+    """Two queries of one group.
+
+    ``atomic``: the sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and lineage, as the embedded
+    one; RocketMQ has neither. ``without``: a rule of RULES that is left out.
+    """
+
+    def __init__(
+        self, bounds: Bounds, *, atomic: bool, shared: bool = True, fenced: bool = True, without: str | None = None
+    ) -> None:
+        self.bounds = bounds
+        self.atomic = atomic
+        self.shared = shared
+        self.fenced = fenced
+        self.without = without
+
+    # -- rules -------------------------------------------------------------------------------------------------------------
+
+    def has(self, rule: str) -> bool:
+        return rule != self.without
+
+    def grant(self, world: World, name: str, queue: int) -> World | None:
+        lock = world.locks[queue]
+        if lock.state == "former" or (lock.state == "held" and lock.holder != name):
+            return None
+        epoch = lock.epoch + 1
+        tenure = lock.tenure if lock.last == name and self.fenced else epoch
+        return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure)))
+
+    def unbroken(self, world: World, name: str, queue: int, logged: int, processed: int) -> bool:
+        """Whether ``name``, which has just been granted the queue, goes on where it was. ``processed``: how far it would be then."""
+        if not self.fenced and not self.shared:
+            return world.group[queue] <= processed
+        lock = world.locks[queue]
+        return lock.tenure == logged or not self.has("tenure")
+
+    def stale(self, world: World, queue: int, epoch: int) -> bool:
+        return self.fenced and self.has("fence") and world.locks[queue].epoch != epoch
+
+    def publish(self, world: World, name: str, run: Running) -> tuple[World, bool]:
+        out, group = world.out, world.group
+        if not self.atomic:
+            for queue, (begin, end) in run.ranges:
+                # A bound for the model's sake: repeats could go on for ever.
+                if len(out[queue]) < 3 * self.bounds.messages:
+                    out = _put(out, queue, out[queue] + tuple(range(begin, end)))
+            return world._replace(out=out), True
+        for known_name, batch, ranges in world.records:
+            if (known_name, batch) == (name, run.batch):
+                known = dict(ranges)
+                same = all(q in known and known[q][0] <= begin and end <= known[q][1] for q, (begin, end) in run.ranges)
+                return world, same
+        if any(self.stale(world, queue, epoch) for queue, epoch in run.epochs):
+            return world, False
+        for queue, (begin, end) in run.ranges:
+            out = _put(out, queue, out[queue] + tuple(range(begin, end)))
+            group = _put(group, queue, max(group[queue], end))
+        return world._replace(records=world.records | {(name, run.batch, run.ranges)}, out=out, group=group), True
+
+    # -- steps -------------------------------------------------------------------------------------------------------------
+
+    def steps(self, world: World) -> Iterator[tuple[str, World]]:
+        for name in "AB":
+            query: Query = getattr(world, name)
+            if not query.up:
+                yield from self.start(world, name, query)
+            else:
+                if query.phase == "idle":
+                    yield from self.idle(world, name, query)
+                else:
+                    yield from self.work(world, name, query)
+                yield from self.faults(world, name, query)
+        for queue, lock in enumerate(world.locks):
+            if lock.state == "former":
+                # Killed at last, or resumed: then it finds Spark gone and ends. Or nobody touches it until its lock is too old.
+                ended = lock._replace(state="free", holder=None)
+                yield (
+                    f"{lock.holder}'s former run ends, queue {queue} is free",
+                    world._replace(locks=_put(world.locks, queue, ended)),
+                )
+        for name, run in world.late:
+            published, _ = self.publish(world, name, run)
+            yield f"late publish of {name}: {run.batch} {dict(run.ranges)}", published._replace(late=())
+
+    def start(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
+        up = query._replace(up=True, held=(), phase="idle", running=None)
+        if len(query.log) == query.committed:
+            yield f"{name} starts", _with(world, name, up)
+            return
+        ranges: list[tuple[int, Span]] = []
+        held: dict[int, tuple[int, int | None]] = {}
+        for queue, (begin, end), tenure in query.log[-1]:
+            lock = world.locks[queue]
+            granted = self.grant(world, name, queue)
+            if granted is None:
+                own = self.fenced and lock.state == "former" and lock.holder == name
+                if not self.shared or (own and self.has("own_run")):
+                    # It waits, and fails in the end: nothing of the batch is done, and nothing that it took is kept.
+                    return
+                continue
+            world = granted
+            epoch = world.locks[queue].epoch
+            if self.unbroken(world, name, queue, tenure, end - 1) or not self.has("replay_check"):
+                ranges.append((queue, (begin, end)))
+                held[queue] = (epoch, end)
+            else:
+                held[queue] = (epoch, None)
+        epochs = tuple((queue, held[queue][0]) for queue, _ in ranges)
+        run = Running(len(query.log) - 1, tuple(ranges), epochs)
+        up = up._replace(phase="planned", running=run, held=tuple(sorted(held.items())))
+        yield f"{name} starts, repeats {dict(ranges)}", _with(world, name, up)
+
+    def boundary(self, world: World, query: Query) -> tuple[World, Query]:
+        """What is processed is committed; queues that were lost are forgotten."""
+        held = []
+        for queue, (epoch, position) in query.held:
+            if self.stale(world, queue, epoch):
+                continue
+            if position is None:
+                position = world.group[queue]
+            else:
+                world = world._replace(group=_put(world.group, queue, max(world.group[queue], position)))
+            held.append((queue, (epoch, position)))
+        return world, query._replace(held=tuple(held))
+
+    def idle(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
+        at, now = self.boundary(world, query)
+        if now.held != query.held or at.group != world.group:
+            yield f"{name} commits its offsets", _with(at, name, now)
+        mine = dict(now.held)
+        for queue in range(self.bounds.queues):
+            if queue not in mine:
+                taken = self.grant(at, name, queue)
+                if taken is not None:
+                    yield self.take(taken, name, now, queue)
+            elif at.gives:
+                rest = tuple(one for one in now.held if one[0] != queue)
+                given = _release(at, name, [(queue, mine[queue][0])])._replace(gives=at.gives - 1)
+                yield f"{name} gives up {queue}", _with(given, name, now._replace(held=rest))
+        yield from self.plan(at, name, now)
+
+    def take(self, taken: World, name: str, query: Query, queue: int) -> tuple[str, World]:
+        logged = [(span[1], tenure) for batch in query.log for one, span, tenure in batch if one == queue]
+        position = taken.group[queue]
+        if logged and self.unbroken(taken, name, queue, logged[-1][1], logged[-1][0]):
+            position = logged[-1][0]
+            taken = taken._replace(group=_put(taken.group, queue, max(taken.group[queue], position)))
+        held = tuple(sorted((*query.held, (queue, (taken.locks[queue].epoch, position)))))
+        return f"{name} takes {queue} at {position}", _with(taken, name, query._replace(held=held))
+
+    def plan(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
+        found = {queue: at for queue, (_, at) in query.held if at is not None and at < self.bounds.messages}
+        if not found:
+            return
+        ranges = tuple((queue, (at, at + 1)) for queue, at in found.items())
+        epochs = tuple((queue, epoch) for queue, (epoch, _) in query.held if queue in found)
+        batch = tuple((queue, span, world.locks[queue].tenure) for queue, span in ranges)
+        held = tuple((queue, (epoch, found[queue] + 1 if queue in found else at)) for queue, (epoch, at) in query.held)
+        run = Running(len(query.log), ranges, epochs)
+        planned = query._replace(log=(*query.log, batch), held=held, phase="planned", running=run)
+        yield f"{name} plans {run.batch}: {dict(ranges)}", _with(world, name, planned)
+
+    def work(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
+        assert query.running is not None
+        if query.phase == "published":
+            done = query._replace(phase="idle", running=None, committed=len(query.log))
+            yield f"Spark commits {name}'s batch", _with(world, name, done)
+            return
+        after, accepted = self.publish(world, name, query.running)
+        if accepted:
+            said = f"{name} publishes {query.running.batch}: {dict(query.running.ranges)}"
+            yield said, _with(after, name, query._replace(phase="published"))
+        else:
+            yield f"{name}'s publish is refused, it fails", _with(_release(after, name, _tokens(query)), name, _down(query))
+
+    def faults(self, world: World, name: str, query: Query) -> Iterator[tuple[str, World]]:
+        if world.crashes:
+            left = world._replace(crashes=world.crashes - 1)
+            dead = _with(_release(left, name, _tokens(query)), name, _down(query))
+            yield f"{name} crashes", dead
+            if query.phase == "planned" and not world.late:
+                assert query.running is not None
+                yield f"{name} crashes while it publishes", dead._replace(late=((name, query.running),))
+            if query.held:
+                orphan = _with(_leave(left, name, query), name, _down(query))
+                yield f"{name}'s driver is killed, its runner still has the locks", orphan
+                if query.phase == "planned" and not world.late:
+                    assert query.running is not None
+                    said = f"{name}'s driver is killed while it publishes, its runner still has the locks"
+                    yield said, orphan._replace(late=((name, query.running),))
+        if world.pauses:
+            for queue, (epoch, _) in query.held:
+                lock = world.locks[queue]
+                if (lock.state, lock.holder, lock.epoch) == ("held", name, epoch):
+                    expired = _put(world.locks, queue, lock._replace(state="stale"))
+                    yield (
+                        f"{name} pauses for longer than its lock of {queue} lives",
+                        world._replace(locks=expired, pauses=world.pauses - 1),
+                    )
+
+    # -- all of them ---------------------------------------------------------------------------------------------------------
+
+    def wrong(self, world: World) -> str | None:
+        for queue, out in enumerate(world.out):
+            if self.atomic:
+                if out != tuple(range(len(out))):
+                    return f"queue {queue}: published {out}"
+                if world.group[queue] > len(out):
+                    return f"queue {queue}: the group is at {world.group[queue]}, {len(out)} were published"
+                continue
+            seen = -1
+            for offset in out:
+                if offset > seen + 1:
+                    return f"queue {queue}: delivered {out}"
+                seen = max(seen, offset)
+            if world.group[queue] > seen + 1:
+                return f"queue {queue}: the group is at {world.group[queue]}, {seen + 1} were delivered"
+        return None
+
+    def explore(self, limit: int = 1_000_000) -> Result:
+        """Every state in the order of the number of steps, ``limit`` at most, until one is wrong."""
+        queues = self.bounds.queues
+        first = World(
+            (Lock(),) * queues, (0,) * queues, frozenset(), ((),) * queues, Query(), Query(), (),
+            self.bounds.crashes, self.bounds.pauses, self.bounds.gives,
+        )  # fmt: skip
+        seen: dict[World, tuple[World, str] | None] = {first: None}
+        waiting = deque([first])
+        while waiting:
+            world = waiting.popleft()
+            for step, after in self.steps(world):
+                if after in seen:
+                    continue
+                seen[after] = (world, step)
+                wrong = self.wrong(after)
+                if wrong is not None:
+                    return Result(len(seen), wrong, _trace(seen, after))
+                if len(seen) >= limit:
+                    return Result(len(seen), complete=False)
+                waiting.append(after)
+        return Result(len(seen))
+
+
+def _put(values: tuple[_T, ...], index: int, value: _T) -> tuple[_T, ...]:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def _with(world: World, name: str, query: Query) -> World:
+    return world._replace(A=query) if name == "A" else world._replace(B=query)
+
+
+def _down(query: Query) -> Query:
+    return query._replace(up=False, held=(), phase="idle", running=None)
+
+
+def _tokens(query: Query) -> list[tuple[int, int]]:
+    return [(queue, epoch) for queue, (epoch, _) in query.held]
+
+
+def _release(world: World, name: str, tokens: list[tuple[int, int]]) -> World:
+    for queue, epoch in tokens:
+        lock = world.locks[queue]
+        if lock.holder == name and lock.epoch == epoch and lock.state != "former":
+            world = world._replace(locks=_put(world.locks, queue, lock._replace(state="free", holder=None)))
+    return world
+
+
+def _leave(world: World, name: str, query: Query) -> World:
+    """The locks of a run whose driver is gone and which is not."""
+    for queue, epoch in _tokens(query):
+        lock = world.locks[queue]
+        if (lock.state, lock.holder, lock.epoch) == ("held", name, epoch):
+            world = world._replace(locks=_put(world.locks, queue, lock._replace(state="former")))
+    return world
+
+
+def _trace(seen: dict[World, tuple[World, str] | None], world: World) -> list[str]:
+    steps: list[str] = []
+    while (before := seen[world]) is not None:
+        world, step = before
+        steps.append(step)
+    return steps[::-1]
+
+
+if __name__ == "__main__":
+    numbers = [int(word) for word in sys.argv[1:]]
+    chosen, most = replace(Bounds(), **dict(zip(Bounds.__annotations__, numbers))), 10_000_000
+    for fenced, shared, atomic in (
+        (True, True, True),
+        (True, True, False),
+        (True, False, True),
+        (False, True, False),
+        (False, False, False),
+    ):
+        model = Model(chosen, atomic=atomic, shared=shared, fenced=fenced)
+        print(f"fenced {fenced}, shared {shared}, atomic {atomic}:", model.explore(most), flush=True)
+    for rule in RULES:
+        for atomic in (True, False):
+            print(f"without {rule}, atomic {atomic}:", Model(chosen, atomic=atomic, without=rule).explore(most), flush=True)
