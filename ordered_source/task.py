@@ -123,8 +123,12 @@ def _behind(broker: Broker, partition: QueuePartition, position: int, error: Dat
     if partition.fail_on_data_loss:
         raise error
     after = partition.end
-    if error.sub == "AGED_OUT":
+    if error.sub == "UNREADABLE" and error.behind is not None:
+        after = error.behind
+    elif error.sub == "AGED_OUT":
         bounds = broker.log.bounds([queue])
-        after = min(bounds[queue].min_offset if queue in bounds else after, partition.end)
+        least = bounds[queue].min_offset if queue in bounds else after
+        # Messages in the middle of a queue may be gone, too.
+        after = min(max(least, error.behind or least), partition.end)
     log.warning("%d messages of queue %s are lost, from %d to %d (%s)", after - position, queue, position, after - 1, error)
     return after

@@ -105,15 +105,17 @@ class LockError(OrderedMQError):
 
 
 class DataLossError(OrderedMQError):
-    """Messages that were asked for are not there any more."""
+    """Messages that were asked for are not there any more, or cannot be read."""
 
     family = "ORDEREDMQ_DATA_LOSS"
-    conditions = frozenset(("AGED_OUT", "TOPIC_RECREATED", "TOPIC_DELETED", "QUEUE_DELETED", "BEYOND_END"))
+    conditions = frozenset(("AGED_OUT", "TOPIC_RECREATED", "TOPIC_DELETED", "QUEUE_DELETED", "BEYOND_END", "UNREADABLE"))
+    #: The first offset behind the loss, where it is known.
+    behind: int | None = None
 
 
 def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     """Messages [begin, least) of a queue were deleted by retention."""
-    return DataLossError(
+    error = DataLossError(
         "AGED_OUT",
         f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read",
         Remedy(
@@ -151,6 +153,19 @@ def in_use(group: str, why: str) -> GroupError:
         f"group {group!r} is in use: {why}",
         Remedy("stop that query first, or pass force=True", "stop that query first, or give --force"),
     )
+    error.behind = least
+    return error
+
+
+def unreadable(queue: object, offset: int, why: str) -> DataLossError:
+    """A message that is stored and cannot be read, neither now nor later."""
+    error = DataLossError(
+        "UNREADABLE",
+        f"message {offset} of queue {queue} cannot be read: {why}; its producer sent it so, or the broker's commit log is damaged; "
+        "failOnDataLoss=false goes on without it, with a warning",
+    )
+    error.behind = offset + 1
+    return error
 
 
 def beyond_end(queue: object, end: int, known: str, cause: str, remedy: str) -> DataLossError:

@@ -29,13 +29,17 @@ class Stored:
     stored: int = 1_700_000_000_456
     reconsumed: int = 0
     crc: int | None = None
+    #: The body as it lies there, when it is not what `compress` makes of ``body``.
+    packed: bytes | None = None
 
     def pack(self) -> bytes:
         hosts = [
             bytes(range(1, 17 if self.sys_flag & bit else 5)) + struct.pack(">i", port)
             for bit, port in ((0x10, 50000), (0x20, 10911))
         ]
-        body = compress(self.body, self.sys_flag >> 8 & 7) if self.sys_flag & 1 else self.body
+        body = self.packed
+        if body is None:
+            body = compress(self.body, self.sys_flag >> 8 & 7) if self.sys_flag & 1 else self.body
         crc = zlib.crc32(body) & 0x7FFFFFFF if self.crc is None else self.crc
         head = struct.pack(">IiiiqqI", self.magic, crc, self.queue_id, 0, self.offset, self.physical, self.sys_flag)
         rest = b"".join(

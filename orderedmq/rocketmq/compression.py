@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.model import MAX_BODY_BYTES
-from orderedmq.rocketmq.stored import COMPRESSION_MASK, COMPRESSION_SHIFT, malformed
+from orderedmq.rocketmq.stored import COMPRESSION_MASK, COMPRESSION_SHIFT
 
 #: Four times what a broker takes by default. More is taken for a bomb: a few hundred bytes of zstd can stand for gigabytes.
 MAX_BYTES: Final = 4 * MAX_BODY_BYTES
@@ -16,20 +16,24 @@ MAX_BYTES: Final = 4 * MAX_BODY_BYTES
 _CODECS: Final = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
 
 
+class BodyError(Exception):
+    """A body that cannot be decompressed; the text says why."""
+
+
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """The body of a message with the flag COMPRESSED. An empty one stays empty. Raises ProtocolError."""
+    """The body of a message with the flag COMPRESSED. An empty one stays empty. Raises BodyError."""
     if not body:
         return body
     number = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT
     codec = _CODECS.get(number)
     if codec is None:
-        raise malformed(f"a body is compressed with the unknown method {number}")
+        raise BodyError(f"its body is compressed with the unknown method {number}")
     try:
         plain = _inflate(body) if codec == "zlib" else _stream(body, codec)
     except (zlib.error, OSError, pa.ArrowException) as error:
-        raise malformed(f"a body of {len(body)} bytes is no {codec} ({error})".replace("\n", " ")) from error
+        raise BodyError(f"its body of {len(body)} bytes is not {codec} ({error})".replace("\n", " ")) from error
     if len(plain) > MAX_BYTES:
-        raise malformed(f"a body of {len(body)} bytes of {codec} becomes more than {MAX_BYTES} bytes")
+        raise BodyError(f"its body of {len(body)} bytes of {codec} becomes more than {MAX_BYTES} bytes, the most that is read")
     return plain
 
 

@@ -18,12 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.errors import ProtocolError
 from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
 from orderedmq.rocketmq import properties as names
-from orderedmq.rocketmq.compression import decompress
+from orderedmq.rocketmq.compression import BodyError, decompress
 from orderedmq.rocketmq.decode_properties import columns_of, find_entries, maps_of
-from orderedmq.rocketmq.exact import MAX_TIME, MIN_TIME, PIECE_BYTES, Wanted, decode_exactly
+from orderedmq.rocketmq.exact import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.message_id import fixed_strings, hex_digits
 from orderedmq.rocketmq.slots import Bytes, gather
 from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP
@@ -35,8 +34,6 @@ MAX_OFFSET: Final = 2**63 - 1
 FEWEST: Final = 48
 #: So many bytes of responses are decoded at once, or one response.
 GROUP_BYTES: Final = 16 * 1024 * 1024
-#: More bytes of bodies, decompressed, are refused as one batch; `decode_pieces` gives them in pieces.
-MOST_BYTES: Final = 512 * 1024 * 1024
 
 _PROPERTY_OF: Final = {
     "tags": names.TAGS,
@@ -53,51 +50,50 @@ def decode(
     *,
     begin: int = MIN_OFFSET,
     end: int = MAX_OFFSET,
+    max_bytes: int = PIECE_BYTES,
     tags: frozenset[str] = frozenset(),
     verify_crc: bool = False,
-) -> pa.RecordBatch:
-    """The bodies of pull responses as one RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), in the responses' order.
+) -> tuple[pa.RecordBatch, int]:
+    """The bodies of pull responses as one RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), in the responses' order, and the
+    offset below which all that was asked for is in it.
 
     Only messages with offsets in [begin, end) and, when ``tags`` has any, with exactly one of these tags: a broker filters by
-    the tags' hash codes only. ``broker_name`` is not in a message. ``verify_crc`` compares each body's checksum, which halves the
-    speed: TCP and the broker have their own. Raises ProtocolError for bytes that are no messages, a body of more than 16 MiB and
-    more than 512 MiB of bodies; SchemaError UNKNOWN_COLUMN.
+    the tags' hash codes only. Rows end before ``end`` once their bodies have ``max_bytes`` (a few hundred bytes of zstd can
+    stand for gigabytes), and before a message that cannot be read; ``columns`` has queue_offset then. ``broker_name`` is not in a
+    message. ``verify_crc`` compares each body's checksum, which halves the speed: TCP and the broker have their own. Raises
+    Unreadable when the first message asked for cannot be read, ProtocolError for bytes that are no messages, SchemaError UNKNOWN_COLUMN.
     """
-    schema = select_schema(columns)
-    pieces, size = [], 0
-    for piece in decode_pieces(responses, columns, broker_name, begin=begin, end=end, tags=tags, verify_crc=verify_crc):
-        size += piece.nbytes
-        if size > MOST_BYTES:
-            raise ProtocolError(
-                "PROTOCOL",
-                f"messages of {len(responses)} pulls have more than {MOST_BYTES} bytes together; decode fewer at once",
-            )
-        pieces.append(piece)
+    wanted = Wanted(columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)))
+    pieces: list[pa.RecordBatch] = []
+    bodies, size, stop = 0, 0, end
+    try:
+        for piece in decode_pieces(responses, broker_name, wanted):
+            pieces.append(piece)
+            size += piece.nbytes
+            bodies += pc.sum(pc.binary_length(piece.column("body"))).as_py() if "body" in columns else 0
+            if bodies >= max_bytes or size > max(max_bytes, PIECE_BYTES):
+                # A response's messages are in order, and what the next ones have below its last offset it has, too.
+                stop = max(pc.max(one.column("queue_offset")).as_py() for one in pieces) + 1
+                break
+    except Unreadable as error:
+        if error.offset <= begin:
+            raise
+        stop = error.offset
     if not pieces:
-        return _empty(schema)
-    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+        return _empty(select_schema(columns)), stop
+    return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces), stop
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def decode_pieces(
-    responses: Sequence[bytes | memoryview],
-    columns: tuple[str, ...],
-    broker_name: str,
-    *,
-    begin: int = MIN_OFFSET,
-    end: int = MAX_OFFSET,
-    tags: frozenset[str] = frozenset(),
-    verify_crc: bool = False,
-) -> Iterator[pa.RecordBatch]:
-    """As `decode`, in pieces of some 80 MiB of bodies at most, however well they were compressed; none is empty.
+def decode_pieces(responses: Sequence[bytes | memoryview], broker_name: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+    """As `decode`, in pieces of ``wanted.piece_bytes`` and one body at most, however well they were compressed; none is empty.
 
-    A ProtocolError may come after pieces.
+    A ProtocolError or Unreadable may come after pieces.
     """
-    wanted = Wanted(columns, begin, end, tags, verify_crc)
-    schema = select_schema(columns)
+    schema = select_schema(wanted.columns)
     for group in _groups(responses):
         batch = _decode_columns(group, broker_name, wanted, schema)
         if batch is None:
@@ -189,7 +185,7 @@ class _Columns:
             return None
         found: dict[str, pa.Array] = {}
         for name in columns:
-            column = properties[name] if name in properties else self._column(name)
+            column = properties[name] if name in properties else self._column(name, wanted.piece_bytes)
             if column is None:
                 return None
             found[name] = column
@@ -219,14 +215,14 @@ class _Columns:
             found["properties"] = maps
         return found
 
-    def _column(self, name: str) -> pa.Array | None:
+    def _column(self, name: str, most_bytes: int) -> pa.Array | None:
         match name:
             case "topic":
                 return pa.repeat(pa.scalar(self._walked.topic.decode(errors="replace"), pa.string()), self._rows)
             case "broker_name":
                 return pa.repeat(pa.scalar(self._broker_name, pa.string()), self._rows)
             case "body":
-                return self._body()
+                return self._body(most_bytes)
             case "queue_id" | "reconsume_times":
                 return pa.array(self._heads[name].astype(np.int32))
             case "queue_offset":
@@ -247,7 +243,8 @@ class _Columns:
         place[:, width:] = np.frombuffer(self._heads["physical_offset"].tobytes(), dtype=np.uint8).reshape(-1, 8)
         return pc.coalesce(unique_keys, fixed_strings(hex_digits(place)))
 
-    def _body(self) -> pa.Array | None:
+    def _body(self, most_bytes: int) -> pa.Array | None:
+        """None when a body cannot be decompressed, or they become more than ``most_bytes`` together."""
         bodies = gather(self._buffer, self._walked.body_begins, self._walked.body_ends, pa.binary())
         packed = self._heads["sys_flag"] & COMPRESSED != 0
         if not packed.any():
@@ -258,9 +255,9 @@ class _Columns:
         for row in np.flatnonzero(mask).tolist():
             try:
                 plain.append(decompress(bodies[row].as_py(), int(self._heads["sys_flag"][row])))
-            except ProtocolError:
+            except BodyError:
                 return None
             size += len(plain[-1])
-            if size > PIECE_BYTES:
+            if size > most_bytes:
                 return None
         return pc.replace_with_mask(bodies, pa.array(mask), pa.array(plain, pa.binary()))

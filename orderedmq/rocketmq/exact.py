@@ -1,8 +1,8 @@
 """Pull responses decoded one message at a time: the reference that says what every column is, and the path for what is unusual.
 
 Rules: all that RocketMQ may store is read here: V2 records, IPv6 hosts, compressed bodies, inner batches, odd properties. The
-structure of every record is checked, the content (checksum, compression) only of those whose offset is asked for. Memory is
-bounded: bodies come out in pieces.
+structure of every record is checked, its checksum only if its offset is asked for, its compression only if its tag is, too. Memory is
+bounded: rows come out in pieces.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from orderedmq.model import RETRY_PREFIX, select_schema
 from orderedmq.rocketmq import properties as names
-from orderedmq.rocketmq.compression import decompress
+from orderedmq.rocketmq.compression import BodyError, decompress
 from orderedmq.rocketmq.message_id import offset_message_id
 from orderedmq.rocketmq.properties import parse_properties
 from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP, StoredMessage, crc32, malformed, parse_all, parse_batch
 
-#: A batch of rows is given out as soon as its bodies have so many bytes.
+#: The most bytes of bodies after which a batch of rows is given out.
 PIECE_BYTES: Final = 64 * 1024 * 1024
 #: What a row takes beside its body, roughly: an inner batch may be hundreds of thousands of empty messages.
 ROW_BYTES: Final = 256
@@ -29,35 +29,57 @@ MIN_TIME: Final = -62135596800000
 MAX_TIME: Final = 253402300799999
 
 
+class Unreadable(Exception):
+    """The message at ``offset`` cannot be read, because of its content; the text says why."""
+
+    def __init__(self, offset: int, why: str) -> None:
+        super().__init__(why)
+        self.offset = offset
+
+
 class Wanted(NamedTuple):
-    """What a reader asks for: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (none: all messages), checksums looked at."""
+    """What a reader asks for: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (none: all messages), checksums looked at.
+
+    Bodies are given out in pieces of about ``piece_bytes``.
+    """
 
     columns: tuple[str, ...]
     begin: int
     end: int
     tags: frozenset[str]
     verify_crc: bool
+    piece_bytes: int = PIECE_BYTES
 
     def takes(self, offset: int) -> bool:
         return self.begin <= offset < self.end
 
 
 def decode_exactly(responses: Iterable[bytes], broker_name: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """The asked rows of pull responses' bodies, in pieces; none is empty. Raises ProtocolError."""
+    """The asked rows of pull responses' bodies, in pieces; none is empty. Raises ProtocolError, and Unreadable behind the rows before."""
     schema = select_schema(wanted.columns)
     rows: list[tuple[Any, ...]] = []
     size = 0
-    for stored in chain.from_iterable(map(parse_all, responses)):
-        for message, offset, body in _unwrap(stored, wanted):
-            row = _row(message, offset, body, broker_name, wanted)
-            if row is not None:
-                rows.append(row)
-                size += ROW_BYTES + len(body)
-            if size >= PIECE_BYTES:
-                yield _batch(rows, schema)
-                rows, size = [], 0
+    stop: Unreadable | None = None
+    try:
+        for stored in chain.from_iterable(map(parse_all, responses)):
+            for message, offset in _unwrap(stored, wanted):
+                properties = parse_properties(message.properties)
+                # The broker compares hash codes of tags only, so PullAPIWrapper.processPullResult compares the tags again.
+                if wanted.tags and properties.get(names.TAGS) not in wanted.tags:
+                    continue
+                if "body" in wanted.columns:
+                    message = _plain(message, offset)
+                rows.append(_row(message, offset, properties, broker_name, wanted))
+                size += ROW_BYTES + len(message.body)
+                if size >= wanted.piece_bytes:
+                    yield _batch(rows, schema)
+                    rows, size = [], 0
+    except Unreadable as error:
+        stop = error
     if rows:
         yield _batch(rows, schema)
+    if stop is not None:
+        raise stop
 
 
 def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
@@ -66,33 +88,38 @@ def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     )
 
 
-def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessage, int, bytes]]:
-    """The messages of a record with their offsets and bodies: itself, or those of an inner batch (``MessageDecoder.decodeMessage``)."""
+def _plain(message: StoredMessage, offset: int) -> StoredMessage:
+    """The message with its body decompressed. Raises Unreadable."""
+    if not message.sys_flag & COMPRESSED:
+        return message
+    try:
+        return message._replace(body=decompress(message.body, message.sys_flag), sys_flag=message.sys_flag & ~COMPRESSED)
+    except BodyError as error:
+        raise Unreadable(offset, str(error)) from error
+
+
+def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessage, int]]:
+    """The messages of a record with their offsets: itself, or those of an inner batch (``MessageDecoder.decodeMessage``)."""
     inner = stored.sys_flag & UNWRAP == UNWRAP
     # An inner batch has the offset of its first message, and its last may be anywhere behind it.
     if not (stored.queue_offset < wanted.end if inner else wanted.takes(stored.queue_offset)):
         return
-    body = stored.body
-    if wanted.verify_crc and crc32(body) != stored.body_crc:
+    if wanted.verify_crc and crc32(stored.body) != stored.body_crc:
         raise malformed(f"the body of the message at queue offset {stored.queue_offset} fails its checksum")
-    if stored.sys_flag & COMPRESSED and (inner or "body" in wanted.columns):
-        body = decompress(body, stored.sys_flag)
     if not inner:
-        yield stored, stored.queue_offset, body
+        yield stored, stored.queue_offset
         return
-    for offset, message in enumerate(parse_batch(body), stored.queue_offset):
+    stored = _plain(stored, max(stored.queue_offset, wanted.begin))
+    for offset, message in enumerate(parse_batch(stored.body), stored.queue_offset):
         if offset >= wanted.end:
             return
         if offset >= wanted.begin:
-            yield stored._replace(flag=message.flag, properties=message.properties, reconsume_times=0), offset, message.body
+            single = stored._replace(flag=message.flag, body=message.body, properties=message.properties, reconsume_times=0)
+            yield single, offset
 
 
-def _row(message: StoredMessage, offset: int, body: bytes, broker_name: str, wanted: Wanted) -> tuple[Any, ...] | None:
-    """A row of the asked columns; None when its tag is not among those asked for."""
-    properties = parse_properties(message.properties)
-    # The broker compares hash codes of tags only, so PullAPIWrapper.processPullResult compares the tags again.
-    if wanted.tags and properties.get(names.TAGS) not in wanted.tags:
-        return None
+def _row(message: StoredMessage, offset: int, properties: dict[str, str], broker_name: str, wanted: Wanted) -> tuple[Any, ...]:
+    """A row of the asked columns."""
     row = []
     for name in wanted.columns:
         value: Any
@@ -109,7 +136,7 @@ def _row(message: StoredMessage, offset: int, body: bytes, broker_name: str, wan
             case "queue_offset":
                 value = offset
             case "body":
-                value = body
+                value = message.body
             case "tags":
                 value = properties.get(names.TAGS)
             case "keys":

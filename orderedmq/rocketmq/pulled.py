@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.errors import aged_out
+from orderedmq.errors import aged_out, unreadable
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.decode import decode
+from orderedmq.rocketmq.exact import Unreadable
 
 #: Bytes that a stored message has besides its body, about.
 _OVERHEAD: Final = 300
@@ -20,8 +23,21 @@ TAIL_LOSS: Final = (
 )
 
 
-def placed(columns: tuple[str, ...]) -> tuple[str, ...]:
-    return columns if "queue_offset" in columns else (*columns, "queue_offset")
+def decoded(
+    queue: MessageQueue,
+    parts: Sequence[memoryview],
+    columns: tuple[str, ...],
+    begin: int,
+    end: int,
+    max_bytes: int,
+    tags: frozenset[str] = frozenset(),
+) -> tuple[pa.RecordBatch, int]:
+    """As `decode`, with queue_offset among the columns. Raises DataLossError UNREADABLE."""
+    asked = columns if "queue_offset" in columns else (*columns, "queue_offset")
+    try:
+        return decode(parts, asked, queue.broker_name, begin=begin, end=end, max_bytes=max_bytes, tags=tags)
+    except Unreadable as error:
+        raise unreadable(queue, error.offset, str(error)) from error
 
 
 def once(batch: pa.RecordBatch) -> pa.RecordBatch:

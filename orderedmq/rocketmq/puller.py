@@ -9,7 +9,8 @@ With a filter, brokers look at some 800 messages for a pull and answer with thos
 by side; where an answer says to go on is believed.
 
 Rules: rows come without a gap, or there is a DataLossError. What a filter left out and what is being deleted at this moment look alike;
-from when on the broker says that messages are gone, it is a DataLossError, too. 120 s without progress are an error.
+from when on the broker says that messages are gone, it is a DataLossError, too. 120 s without progress are an error. A message that
+cannot be read ends the rows before it, and is a DataLossError where it is the first one.
 """
 
 from __future__ import annotations
@@ -42,8 +43,7 @@ from orderedmq.rocketmq.backoff import RETRY
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import MASTER_ID
 from orderedmq.rocketmq.connection import Connection, Pending
-from orderedmq.rocketmq.decode import decode
-from orderedmq.rocketmq.pulled import TAIL_LOSS, average, bounded, once, placed, unbroken
+from orderedmq.rocketmq.pulled import TAIL_LOSS, average, bounded, decoded, once, unbroken
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.requests import PullResult, PullStatus
 
@@ -134,7 +134,8 @@ class Puller:
         parts, end, known = self._fetch(queue, offset, max_messages, max_bytes, None)
         if not parts:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
-        batch = unbroken(decode(parts, placed(columns), queue.broker_name, begin=offset, end=end), queue, offset, end)
+        batch, end = decoded(queue, parts, columns, offset, end, max_bytes)
+        batch = unbroken(batch, queue, offset, end)
         known.body_bytes, known.measured = average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
         return bounded(batch.select(list(columns)), max_bytes)
 
@@ -143,9 +144,8 @@ class Puller:
     ) -> tuple[pa.RecordBatch, int]:
         """See `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
         parts, end, _ = self._fetch(queue, offset, max_messages, max_bytes, matching)
-        # Brokers compare hashes of tags.
-        tags = frozenset(matching.tags)
-        batch = once(decode(parts, placed(columns), queue.broker_name, begin=offset, end=end, tags=tags))
+        batch, end = decoded(queue, parts, columns, offset, end, max_bytes, frozenset(matching.tags))
+        batch = once(batch)
         rows = bounded(batch.select(list(columns)), max_bytes)
         if rows.num_rows < batch.num_rows:
             end = batch.column("queue_offset")[rows.num_rows].as_py()
@@ -280,7 +280,7 @@ class _Fetch:
     def _ask(self, begin: int, count: int) -> None:
         replica = self._known.replica
         request = requests.pull(self._queue, self._group, begin, count, matching=self._matching)
-        deadline = time.monotonic() + min(_PULL_TIMEOUT, self._patience)
+        deadline = min(time.monotonic() + _PULL_TIMEOUT, self._held.last_pull + self._patience)
         try:
             connection = self._connection(replica, deadline)
         except RocketMQUnavailableError as error:

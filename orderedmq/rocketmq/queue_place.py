@@ -184,6 +184,10 @@ class RocketMQQueue:
             try:
                 batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
             except DataLossError as error:
+                if error.sub == "UNREADABLE" and error.behind is not None:
+                    # Another producer's: no sink compresses.
+                    begin = error.behind
+                    continue
                 least = self.least()
                 if error.sub != "AGED_OUT" or least <= begin:
                     raise

@@ -23,7 +23,7 @@ from ordered_source.columns import full_schema
 from ordered_source.reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.lock import LockToken
-from orderedmq.rocketmq import group_requests
+from orderedmq.rocketmq import group_requests, requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codes import RequestCode
 from orderedmq.rocketmq.group_requests import TopicSubscription
@@ -287,6 +287,33 @@ def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept
 
 
 # -- messages that are deleted ----------------------------------------------------------------------------------------------------
+
+
+def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: Rig) -> None:
+    """A broker takes any bytes as a compressed body, here some kB that become 32 MiB; also a sink's queue may have such a message."""
+    rig.topic()
+    rig.fill(0, 3)
+    [queue] = rig.broker.log.queues(rig.source)
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as bomb:
+        bomb.write(bytes(2**25))
+    now = time.time_ns() // 1_000_000
+    request = requests.send(queue, sink.getvalue().to_pybytes(), "", group="p", born=now, sys_flag=0x201)
+    with Client(rig.cluster.address) as client:
+        client.call(request, time.monotonic() + 30, topic=queue.topic, broker_name=queue.broker_name)
+    rig.fill(4, 3)
+    with pytest.raises(
+        PySparkException, match=r"ORDEREDMQ_DATA_LOSS.UNREADABLE\] message 3 of queue .*failOnDataLoss=false goes on"
+    ):
+        rig.run()
+    rig.run(failOnDataLoss="false")
+    assert rig.out() == [0, 1, 2, 4, 5, 6]
+    assert rig.offset() == 7
+    # A sink's look for what an earlier attempt sent goes past it.
+    rows = rig.spark.createDataFrame([(b"7",)], "body binary")
+    writer = rows.write.format("orderedmq").mode("append").options(namesrvAddr=rig.cluster.address, topic=rig.source)
+    writer.options(txnAppId=rig.group, txnVersion="1").save()
+    assert rig.batch(startingOffsets=json.dumps({rig.source: {queue.broker_name: {"0": 4}}})) == [4, 5, 6, 7]
 
 
 def fill_files(broker: Broker, topic: str, count: int) -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from orderedmq.errors import ProtocolError, SchemaError
 from orderedmq.key_hash import java_string_hash
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA, select_schema
-from orderedmq.rocketmq import decode, exact
+from orderedmq.rocketmq import decode
 from orderedmq.rocketmq.decode import MAX_OFFSET
-from orderedmq.rocketmq.exact import Wanted, decode_exactly
+from orderedmq.rocketmq.exact import Unreadable, Wanted, decode_exactly
 from tests.stored_messages import INNER, ODD, PLAIN, V2, Stored, inner, text, usual
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
@@ -48,6 +48,11 @@ def exactly(given: list[bytes], asked: Wanted) -> pa.RecordBatch:
     )
 
 
+def whole(given: list[Any], columns: tuple[str, ...], broker_name: str, **rest: Any) -> pa.RecordBatch:
+    """All rows, as one batch."""
+    return decode.decode(given, columns, broker_name, max_bytes=1 << 40, **rest)[0]
+
+
 def by_columns(given: list[bytes], asked: Wanted) -> pa.RecordBatch | None:
     return decode._decode_columns(list(filter(None, given)), "broker-a", asked, select_schema(asked.columns))
 
@@ -57,12 +62,12 @@ def same(given: list[bytes], asked: Wanted) -> bool:
     rest: dict[str, Any] = {"begin": asked.begin, "end": asked.end, "tags": asked.tags, "verify_crc": asked.verify_crc}
     try:
         expected = exactly(given, asked)
-    except ProtocolError:
-        with pytest.raises(ProtocolError):
-            decode.decode(given, asked.columns, "broker-a", **rest)
+    except (ProtocolError, Unreadable) as error:
+        with pytest.raises(type(error)):
+            list(decode.decode_pieces(given, "broker-a", asked))
         assert not any(given) or by_columns(given, asked) is None
         return False
-    found = decode.decode(given, asked.columns, "broker-a", **rest)
+    found = whole(given, asked.columns, "broker-a", **rest)
     found.validate(full=True)
     assert found.schema == expected.schema
     assert found == expected
@@ -81,7 +86,7 @@ def test_usual_messages_take_the_fast_way() -> None:
     assert same(given, everything())
     for name in ALL:
         assert same(given, everything(name))
-    batch = decode.decode(given, DEFAULT_COLUMNS, "broker-a")
+    batch = whole(given, DEFAULT_COLUMNS, "broker-a")
     assert batch.num_rows == 200
     assert batch.column("queue_offset").to_pylist() == list(range(200))
     assert batch.slice(7, 1).to_pylist()[0] | {"born_timestamp": None, "store_timestamp": None} == {
@@ -219,22 +224,28 @@ def test_changed_bytes_are_refused_or_read_alike(messages: list[Stored], size: i
     same([bytes(one) for one in given], Wanted(ALL, 0, MAX_OFFSET, frozenset(), False))
 
 
-def test_too_many_bytes_are_refused_as_one_batch_and_come_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "MOST_BYTES", 5 * 2**19)
-    for module in (decode, exact):
-        monkeypatch.setattr(module, "PIECE_BYTES", 4 * 2**20)
-    one = Stored(body=bytes(2**20), sys_flag=0x201).pack()
-    with pytest.raises(ProtocolError, match="fewer at once"):
-        decode.decode([one] * 3, ("body",), "broker-a")
-    assert sum(piece.num_rows for piece in decode.decode_pieces([one] * 3, ("body",), "broker-a")) == 3
+def test_bodies_of_more_bytes_than_asked_for_come_in_pieces_and_the_rest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [Stored(offset=n, body=bytes(2**20), sys_flag=0x201).pack() for n in range(9)]
+    asked = everything("queue_offset", "body")._replace(piece_bytes=4 * 2**20)
     # So many that the fast way gives up.
-    assert by_columns([one] * 5, everything("body")) is None
-    assert sum(piece.num_rows for piece in decode.decode_pieces([one] * 9, ("body",), "broker-a")) == 9
+    assert by_columns(given[:4], asked) is not None
+    assert by_columns(given[:5], asked) is None
+    assert [piece.num_rows for piece in decode.decode_pieces(given, "broker-a", asked)] == [4, 4, 1]
+    for most, rows in ((0, 1), (1, 1), (2**20, 1), (2**20 + 1, 2), (4 * 2**20, 4), (10 * 2**20, 9)):
+        batch, end = decode.decode(given, asked.columns, "broker-a", end=20, max_bytes=most)
+        assert (batch.num_rows, end) == (rows, 20 if rows == 9 else rows)
+    # Columns without a body are bounded as well.
+    monkeypatch.setattr(decode, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(decode, "GROUP_BYTES", 5000)
+    many = responses([usual(number) for number in range(500)], 8)
+    batch, end = decode.decode(many, ("queue_offset", "keys"), "broker-a", max_bytes=0)
+    assert batch.column(0).to_pylist() == list(range(end))
+    assert 0 < end < 100
 
 
 def test_an_unknown_column_is_refused() -> None:
     with pytest.raises(SchemaError):
-        decode.decode([], ("colour",), "broker-a")
+        whole([], ("colour",), "broker-a")
 
 
 # -- the interface
@@ -242,11 +253,11 @@ def test_an_unknown_column_is_refused() -> None:
 
 def test_nothing_is_an_empty_batch_of_the_asked_columns() -> None:
     for nothing in ([], [b""], [b"", b""]):
-        batch = decode.decode(nothing, ("body", "queue_id"), "broker-a")
+        batch = whole(nothing, ("body", "queue_id"), "broker-a")
         assert batch.num_rows == 0
         assert batch.schema == select_schema(("body", "queue_id"))
-        assert list(decode.decode_pieces(nothing, ("body",), "broker-a")) == []
-    outside = decode.decode([usual(5).pack()], ("body",), "broker-a", begin=6)
+        assert list(decode.decode_pieces(nothing, "broker-a", everything("body"))) == []
+    outside = whole([usual(5).pack()], ("body",), "broker-a", begin=6)
     assert outside.num_rows == 0
     assert outside.schema == select_schema(("body",))
 
@@ -255,7 +266,7 @@ def test_views_of_frames_are_taken_as_they_are_and_not_kept() -> None:
     frame = bytearray(b"head" + usual(1).pack())
     one = memoryview(frame)[4:]
     for many in (1, 30):
-        batch = decode.decode([one] * many, DEFAULT_COLUMNS, "broker-a")
+        batch = whole([one] * many, DEFAULT_COLUMNS, "broker-a")
         before = batch.to_pylist()
         frame[4:] = bytes(len(frame) - 4)
         assert batch.to_pylist() == before
@@ -265,7 +276,7 @@ def test_views_of_frames_are_taken_as_they_are_and_not_kept() -> None:
 def test_large_groups_are_decoded_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "GROUP_BYTES", 5000)
     given = responses([usual(number) for number in range(200)], 8)
-    assert len(list(decode.decode_pieces(given, ("queue_offset",), "broker-a"))) == 25
+    assert len(list(decode.decode_pieces(given, "broker-a", everything("queue_offset")))) == 25
     assert same(given, everything())
 
 
@@ -273,10 +284,10 @@ def test_trap_4_a_response_may_have_any_number_of_messages_and_gaps() -> None:
     offsets = [3, 4, 9, 100, 101, 102, 7000]
     messages = [usual(number) for number in offsets]
     given = [messages[0].pack(), b"".join(one.pack() for one in messages[1:6]), b"", messages[6].pack()]
-    batch = decode.decode(given, ("queue_offset",), "broker-a")
+    batch = whole(given, ("queue_offset",), "broker-a")
     # The last row says nothing of where to read next: that is nextBeginOffset.
     assert batch.column(0).to_pylist() == offsets
-    inside = decode.decode(given, ("queue_offset",), "broker-a", begin=4, end=102)
+    inside = whole(given, ("queue_offset",), "broker-a", begin=4, end=102)
     assert inside.column(0).to_pylist() == [4, 9, 100, 101]
 
 
@@ -285,7 +296,7 @@ def test_trap_13_messages_of_a_batch_send_carry_what_the_broker_added() -> None:
     added = text(("CLUSTER", "C"), ("WAIT", "true"), ("MSG_REGION", "R"))
     messages = [Stored(offset=n, properties=text(("UNIQ_KEY", f"U{n}"), ("TAGS", "t")) + added) for n in range(60)]
     assert same(responses(messages, 30), everything())
-    batch = decode.decode(responses(messages, 30), ("message_id", "tags"), "broker-a")
+    batch = whole(responses(messages, 30), ("message_id", "tags"), "broker-a")
     assert batch.column("message_id").to_pylist() == [f"U{n}" for n in range(60)]
 
 
@@ -294,12 +305,12 @@ def test_trap_14_the_last_separator_may_be_missing() -> None:
     for ends in ([False], [True], [True, False], [False, True, True]):
         messages = [Stored(offset=n, properties=text(*pairs, last=ends[n % len(ends)])) for n in range(60)]
         assert same(responses(messages, 30), everything())
-        assert decode.decode(responses(messages, 30), ("keys",), "b").column(0).to_pylist() == ["k"] * 60
+        assert whole(responses(messages, 30), ("keys",), "b").column(0).to_pylist() == ["k"] * 60
 
 
 def test_trap_14_an_empty_value_is_no_value() -> None:
     messages = [Stored(offset=n, properties=b"TAGS\x01\x02KEYS\x01k\x02") for n in range(60)]
-    batch = decode.decode(responses(messages, 30), ("tags", "keys"), "broker-a")
+    batch = whole(responses(messages, 30), ("tags", "keys"), "broker-a")
     assert batch.to_pylist() == [{"tags": None, "keys": "k"}] * 60
 
 
@@ -309,10 +320,10 @@ def test_trap_15_a_wrong_checksum_is_refused_when_asked() -> None:
     messages[33] = replace(messages[33], crc=1)
     given = responses(messages, 7)
     with pytest.raises(ProtocolError, match="queue offset 33 fails its checksum"):
-        decode.decode(given, ("queue_offset",), "broker-a", verify_crc=True)
-    assert decode.decode(given, ("queue_offset",), "broker-a").num_rows == 60
+        whole(given, ("queue_offset",), "broker-a", verify_crc=True)
+    assert whole(given, ("queue_offset",), "broker-a").num_rows == 60
     # A message that is not asked for is not looked at.
-    assert decode.decode(given, ("queue_offset",), "broker-a", end=33, verify_crc=True).num_rows == 33
+    assert whole(given, ("queue_offset",), "broker-a", end=33, verify_crc=True).num_rows == 33
 
 
 def test_trap_16_tags_of_one_hash_code_are_not_mixed_up() -> None:
@@ -325,14 +336,14 @@ def test_trap_16_tags_of_one_hash_code_are_not_mixed_up() -> None:
     for columns in (("queue_offset", "tags"), ("queue_offset",), ("body", "properties")):
         asked = Wanted(columns, 0, MAX_OFFSET, frozenset([first, "other"]), False)
         assert same(responses(messages, 7), asked)
-        assert decode.decode(responses(messages, 7), columns, "b", tags=asked.tags).num_rows == 10
+        assert whole(responses(messages, 7), columns, "b", tags=asked.tags).num_rows == 10
 
 
 def test_trap_19_a_message_that_is_tried_again_has_its_topics_name() -> None:
     again = [Stored(offset=n, topic=b"%RETRY%billing", properties=text(("RETRY_TOPIC", "orders"))) for n in range(60)]
     dead = [Stored(offset=n, topic=b"%DLQ%billing", properties=text(("RETRY_TOPIC", "orders"))) for n in range(60)]
-    assert decode.decode(responses(again, 9), ("topic",), "b").column(0).to_pylist() == ["orders"] * 60
-    assert decode.decode(responses(dead, 9), ("topic",), "b").column(0).to_pylist() == ["%DLQ%billing"] * 60
+    assert whole(responses(again, 9), ("topic",), "b").column(0).to_pylist() == ["orders"] * 60
+    assert whole(responses(dead, 9), ("topic",), "b").column(0).to_pylist() == ["%DLQ%billing"] * 60
     assert same(responses(again, 9), everything())
     long = [replace(one, topic=b"%RETRY%" + b"g" * 200, magic=V2) for one in again]
-    assert decode.decode(responses(long, 9), ("topic",), "b").column(0).to_pylist() == ["orders"] * 60
+    assert whole(responses(long, 9), ("topic",), "b").column(0).to_pylist() == ["orders"] * 60

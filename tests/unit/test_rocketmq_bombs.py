@@ -1,0 +1,262 @@
+"""Few bytes that stand for many, and brokers that never come to an end: a pull ends, in bounded memory, and says what and where."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ordered_source import task
+from orderedmq.errors import DataLossError, RocketMQUnavailableError, aged_out, unreadable
+from orderedmq.filters import Filter
+from orderedmq.model import MessageQueue
+from orderedmq.process_queue import PULL_MAX_IDLE
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.codes import RequestCode
+from orderedmq.rocketmq.connection import Connection
+from orderedmq.rocketmq.puller import Puller
+from tests.stored_messages import Stored, text
+from tests.unit.rocketmq_peer import Link
+from tests.unit.test_rocketmq_client import Cluster
+
+QUEUE = MessageQueue("T", "a", 0)
+COLUMNS = ("queue_offset", "body")
+ROOT = Path(__file__).parents[2]
+CODECS = {"zlib": 0, "lz4": 1, "zstd": 2}
+A = Filter(tags=("a",))
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
+    yield made
+    for peer in made.peers:
+        peer.close()
+
+
+def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
+    """A puller of a queue with these records, over real sockets."""
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            begin = int(request.ext["queueOffset"])
+            end = min(len(messages), begin + min(32, int(request.ext["maxMsgNums"])))
+            bounds = {"minOffset": "0", "maxOffset": str(len(messages)), "suggestWhichBrokerId": "0"}
+            code = 0 if begin < end else 19
+            link.reply(request, code, b"".join(messages[begin:end]), nextBeginOffset=str(end), **bounds)
+
+    cluster.scripted("a", script)
+    return Puller(Client(cluster.nameserver().address), patience=20.0)
+
+
+# -- bodies
+
+
+#: What a child does: makes a bomb, then notes by how much its memory grows at most while it is read.
+CHILD = """
+import resource, sys
+import tests.unit.test_rocketmq_bombs as bombs
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+given = getattr(bombs, sys.argv[1])(*sys.argv[2:])
+cluster = bombs.Cluster()
+puller = bombs.serve(cluster, given)
+puller.pull(bombs.QUEUE, 0, 1, 1, ("queue_offset",))
+before = peak()
+said, at = "", 0
+try:
+    while (got := puller.pull(bombs.QUEUE, at, 16384, 16 << 20, bombs.COLUMNS).num_rows):
+        at += got
+except bombs.DataLossError as error:
+    said = error.condition
+print(at, peak() - before, said)
+"""
+
+
+def bomb(codec: str, megabytes: str) -> list[bytes]:
+    """A message whose body becomes many megabytes."""
+    return [Stored(sys_flag=1 | CODECS[codec] << 8, packed=_bomb(codec, int(megabytes))).pack()]
+
+
+def large(count: str) -> list[bytes]:
+    """Messages whose bodies become 16 MiB each."""
+    packed = _bomb("zstd", 16)
+    return [Stored(offset=n, sys_flag=0x201, packed=packed).pack() for n in range(int(count))]
+
+
+def _bomb(codec: str, megabytes: int) -> bytes:
+    """Made in little memory."""
+    if codec == "zlib":
+        deflate = zlib.compressobj(1)
+        return b"".join(deflate.compress(bytes(2**20)) for _ in range(megabytes)) + deflate.flush()
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        for _ in range(megabytes):
+            stream.write(bytes(2**20))
+    made: bytes = sink.getvalue().to_pybytes()
+    return made
+
+
+def run(*arguments: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_bomb_is_refused_in_no_more_memory_than_the_largest_body_takes(codec: str) -> None:
+    rows, megabytes, said = run("bomb", codec, "512")
+    assert (rows, said) == ("0", "ORDEREDMQ_DATA_LOSS.UNREADABLE")
+    assert int(megabytes) < 100
+
+
+def test_many_bodies_of_the_largest_size_come_out_in_several_pulls_in_bounded_memory() -> None:
+    """Together they have 640 MiB, in one answer of the broker of 20 kB."""
+    rows, megabytes = run("large", "40")
+    assert rows == "40"
+    assert int(megabytes) < 200
+
+
+def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_is_the_next(cluster: Cluster) -> None:
+    packed = _bomb("zstd", 32)
+    messages = [Stored(offset=n, body=b"%d" % n, properties=text(("TAGS", "ab"[n % 2]))) for n in range(10)]
+    messages[5] = replace(messages[5], sys_flag=0x201, packed=packed)
+    messages[8] = replace(messages[8], sys_flag=0x101, packed=b"nothing of lz4")
+    puller = serve(cluster, [one.pack() for one in messages])
+
+    def rows(offset: int, columns: tuple[str, ...] = COLUMNS) -> list[int]:
+        found: list[int] = puller.pull(QUEUE, offset, 100, 1 << 24, columns).column(0).to_pylist()
+        return found
+
+    assert rows(0) == [0, 1, 2, 3, 4]
+    with pytest.raises(DataLossError) as caught:
+        rows(5)
+    assert caught.value.condition == "ORDEREDMQ_DATA_LOSS.UNREADABLE"
+    assert caught.value.message == (
+        f"message 5 of queue T/a/0 cannot be read: its body of {len(packed)} bytes of zstd becomes more than 16777216 bytes, the most "
+        "that is read; its producer sent it so, or the broker's commit log is damaged; failOnDataLoss=false goes on without it, with a "
+        "warning"
+    )
+    assert (caught.value.behind, rows(6)) == (6, [6, 7])
+    with pytest.raises(DataLossError, match="message 8 of queue T/a/0 cannot be read: its body of 14 bytes is not lz4"):
+        rows(8)
+    assert rows(9) == [9]
+    # Whoever does not ask for the body is given the row, and who asks for other tags does not see it.
+    assert rows(0, ("queue_offset",)) == list(range(10))
+    batch, end = puller.pull_matching(QUEUE, 0, 8, 1 << 24, COLUMNS, A)
+    assert (batch.column(0).to_pylist(), end) == ([0, 2, 4, 6], 8)
+    with pytest.raises(DataLossError, match="message 8 of"):
+        puller.pull_matching(QUEUE, 8, 2, 1 << 24, COLUMNS, A)
+    batch, end = puller.pull_matching(QUEUE, 1, 9, 1 << 24, COLUMNS, Filter(tags=("b",)))
+    assert (batch.column(0).to_pylist(), end) == ([1, 3], 5)
+
+
+def test_bytes_bound_what_is_decompressed_of_what_matches(cluster: Cluster) -> None:
+    messages = [
+        Stored(offset=n, body=bytes(2**20), sys_flag=0x201, properties=text(("TAGS", "ab"[n % 2]))).pack() for n in range(20)
+    ]
+    puller = serve(cluster, messages)
+    found, begin = [], 0
+    while begin < 20:
+        batch, end = puller.pull_matching(QUEUE, begin, 20 - begin, 3 * 2**20, COLUMNS, A)
+        assert begin < end
+        assert batch.num_rows <= 3
+        found += batch.column(0).to_pylist()
+        begin = end
+    assert found == list(range(0, 20, 2))
+
+
+def test_a_task_goes_on_behind_what_cannot_be_read_or_is_missing_in_the_middle(caplog: pytest.LogCaptureFixture) -> None:
+    """A queue's beginning may lie far below what is missing: to go there would be to go round in a circle."""
+    bounds = {QUEUE: SimpleNamespace(min_offset=2, max_offset=90)}
+    broker: Any = SimpleNamespace(log=SimpleNamespace(bounds=lambda queues: bounds))
+    partition: Any = SimpleNamespace(queue=QUEUE, end=80, fail_on_data_loss=False)
+    assert task._behind(broker, partition, 5, unreadable(QUEUE, 5, "why")) == 6
+    assert "1 messages of queue T/a/0 are lost, from 5 to 5" in caplog.text
+    assert task._behind(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 30
+    assert task._behind(broker, partition, 10, aged_out(QUEUE, 10, 85)) == 80
+    bounds[QUEUE].min_offset = 40
+    assert task._behind(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 40
+
+
+# -- brokers that never come to an end
+
+
+@pytest.mark.parametrize("matching", [None, A], ids=["everything", "a filter"])
+@pytest.mark.parametrize("replica", ["0", "1"])
+def test_a_broker_that_answers_to_ask_again_at_once_for_ever_is_an_error_in_time(
+    cluster: Cluster, matching: Filter | None, replica: str
+) -> None:
+    """PULL_RETRY_IMMEDIATELY (20), with a message there, by the broker or by the replica that it says to read from."""
+    asked: list[int] = []
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            asked.append(request.code)
+            at = request.ext["queueOffset"]
+            link.reply(request, 20, nextBeginOffset=at, minOffset="0", maxOffset="9", suggestWhichBrokerId=replica)
+
+    cluster.scripted("a", script)
+    cluster.scripted("a", script, broker_id=1)
+    puller = Puller(Client(cluster.nameserver().address), patience=0.5)
+    pull = puller.pull if matching is None else partial(puller.pull_matching, matching=matching)
+    began = time.monotonic()
+    with pytest.raises(RocketMQUnavailableError) as caught:
+        pull(QUEUE, 3, 6, 1 << 20, COLUMNS)
+    assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.TIMEOUT"
+    assert "queue T/a/0 gave nothing at offset 3 for 0.5 s" in caught.value.message
+    assert "NO_MATCHED_MESSAGE" in caught.value.message
+    assert time.monotonic() - began >= 0.5
+    # Not in a turn without a pause.
+    assert set(asked) == {RequestCode.PULL_MESSAGE}
+    assert len(asked) < 100
+    assert PULL_MAX_IDLE == 120.0
+    assert Puller(Client("127.0.0.1:1"))._patience == PULL_MAX_IDLE
+
+
+def test_what_is_asked_again_one_after_another_does_not_wait_longer_than_the_patience(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dozens of pulls are on their way when a broker is cut off: each could wait for a connection in its turn."""
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            begin = int(request.ext["queueOffset"])
+            if begin >= 32:
+                return
+            body = b"".join(Stored(offset=n, body=b"b").pack() for n in range(begin, begin + 32))
+            link.reply(
+                request, 0, body, nextBeginOffset=str(begin + 32), minOffset="0", maxOffset="9999", suggestWhichBrokerId="0"
+            )
+
+    cluster.scripted("a", script)
+    client = Client(cluster.nameserver().address)
+    puller = Puller(client, patience=1.0)
+    # One answer, and dozens of pulls that are cut with the connection; from then on nobody is there.
+    connect = client.connection
+    asked: list[tuple[float, float]] = []
+
+    def connection(address: str, deadline: float, *, wait: bool = True) -> Connection:
+        if address == cluster.routes["T"]["a"]["0"]:
+            asked.append((time.monotonic(), deadline))
+            if len(asked) > 1:
+                raise RocketMQUnavailableError("UNREACHABLE", "nobody is there")
+        return connect(address, deadline, wait=wait)
+
+    monkeypatch.setattr(client, "connection", connection)
+    with pytest.raises(RocketMQUnavailableError, match=r"TIMEOUT.*offset 32 for 1 s: .*nobody is there"):
+        puller.pull(QUEUE, 0, 4000, 1 << 24, COLUMNS)
+    assert len(asked) > 32
+    assert max(deadline for _, deadline in asked) <= asked[1][0] + 1.0
