@@ -80,7 +80,7 @@ class TopicError(OrderedMQError):
     """A topic is missing, exists already, or its name or queue count is wrong."""
 
     family = "ORDEREDMQ_TOPIC"
-    conditions = frozenset(("MISSING", "EXISTS", "BAD_NAME", "RESERVED", "QUEUE_COUNT", "NO_SUCH_QUEUE"))
+    conditions = frozenset(("MISSING", "EXISTS", "BAD_NAME", "RESERVED", "QUEUE_COUNT", "NO_SUCH_QUEUE", "AMBIGUOUS"))
 
 
 class GroupError(OrderedMQError):

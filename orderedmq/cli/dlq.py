@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from orderedmq.cli import completion
+from orderedmq.cli import completion, places
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.messages import body_fields, body_text
@@ -27,7 +27,7 @@ def _row(letter: DeadLetter, replayed: int) -> dict[str, Any]:
         "offset": letter.offset,
         "topic": origin and origin.topic,
         "broker": origin and origin.broker_name,
-        "queue": origin and origin.queue_id,
+        "queue_id": origin and origin.queue_id,
         "origin_offset": letter.origin_offset,
         "sharding_key": letter.sharding_key,
         "tags": letter.tags,
@@ -77,8 +77,7 @@ def list_letters(
         rows = [{**row, "body": _preview(body_text(row)), "error": row["error"] and _preview(row["error"])} for row in rows]
     columns = (
         Column("offset", "offset", right=True),
-        Column("topic", "topic"),
-        Column("queue", "queue", right=True),
+        *places.columns(rows),
         Column("origin_offset", "its offset", right=True),
         Column("sharding_key", "key"),
         Column("error", "error"),

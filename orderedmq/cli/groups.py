@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from orderedmq.broker import LockInfo, MemberInfo
-from orderedmq.cli import completion
+from orderedmq.cli import completion, places
+from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.group_state import GroupQueue, group_queues
-from orderedmq.model import MessageQueue, check_group, check_topic
+from orderedmq.model import check_group, check_topic
 from orderedmq.offsets import offsets_to_json
 from orderedmq.seek import parse_target, queues_to_seek, resolve
 
@@ -26,10 +27,6 @@ OWNER = (
 )
 
 
-def queue_fields(group: str, queue: MessageQueue) -> dict[str, Any]:
-    return {"group": group, "topic": queue.topic, "broker": queue.broker_name, "queue": queue.queue_id}
-
-
 def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
     """Who has a queue; ``lock`` None: nobody."""
     return {
@@ -42,7 +39,8 @@ def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
 
 def queue_row(found: GroupQueue) -> dict[str, Any]:
     return {
-        **queue_fields(found.group, found.queue),
+        "group": found.group,
+        **queue_fields(found.queue),
         "offset": found.offset,
         "end": found.end,
         "lag": found.lag,
@@ -116,8 +114,7 @@ def describe(shell: Shell, group: Group) -> None:
         Column("alive", "alive", yes_no),
     )
     columns = (
-        Column("topic", "topic"),
-        Column("queue", "queue", right=True),
+        *places.columns(queues),
         Column("offset", "offset", number, right=True),
         Column("end", "end", number, right=True),
         Column("lag", "lag", number, right=True),
@@ -174,12 +171,11 @@ def seek(
             if not force:
                 broker.admin.require_unused(group)
     rows = [
-        {**queue_fields(group, queue), "old": before.get(queue), "new": offset, "reset": reset, "dry_run": dry_run}
+        {"group": group, **queue_fields(queue), "old": before.get(queue), "new": offset, "reset": reset, "dry_run": dry_run}
         for queue, offset in offsets.items()
     ]
     columns = (
-        Column("topic", "topic"),
-        Column("queue", "queue", right=True),
+        *places.columns(rows),
         Column("old", "old offset", number, right=True),
         Column("new", "new offset", number, right=True),
     )

@@ -9,9 +9,10 @@ import pyarrow.compute as pc
 import typer
 
 from orderedmq.broker import Log
+from orderedmq.cli import places
 from orderedmq.cli.shell import Column, Shell, command, moment, short_moment
 from orderedmq.cli.topics import Name
-from orderedmq.errors import OffsetError, OptionError, TopicError
+from orderedmq.errors import OffsetError, OptionError
 from orderedmq.model import MessageQueue
 
 _COLUMNS = (
@@ -37,7 +38,16 @@ def add_to(app: typer.Typer) -> None:
 def peek(
     shell: Shell,
     topic: Name,
-    queue: Annotated[int | None, typer.Option("--queue", "-q", min=0, help="Only this queue.", show_default=False)] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            "--queue",
+            "-q",
+            help="Only this queue: its number, or BROKER/QUEUE or TOPIC/BROKER/QUEUE where several brokers have one of that number.",
+            metavar="QUEUE",
+            show_default=False,
+        ),
+    ] = None,
     offset: Annotated[int | None, typer.Option(min=0, help="Begin at this offset; needs --queue.", show_default=False)] = None,
     last: Annotated[int | None, typer.Option(min=1, help="The last so many messages.", show_default=False)] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many messages.")] = 10,
@@ -52,23 +62,19 @@ def peek(
     with shell.broker() as broker:
         queues = broker.log.queues(topic)
         if queue is not None:
-            if queue >= len(queues):
-                raise TopicError(
-                    "NO_SUCH_QUEUE", f"topic {topic!r} has no queue {queue}; its queues are 0 to {len(queues) - 1}"
-                )
-            queues = queues[queue : queue + 1]
+            queues = [places.one(queue, queues)]
         most = last or count
         found = [part for one in queues for part in _look(broker.log, one, offset, most, key, backwards=last is not None)]
     if len(queues) > 1 and found:
         # Each queue's messages stay in order: their times never go back.
         table = pa.Table.from_batches(found)
         order = pc.sort_indices(
-            table, [("store_timestamp", "ascending"), ("queue_id", "ascending"), ("queue_offset", "ascending")]
+            table, [(name, "ascending") for name in ("store_timestamp", "broker_name", "queue_id", "queue_offset")]
         )
         found = table.take(order).to_batches()
     rows = [_readable(row) for part in found for row in part.to_pylist()]
     columns: tuple[Column, ...] = (
-        Column("queue_id", "queue", right=True),
+        *places.columns(rows, topic=False),
         Column("queue_offset", "offset", right=True),
         Column("store_timestamp", "stored (UTC)", short_moment),
         Column("sharding_key", "key"),
@@ -113,7 +119,8 @@ def _look(
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
     body: bytes = row.pop("body")
     row["store_timestamp"] = moment(row["store_timestamp"])
-    return {**row, **body_fields(body)}
+    where = {"topic": row.pop("topic"), "broker": row.pop("broker_name"), "queue_id": row.pop("queue_id")}
+    return {**where, **row, **body_fields(body)}
 
 
 def body_fields(body: bytes) -> dict[str, Any]:

@@ -307,7 +307,7 @@ def typed(message: str) -> str:
 
 
 def code_of(error: OrderedMQError) -> int:
-    if isinstance(error, OptionError) or error.sub in ("BAD_NAME", "RESERVED"):
+    if isinstance(error, OptionError) or error.sub in ("BAD_NAME", "RESERVED", "AMBIGUOUS"):
         return USAGE
     if isinstance(error, StoreError | TopicError | GroupError) and error.sub in ("MISSING", "NO_SUCH_QUEUE"):
         return MISSING

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from orderedmq.broker import Broker
-from orderedmq.cli import completion
+from orderedmq.cli import completion, places
 from orderedmq.cli.groups import queue_row
 from orderedmq.cli.shell import Column, Shell, command, console, duration, number, table, yes_no
 from orderedmq.errors import GroupError, OptionError
@@ -29,18 +29,21 @@ Row = dict[str, Any]
 _LEAST_INTERVAL: Final = 0.1
 #: Lines of the view that are not queues.
 _FRAME: Final = 5
-_COLUMNS: Final = (
-    Column("group", "group"),
-    Column("topic", "topic"),
-    Column("queue", "queue", right=True),
+_NUMBERS: Final = (
     Column("offset", "offset", number, right=True),
     Column("end", "end", number, right=True),
     Column("lag", "lag", number, right=True),
     Column("rate", "msg/s", number, right=True),
+)
+_OWNER: Final = (
     Column("owner", "owner"),
     Column("lock_age", "renewed", duration, right=True),
     Column("alive", "alive", yes_no),
 )
+
+
+def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
+    return (Column("group", "group"), *places.columns(rows), *_NUMBERS, *_OWNER)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -74,7 +77,8 @@ def top(
     rates = Rates()
     with shell.broker() as broker:
         if once or shell.json or not sys.stdout.isatty():
-            shell.show(_look(broker, group, rates), _COLUMNS, none=f"no consumer groups in {shell.place}")
+            rows = _look(broker, group, rates)
+            shell.show(rows, _columns(rows), none=f"no consumer groups in {shell.place}")
         else:
             _watch(lambda: _look(broker, group, rates), seconds)
 
@@ -121,7 +125,7 @@ def _view(rows: Sequence[Row], height: int) -> RenderableType:
         behind = set(sorted(range(len(rows)), key=lambda place: -rows[place]["lag"])[:room])
         rows = [row for place, row in enumerate(rows) if place in behind]
         head += f". The {room} furthest behind:"
-    return Group(Text(head, no_wrap=True, overflow="ellipsis"), table(rows, _COLUMNS, one_line=True))
+    return Group(Text(head, no_wrap=True, overflow="ellipsis"), table(rows, _columns(rows), one_line=True))
 
 
 def _sleep(seconds: float) -> bool:

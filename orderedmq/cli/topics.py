@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from orderedmq.broker import TopicInfo
-from orderedmq.cli import completion
+from orderedmq.cli import completion, places
+from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
@@ -122,9 +123,7 @@ def describe(shell: Shell, name: Name) -> None:
         found = broker.admin.describe_topic(name)
     rows = [
         {
-            "topic": name,
-            "broker": queue.queue.broker_name,
-            "queue": queue.queue.queue_id,
+            **queue_fields(queue.queue),
             "min_offset": queue.bounds.min_offset,
             "max_offset": queue.bounds.max_offset,
             "messages": queue.bounds.max_offset - queue.bounds.min_offset,
@@ -137,7 +136,7 @@ def describe(shell: Shell, name: Name) -> None:
     ]
     kept = [f"{column.title} {column.text(value)}" for column in _KEPT if (value := topic_row(topic)[column.field]) is not None]
     columns = (
-        Column("queue", "queue", right=True),
+        *places.columns(rows, topic=False),
         Column("min_offset", "first", number, right=True),
         Column("max_offset", "next", number, right=True),
         Column("messages", "messages", number, right=True),
@@ -187,8 +186,7 @@ def trim(
         bounds = broker.log.bounds(broker.log.queues(name))
     rows = [
         {
-            "topic": name,
-            "queue": queue.queue_id,
+            **queue_fields(queue),
             "deleted": gone.get(queue, 0),
             "min_offset": at.min_offset,
             "max_offset": at.max_offset,
@@ -196,7 +194,7 @@ def trim(
         for queue, at in bounds.items()
     ]
     columns = (
-        Column("queue", "queue", right=True),
+        *places.columns(rows, topic=False),
         Column("deleted", "deleted", number, right=True),
         Column("min_offset", "first", number, right=True),
         Column("max_offset", "next", number, right=True),
@@ -212,7 +210,7 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
         if queue.topic != name or queue not in bounds:
             raise OptionError(
                 "INVALID",
-                f"option --before: topic {name} has no queue {queue}; its queues are {', '.join(map(str, sorted(bounds)))}",
+                f"option --before: topic {name} has no queue {queue}; its queues are {places.spans(list(bounds))}",
             )
         end = bounds[queue].max_offset
         if offset > end:

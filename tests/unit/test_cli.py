@@ -335,7 +335,10 @@ def test_a_topics_life(run: Run, text: Run, broker: Broker) -> None:
     assert (listed[0]["retention_seconds"], listed[0]["retention_bytes"]) == (604_800, 10 << 30)
     assert "7 d" in text("topic", "list")
     rows = run("topic", "describe", "a")
-    assert [(row["queue"], row["min_offset"], row["max_offset"], row["chunks"]) for row in rows] == [(0, 0, 2, 1), (1, 0, 1, 1)]
+    assert [(row["queue_id"], row["min_offset"], row["max_offset"], row["chunks"]) for row in rows] == [
+        (0, 0, 2, 1),
+        (1, 0, 1, 1),
+    ]
     assert rows[0]["first_stored"] <= rows[0]["last_stored"]
     assert run("topic", "describe", "b")[0]["first_stored"] is None
     assert "kept up to 10.0 GiB" in text("topic", "describe", "a")
@@ -353,7 +356,7 @@ def test_trim(run: Run, text: Run) -> None:
     run("produce", "a", "--queues", "3", input="1\n2\n3\n4\n5\n")
     gone = run("topic", "trim", "a", "--before", '{"a": {"embedded": {"0": -1, "1": 1, "2": -2}}}')
     # Whole chunks only: queue 1 has one of two messages.
-    assert [(row["queue"], row["deleted"], row["min_offset"]) for row in gone] == [(0, 2, 2), (1, 0, 0), (2, 0, 0)]
+    assert [(row["queue_id"], row["deleted"], row["min_offset"]) for row in gone] == [(0, 2, 2), (1, 0, 0), (2, 0, 0)]
     assert "for ever" in text("topic", "trim", "a")
     for before in ('{"a": {"embedded": {"9": 1}}}', '{"b": {"embedded": {"0": 1}}}', '{"a": {"embedded": {"0": 99}}}', "{"):
         assert "option --before" in run("topic", "trim", "a", "--before", before, code=2)
@@ -479,12 +482,12 @@ def test_groups_and_locks(run: Run, text: Run, broker: Broker) -> None:
     broker.groups.commit({tokens[first]: 2})  # type: ignore[dict-item]
     assert run("group", "list") == [{"group": "g", "topics": ["a"], "queues": 2, "lag": 4, "owned_queues": 2, "alive": True}]
     rows = run("group", "describe", "g")
-    assert [(row["queue"], row["offset"], row["end"], row["lag"]) for row in rows] == [(0, 2, 3, 1), (1, None, 3, 3)]
+    assert [(row["queue_id"], row["offset"], row["end"], row["lag"]) for row in rows] == [(0, 2, 3, 1), (1, None, 3, 3)]
     assert rows[0]["owner"] == client.client_id
     assert 0 <= rows[0]["lock_age"] < 60 >= rows[0]["lock_remaining"]
     assert rows[0]["alive"] is True
     locks = run("lock", "list", "--group", "g")
-    assert [(row["group"], row["queue"], row["alive"]) for row in locks] == [("g", 0, True), ("g", 1, True)]
+    assert [(row["group"], row["queue_id"], row["alive"]) for row in locks] == [("g", 0, True), ("g", 1, True)]
     assert run("lock", "list", "--group", "other") == []
     assert "yes" in text("group", "describe", "g")
     broker.groups.leave(client)

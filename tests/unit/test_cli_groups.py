@@ -188,7 +188,7 @@ def test_describe_shows_members_and_queues(run: Run, text: Run, broker: Broker) 
     }
     assert all(0 <= row["heartbeat_age"] < 60 for row in members)
     queues = [row for row in rows if row["kind"] == "queue"]
-    assert [(row["queue"], row["owner"], row["offset"], row["end"], row["lag"]) for row in queues] == [
+    assert [(row["queue_id"], row["owner"], row["offset"], row["end"], row["lag"]) for row in queues] == [
         (0, one.client_id, 1, 3, 2),
         (1, two.client_id, None, 3, 3),
     ]
@@ -209,7 +209,7 @@ def test_seek_to_each_kind_of_place(run: Run, text: Run, broker: Broker) -> None
     commit(broker, "g", {first: 2})
     # All queues of the topics that the group has offsets of.
     rows = run("group", "seek", "g", "--to", "latest")
-    assert [(row["topic"], row["queue"], row["old"], row["new"]) for row in rows] == [("a", 0, 2, 3), ("a", 1, None, 3)]
+    assert [(row["topic"], row["queue_id"], row["old"], row["new"]) for row in rows] == [("a", 0, 2, 3), ("a", 1, None, 3)]
     assert {(row["reset"], row["dry_run"]) for row in rows} == {(1, False)}
     assert broker.admin.group_offsets("g") == {first: 3, second: 3}
     run("group", "seek", "g", "--to", "earliest")
@@ -348,7 +348,7 @@ def test_release(run: Run, text: Run, broker: Broker) -> None:
     assert "in use" in run("lock", "release", "g", "a/0", code=1)
     assert broker.groups.stale(tokens) == []
     rows = run("lock", "release", "g", "a/1", "--force")
-    assert [(row["topic"], row["queue"], row["owner"]) for row in rows] == [("a", 1, client.client_id)]
+    assert [(row["topic"], row["queue_id"], row["owner"]) for row in rows] == [("a", 1, client.client_id)]
     assert broker.groups.stale(tokens) == [tokens[1]]
     assert run("lock", "release", "g", "a/embedded/1", "--force") == []
     assert len(run("lock", "release", "g", "a", "b/0", "--force")) == 2
@@ -358,7 +358,7 @@ def test_release(run: Run, text: Run, broker: Broker) -> None:
     # Its owner is gone: nothing to force.
     assert len(run("lock", "release", "g")) == 2
     assert "none of these queues is locked" in text("lock", "release", "g")
-    for queue, code in (("none", 3), ("a/2", 3), ("a/x", 2), ("a/broker-a/0", 2), ("/1", 2), ("a/0/0/0", 2)):
+    for queue, code in (("none", 3), ("a/2", 3), ("a/x", 2), ("a/broker-a/0", 3), ("/1", 2), ("a/0/0/0", 2)):
         run("lock", "release", "g", queue, code=code)
 
 
@@ -419,7 +419,7 @@ def test_dead_letters_are_listed(run: Run, text: Run, broker: Broker) -> None:
         "offset": 0,
         "topic": "a",
         "broker": "embedded",
-        "queue": 0,
+        "queue_id": 0,
         "origin_offset": 0,
         "sharding_key": "k",
         "tags": "t",
@@ -431,7 +431,7 @@ def test_dead_letters_are_listed(run: Run, text: Run, broker: Broker) -> None:
         "properties": {"mine": "x"},
         "body": "0-0",
     }
-    assert [(row["offset"], row["queue"], row["origin_offset"], row["sharding_key"]) for row in rows] == [
+    assert [(row["offset"], row["queue_id"], row["origin_offset"], row["sharding_key"]) for row in rows] == [
         (0, 0, 0, "k"),
         (1, 0, 2, None),
         (2, 1, 1, "x"),
@@ -592,7 +592,7 @@ def test_top_without_a_terminal_looks_once(run: Run, text: Run, broker: Broker) 
     broker.groups.commit(dict.fromkeys(take(broker, "g", client, first), 1))
     rows = run("top")
     assert [
-        (row["group"], row["queue"], row["offset"], row["lag"], row["owner"], row["alive"], row["rate"]) for row in rows
+        (row["group"], row["queue_id"], row["offset"], row["lag"], row["owner"], row["alive"], row["rate"]) for row in rows
     ] == [
         ("g", 0, 1, 2, client.client_id, True, None),
         ("h", 1, 3, 0, None, None, None),
@@ -652,7 +652,8 @@ def test_top_shows_what_is_furthest_behind_where_not_all_fit() -> None:
         {
             "group": "g",
             "topic": f"t{number}",
-            "queue": 0,
+            "broker": "embedded",
+            "queue_id": 0,
             "offset": 0,
             "end": number,
             "lag": number % 7,

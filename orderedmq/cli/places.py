@@ -1,0 +1,85 @@
+"""Queues as people read and type them: TOPIC/BROKER/QUEUE, or a short form where it says the same. Pure.
+
+Rules: a number of a queue is never an index into a list: over several brokers each has a queue 0. A short form that fits several queues is
+refused with the choices. JSON has the fields topic, broker and queue_id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+from orderedmq.cli.shell import Column
+from orderedmq.errors import OptionError, TopicError
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+
+#: As many choices as an error names.
+_CHOICES: Final = 8
+
+
+def queue_fields(queue: MessageQueue) -> dict[str, Any]:
+    return {"topic": queue.topic, "broker": queue.broker_name, "queue_id": queue.queue_id}
+
+
+def columns(rows: Sequence[Mapping[str, Any]], *, topic: bool = True) -> tuple[Column, ...]:
+    """The columns that say where; the embedded broker has one name, which says nothing."""
+    brokers = any(row["broker"] not in (None, EMBEDDED_BROKER) for row in rows)
+    return (
+        *((Column("topic", "topic"),) if topic else ()),
+        *((Column("broker", "broker"),) if brokers else ()),
+        Column("queue_id", "queue", right=True),
+    )
+
+
+def topic_of(text: str) -> str:
+    """The topic of TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE. Raises OptionError INVALID."""
+    topic, *rest = text.split("/")
+    if not topic or len(rest) > 2 or (rest and not (all(rest) and _is_number(rest[-1]))):
+        raise OptionError(
+            "INVALID",
+            f"{text!r} is neither TOPIC nor TOPIC/BROKER/QUEUE; write for example orders, orders/3 or orders/broker-a/3",
+        )
+    return topic
+
+
+def in_topic(text: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+    """Of a topic's queues, those of TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE. Raises OptionError INVALID, TopicError."""
+    topic = topic_of(text)
+    rest = text[len(topic) + 1 :]
+    return [one(rest, queues)] if rest else list(queues)
+
+
+def one(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+    """The one queue of a topic that QUEUE, BROKER/QUEUE or TOPIC/BROKER/QUEUE means.
+
+    Raises OptionError INVALID, TopicError NO_SUCH_QUEUE or AMBIGUOUS.
+    """
+    topic = queues[0].topic
+    broker, _, number = text.removeprefix(f"{topic}/").rpartition("/")
+    if not _is_number(number) or "/" in broker:
+        raise OptionError(
+            "INVALID", f"{text!r} is no queue of topic {topic!r}; write for example 3, {queues[0].broker_name}/3 or {queues[0]}"
+        )
+    found = [queue for queue in queues if queue.queue_id == int(number) and broker in ("", queue.broker_name)]
+    if not found:
+        raise TopicError("NO_SUCH_QUEUE", f"topic {topic!r} has no queue {text}; its queues are {spans(queues)}")
+    if len(found) > 1:
+        choices = ", ".join(map(str, found[:_CHOICES])) + (", …" if found[_CHOICES:] else "")
+        raise TopicError("AMBIGUOUS", f"{len(found)} brokers have a queue {text} of topic {topic!r}; name one of {choices}")
+    return found[0]
+
+
+def spans(queues: Sequence[MessageQueue]) -> str:
+    """Queues of a topic for a message: ``0 to 7``, or ``broker-a/0 to broker-a/3, broker-b/0``."""
+    said = []
+    for broker, of_broker in groupby(sorted(queues), key=lambda queue: queue.broker_name):
+        numbers = [queue.queue_id for queue in of_broker]
+        prefix = "" if broker == EMBEDDED_BROKER else f"{broker}/"
+        last = f" to {prefix}{numbers[-1]}" if len(numbers) > 1 else ""
+        said.append(f"{prefix}{numbers[0]}{last}")
+    return ", ".join(said)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()

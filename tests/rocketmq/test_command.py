@@ -1,0 +1,92 @@
+"""The command over a cluster of two brokers, each of which has a queue 0."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orderedmq.cli import app
+from orderedmq.rocketmq.servers import Cluster
+from tests.rocketmq.group_world import World, until
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def world(two_brokers: Cluster) -> Iterator[World]:
+    made = World(two_brokers)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(two_brokers: Cluster) -> Run:
+    """Run the command; returns its JSON rows, what it says with --no-json, or its error."""
+
+    def call(*arguments: str, code: int = 0) -> Any:
+        result = CliRunner().invoke(app, [*arguments, "--namesrv", two_brokers.address], env={"COLUMNS": "200"})
+        assert result.exit_code == code, result.output
+        if code:
+            return result.stderr
+        return result.stdout if "--no-json" in arguments else [json.loads(line) for line in result.stdout.splitlines()]
+
+    return call
+
+
+def where(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(row["broker"], row["queue_id"]) for row in rows]
+
+
+FOUR = [("broker-a", 0), ("broker-a", 1), ("broker-b", 0), ("broker-b", 1)]
+
+
+def test_every_place_says_its_broker(world: World, run: Run) -> None:
+    for queue in world.queues:
+        world.send(queue, 1)
+    client = world.broker.groups.join("query")
+    world.broker.groups.heartbeat(world.group, client, world.shared())
+    tokens = world.lock(world.broker, client)
+    world.broker.groups.commit(dict.fromkeys(tokens, 1))
+    for arguments in (["topic", "describe", world.topic], ["lock", "list", "--group", world.group], ["top", world.group]):
+        assert where(run(*arguments)) == FOUR
+        shown = run(*arguments, "--no-json")
+        assert "broker " in shown
+        assert shown.count("broker-b") == 2
+    rows = run("group", "describe", world.group)
+    assert where([row for row in rows if row["kind"] == "queue"]) == FOUR
+    assert run("group", "describe", world.group, "--no-json").count("broker-b") == 2
+    assert where(run("group", "seek", world.group, "--to", "earliest", "--force")) == FOUR
+
+
+def test_peek_takes_a_queue_by_its_name_and_never_by_its_place_in_a_list(world: World, run: Run) -> None:
+    for queue in world.queues:
+        world.send(queue, queue.queue_id + 1)
+    [row] = run("peek", world.topic, "--queue", "broker-b/0")
+    assert (row["topic"], row["broker"], row["queue_id"]) == (world.topic, "broker-b", 0)
+    assert where(run("peek", world.topic, "-q", f"{world.topic}/broker-b/1")) == [("broker-b", 1)] * 2
+    assert sorted(set(where(run("peek", world.topic)))) == FOUR
+    said = run("peek", world.topic, "-q", "0", code=2)
+    assert f"name one of {world.topic}/broker-a/0, {world.topic}/broker-b/0" in said
+    said = run("peek", world.topic, "-q", "2", code=3)
+    assert "its queues are broker-a/0 to broker-a/1, broker-b/0 to broker-b/1" in said
+    world.broker.admin.add_queues(world.topic, 5)
+    assert where(run("peek", world.topic, "-q", "2")) == []
+
+
+def test_one_queues_lock_is_released(world: World, run: Run) -> None:
+    client = world.broker.groups.join("query")
+    world.broker.groups.heartbeat(world.group, client, world.shared())
+    tokens = world.lock(world.broker, client)
+    # A group has no offsets before it commits, and RocketMQ knows it by them.
+    world.broker.groups.commit(dict.fromkeys(tokens, 0))
+    assert "name one of" in run("lock", "release", world.group, f"{world.topic}/1", "--force", code=2)
+    place = f"{world.topic}/broker-b/1"
+    assert "give --force" in run("lock", "release", world.group, place, code=1)
+    assert where(run("lock", "release", world.group, place, "--force")) == [("broker-b", 1)]
+    # What others do is known after a second.
+    assert [str(token.queue) for token in until(lambda: world.broker.groups.stale(tokens), bool)] == [place]
+    assert run("lock", "release", world.group, place, "--force") == []

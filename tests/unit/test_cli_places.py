@@ -1,0 +1,82 @@
+"""Queues as the command reads and shows them, over one broker and over several."""
+
+from __future__ import annotations
+
+import pytest
+
+from orderedmq.cli import places
+from orderedmq.cli.shell import USAGE, code_of
+from orderedmq.errors import OptionError, TopicError
+from orderedmq.model import MessageQueue
+
+ONE = [MessageQueue("orders", "embedded", number) for number in range(4)]
+#: Brokers list their queues one after the other: the third of the list is broker-b's queue 0.
+TWO = [MessageQueue("orders", broker, number) for broker in ("broker-a", "broker-b") for number in range(2)]
+#: A queue that only one broker has.
+LONELY = MessageQueue("orders", "broker-b", 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "queues", "found"),
+    [
+        ("2", ONE, ONE[2]),
+        ("embedded/2", ONE, ONE[2]),
+        ("orders/embedded/2", ONE, ONE[2]),
+        ("broker-b/0", TWO, TWO[2]),
+        ("orders/broker-b/0", TWO, TWO[2]),
+        ("2", [*TWO, LONELY], LONELY),
+        ("orders/2", [*TWO, LONELY], LONELY),
+    ],
+)
+def test_a_queue_is_named_in_short_where_that_is_one(text: str, queues: list[MessageQueue], found: MessageQueue) -> None:
+    assert places.one(text, queues) == found
+    if text.startswith("orders/"):
+        assert places.in_topic(text, queues) == [found]
+
+
+def test_a_number_that_several_brokers_have_is_refused_with_the_choices() -> None:
+    with pytest.raises(TopicError, match="AMBIGUOUS.*orders/broker-a/1, orders/broker-b/1") as caught:
+        places.one("1", TWO)
+    assert code_of(caught.value) == USAGE
+    many = [MessageQueue("orders", f"broker-{number:02}", 0) for number in range(50)]
+    with pytest.raises(TopicError, match="50 brokers .* orders/broker-07/0, …$"):
+        places.in_topic("orders/0", many)
+
+
+@pytest.mark.parametrize(
+    ("text", "queues", "says"),
+    [
+        ("4", ONE, "its queues are 0 to 3"),
+        ("broker-a/0", ONE, "its queues are 0 to 3"),
+        # Never an index into a list: there are four queues.
+        ("2", TWO, "its queues are broker-a/0 to broker-a/1, broker-b/0 to broker-b/1"),
+        ("broker-b/2", [*TWO[:3]], "its queues are broker-a/0 to broker-a/1, broker-b/0$"),
+    ],
+)
+def test_a_queue_that_is_not_there_is_refused_with_those_that_are(text: str, queues: list[MessageQueue], says: str) -> None:
+    with pytest.raises(TopicError, match=f"NO_SUCH_QUEUE.*{says}"):
+        places.one(text, queues)
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "a/b/c/1", "1/x", "٣"])
+def test_what_is_no_queue(text: str) -> None:
+    with pytest.raises(OptionError, match="write for example 3, broker-a/3 or orders/broker-a/0"):
+        places.one(text, TWO)
+
+
+@pytest.mark.parametrize("text", ["", "/1", "orders/", "orders/x", "orders//1", "orders/a/b/1", "orders/a/x"])
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(OptionError, match="neither TOPIC nor TOPIC/BROKER/QUEUE"):
+        places.topic_of(text)
+
+
+def test_a_topic_is_all_of_its_queues() -> None:
+    assert places.in_topic("orders", TWO) == TWO
+
+
+def test_the_broker_is_a_column_where_there_is_more_than_the_embedded_one() -> None:
+    def titles(queues: list[MessageQueue]) -> list[str]:
+        return [column.title for column in places.columns([places.queue_fields(queue) for queue in queues])]
+
+    assert titles(ONE) == ["topic", "queue"]
+    assert titles(TWO) == ["topic", "broker", "queue"]
