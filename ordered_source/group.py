@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ordered_source.renewal import Renewal
@@ -40,7 +41,7 @@ class GroupSession:
             options.allocation.name() if self.shared else None,
             *((ALL, "TAG") if options.matching is None else (options.matching.expression, options.matching.kind)),
         )
-        self._client = self._groups.join(owner_id)
+        self._client = replace(self._groups.join(owner_id), name=options.query_name)
         self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL, lambda: self._groups.cut_off(self._client))
         self._looked = float("-inf")
         try:

@@ -7,7 +7,7 @@ mutation of a group carries the lock token under which it is made. The contract 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
@@ -75,7 +75,10 @@ class QueueInfo:
 
 @dataclass(frozen=True)
 class LockInfo:
-    """A queue lock as ``lock list`` shows it; durations in seconds. ``held`` is false for a lock that was given back."""
+    """A queue lock as ``lock list`` shows it; durations in seconds. ``held`` is false for a lock that was given back.
+
+    ``name``: what the owner calls itself, as far as it is known.
+    """
 
     group: str
     queue: MessageQueue
@@ -87,6 +90,7 @@ class LockInfo:
     alive: bool | None
     age: float
     remaining: float
+    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,8 @@ class SourceRun:
     query_id: str
     batch_id: int
     run_id: str
+    #: Spark's name of the query, if it has one.
+    name: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

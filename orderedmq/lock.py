@@ -16,7 +16,7 @@ Pure: the clock, the liveness of a client and the next epoch are arguments.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from orderedmq.model import MessageQueue
@@ -42,10 +42,11 @@ class Instant:
 
 @dataclass(frozen=True)
 class Client:
-    """Who asks: ``owner`` outlives a restart (it is the query's), ``client_id`` names this process."""
+    """Who asks: ``owner`` outlives a restart (it is the query's), ``client_id`` names this process, ``name`` is for people."""
 
     owner: str
     client_id: str
+    name: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

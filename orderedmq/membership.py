@@ -40,7 +40,10 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Member:
-    """A client in a group. ``joined`` orders members by their first heartbeat; ``room`` is where it runs, if it says so."""
+    """A client in a group. ``joined`` orders members by their first heartbeat; ``room`` is where it runs, if it says so.
+
+    ``name`` is what it calls itself, for people.
+    """
 
     owner: str
     client_id: str
@@ -49,6 +52,7 @@ class Member:
     renewed: Instant
     room: str | None = None
     life: float = MEMBER_LIFE
+    name: str | None = None
 
     def age(self, now: Instant) -> float:
         """Seconds since the last heartbeat; infinite across a boot."""

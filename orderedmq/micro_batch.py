@@ -12,6 +12,8 @@ QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 #: The job group of a micro-batch is its run id, new at every start of the query.
 RUN: Final = "spark.jobGroup.id"
+#: The query's name, if it has one, and then its id (MicroBatchExecution.getBatchDescriptionString). Nothing else tells a task the name.
+DESCRIPTION: Final = "spark.job.description"
 
 
 def run_of(local_property: Callable[[str], str | None]) -> SourceRun | None:
@@ -19,4 +21,5 @@ def run_of(local_property: Callable[[str], str | None]) -> SourceRun | None:
     query, batch = local_property(QUERY), local_property(BATCH)
     if query is None or batch is None:
         return None
-    return SourceRun(query, int(batch), local_property(RUN) or "")
+    name, found, _ = (local_property(DESCRIPTION) or "").rpartition(f"\nid = {query}\n")
+    return SourceRun(query, int(batch), local_property(RUN) or "", name if found and name else None)

@@ -176,6 +176,13 @@ def parse_group(text: str, option: str) -> str:
     return text
 
 
+def parse_name(text: str, option: str) -> str:
+    """A name that people read in tables: one line, not empty, not too long."""
+    if not text.strip() or not text.isprintable() or len(text) > 127:
+        raise invalid(option, f"{shown(text)} is not a name; write one line of at most 127 characters, for example billing")
+    return text.strip()
+
+
 def parse_rooms(text: str, option: str) -> tuple[str, ...]:
     """The machine rooms of a list, each once, in its order."""
     rooms = tuple(parse_room(name.strip(), option) for name in text.split(","))

@@ -77,6 +77,12 @@ SOURCE_OPTIONS: Final = (
     ),
     Option("consumerGroup", None, "group whose locks and offsets the query uses", "required by a stream in clustering"),
     Option(
+        "queryName",
+        None,
+        "name by which the command shows this query as owner and member; Spark does not tell a source the name of its query",
+        "over the embedded broker Spark's name, once a batch has run; else the beginning of an id",
+    ),
+    Option(
         "messageModel", "clustering", "clustering: locks and offsets of the group; broadcasting: every query sees everything"
     ),
     Option(

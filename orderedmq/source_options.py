@@ -27,6 +27,7 @@ from orderedmq.option_values import (
     parse_bool,
     parse_duration,
     parse_group,
+    parse_name,
     parse_size,
     parse_timestamp,
     parse_topic,
@@ -116,6 +117,7 @@ class SourceOptions:
     reading: Reading
     include_properties: bool
     include_lock_token: bool
+    query_name: str | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
@@ -167,6 +169,7 @@ class SourceOptions:
             reading=_reading(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
             include_lock_token=given.value("includeLockToken", parse_bool),
+            query_name=given.optional("queryName", parse_name),
         )
 
     def reads(self, topic: str) -> bool:

@@ -8,6 +8,7 @@ import typer
 
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.cli import completion, places
+from orderedmq.cli.owners import named, owner_columns, short_names
 from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.group_state import GroupQueue, group_queues
@@ -19,18 +20,13 @@ app = commands("How far consumer groups are; seek and delete.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.groups)]
 
-OWNER = (
-    Column("owner", "owner"),
-    Column("lock_age", "renewed", duration, right=True),
-    Column("lock_remaining", "ends in", duration, right=True),
-    Column("alive", "alive", yes_no),
-)
-
 
 def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
-    """Who has a queue; ``lock`` None: nobody."""
+    """Who has a queue; ``lock`` None: nobody. ``owner`` is whole, as errors have it."""
     return {
         "owner": lock and lock.client_id,
+        "query": lock and lock.owner,
+        "query_name": lock and lock.name,
         "lock_age": lock and round(lock.age, 3),
         "lock_remaining": lock and round(lock.remaining, 3),
         "alive": lock and lock.alive,
@@ -55,6 +51,7 @@ def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
         "group": group,
         "client": member.client_id,
         "query": member.owner,
+        "query_name": member.name,
         "topics": subscription.topics,
         "assignment": subscription.assignment,
         "strategy": subscription.strategy,
@@ -104,24 +101,24 @@ def describe(shell: Shell, group: Group) -> None:
     with shell.broker() as broker:
         queues = [{"kind": "queue", **queue_row(found)} for found in group_queues(broker, group)]
         members = [_member_row(group, seen) for seen in broker.admin.members(group)]
+    short = short_names({row["client"]: row["query_name"] for row in members} | named(queues))
     member_columns = (
-        Column("client", "member"),
-        Column("query", "query"),
-        Column("topics", "topics"),
+        Column("client", "member", short.__getitem__),
+        Column("topics", "topics", spare=1),
         Column("assignment", "assignment"),
-        Column("strategy", "strategy"),
+        Column("strategy", "strategy", spare=2),
         Column("heartbeat_age", "heartbeat", duration, right=True),
         Column("alive", "alive", yes_no),
     )
     columns = (
         *places.columns(queues),
         Column("offset", "offset", number, right=True),
-        Column("end", "end", number, right=True),
+        Column("end", "end", number, right=True, spare=3),
         Column("lag", "lag", number, right=True),
-        *OWNER,
+        *owner_columns(short),
     )
-    shell.show(members, member_columns, none=f"group {group} has no members now")
-    shell.show(queues, columns, none=f"group {group} has no queues left")
+    shell.show(members, member_columns, none=f"group {group} has no members now", one_line=True)
+    shell.show(queues, columns, none=f"group {group} has no queues left", one_line=True)
 
 
 @command(app, "seek")

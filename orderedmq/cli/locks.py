@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from orderedmq.cli import completion, places
-from orderedmq.cli.groups import OWNER, Group, owner_fields
+from orderedmq.cli.groups import Group, owner_fields
+from orderedmq.cli.owners import named, owner_columns, short_names
 from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.model import check_group
@@ -30,7 +31,13 @@ def list_locks(
     with shell.broker() as broker:
         held = sorted((lock for lock in broker.admin.locks(group) if lock.held), key=lambda lock: (lock.group, lock.queue))
     rows = [{"group": lock.group, **queue_fields(lock.queue), "epoch": lock.epoch, **owner_fields(lock)} for lock in held]
-    shell.show(rows, (_GROUP, *places.columns(rows), Column("epoch", "epoch", right=True), *OWNER), none="no queue is locked")
+    columns = (
+        _GROUP,
+        *places.columns(rows),
+        Column("epoch", "epoch", right=True, spare=3),
+        *owner_columns(short_names(named(rows))),
+    )
+    shell.show(rows, columns, none="no queue is locked", one_line=True)
 
 
 @command(app, "release")
@@ -61,12 +68,11 @@ def release(
     with shell.broker() as broker:
         broker.admin.group_offsets(group)
         held = [lock for lock in broker.admin.locks(group) if lock.held]
-        named = {queue for text in queues or () for queue in places.in_topic(text, broker.log.queues(places.topic_of(text)))}
-        gone = broker.admin.release(group, sorted(named if queues else {lock.queue for lock in held}), force=force)
-    owners = {lock.queue: lock.client_id for lock in held}
-    rows = [{"group": group, **queue_fields(queue), "owner": owners.get(queue)} for queue in gone]
+        asked = {queue for text in queues or () for queue in places.in_topic(text, broker.log.queues(places.topic_of(text)))}
+        gone = broker.admin.release(group, sorted(asked if queues else {lock.queue for lock in held}), force=force)
+    taken = {lock.queue: lock for lock in held if lock.queue in gone}
+    rows = [{"group": group, **queue_fields(queue), **owner_fields(taken.get(queue))} for queue in gone]
+    owner = Column("owner", "taken from", short_names(named(rows)).__getitem__)
     shell.show(
-        rows,
-        (_GROUP, *places.columns(rows), Column("owner", "taken from")),
-        none=f"none of these queues is locked in group {group}",
+        rows, (_GROUP, *places.columns(rows), owner), none=f"none of these queues is locked in group {group}", one_line=True
     )

@@ -83,6 +83,8 @@ class Column(NamedTuple):
     title: str
     text: Callable[[Any], str] = str
     right: bool = False
+    #: What a table does without where it is too wide for the terminal: the highest first, 0 never.
+    spare: int = 0
 
 
 @dataclass
@@ -117,9 +119,18 @@ class Shell:
         return reach(self.endpoint)
 
     def show(
-        self, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], *, title: str = "", none: str = "nothing"
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        columns: Sequence[Column],
+        *,
+        title: str = "",
+        none: str = "nothing",
+        one_line: bool = False,
     ) -> None:
-        """Rows as a table of ``columns``, or whole as JSON lines. ``none``: what a person reads when there is no row."""
+        """Rows as a table of ``columns``, or whole as JSON lines. ``none``: what a person reads when there is no row.
+
+        ``one_line``: see `table`.
+        """
         if self.json:
             for row in rows:
                 self.emit(row)
@@ -127,7 +138,8 @@ class Shell:
         if not rows:
             self.say(none)
             return
-        console().print(table(rows, columns, title))
+        shown = console()
+        shown.print(table(rows, columns, title, one_line=one_line, width=shown.width))
 
     def emit(self, row: Mapping[str, Any]) -> None:
         """One JSON object."""
@@ -210,8 +222,31 @@ def console(stderr: bool = False) -> Console:
     return Plain(stderr=stderr, highlight=False)
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str = "", *, one_line: bool = False) -> Table:
-    """Rows as a table of ``columns``. ``one_line``: where a row is too wide, texts are cut instead of folded."""
+def table(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[Column],
+    title: str = "",
+    *,
+    one_line: bool = False,
+    width: int | None = None,
+) -> Table:
+    """Rows as a table of ``columns``. Wider than ``width``, it does without spare columns.
+
+    ``one_line``: where a row is still too wide, texts are cut instead of folded.
+    """
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    wide = Console(width=1 << 16)
+    while True:
+        made = _table(rows, columns, title, one_line)
+        last = max(columns, key=lambda column: column.spare)
+        if width is None or not last.spare or Measurement.get(wide, wide.options, made).maximum <= width:
+            return made
+        columns = [column for column in columns if column is not last]
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: str, one_line: bool) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -222,12 +257,13 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: s
             column.title,
             justify="right" if column.right else "left",
             overflow="ellipsis" if one_line else "fold",
-            # What may be wrapped is made narrower first. A name has no blanks to be wrapped at.
+            # What may be wrapped is made narrower first; below it is cut nevertheless.
             no_wrap=one_line and column.right,
         )
     for row in rows:
+        texts = ["-" if row.get(column.field) is None else column.text(row[column.field]) for column in columns]
         # Text, not markup: a body may have brackets.
-        made.add_row(*(Text("-" if row.get(c.field) is None else c.text(row[c.field])) for c in columns))
+        made.add_row(*(Text(text, no_wrap=one_line) for text in texts))
     return made
 
 

@@ -15,7 +15,8 @@ import typer
 from orderedmq.broker import Broker
 from orderedmq.cli import completion, places
 from orderedmq.cli.groups import queue_row
-from orderedmq.cli.shell import Column, Shell, command, console, duration, number, table, yes_no
+from orderedmq.cli.owners import named, owner_columns, short_names
+from orderedmq.cli.shell import Column, Shell, command, console, number, table
 from orderedmq.errors import GroupError, OptionError
 from orderedmq.group_state import Rates, group_queues
 from orderedmq.model import check_group
@@ -31,19 +32,14 @@ _LEAST_INTERVAL: Final = 0.1
 _FRAME: Final = 5
 _NUMBERS: Final = (
     Column("offset", "offset", number, right=True),
-    Column("end", "end", number, right=True),
+    Column("end", "end", number, right=True, spare=3),
     Column("lag", "lag", number, right=True),
     Column("rate", "msg/s", number, right=True),
-)
-_OWNER: Final = (
-    Column("owner", "owner"),
-    Column("lock_age", "renewed", duration, right=True),
-    Column("alive", "alive", yes_no),
 )
 
 
 def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
-    return (Column("group", "group"), *places.columns(rows), *_NUMBERS, *_OWNER)
+    return (Column("group", "group"), *places.columns(rows), *_NUMBERS, *owner_columns(short_names(named(rows))))
 
 
 def add_to(app: typer.Typer) -> None:
@@ -78,7 +74,7 @@ def top(
     with shell.broker() as broker:
         if once or shell.json or not sys.stdout.isatty():
             rows = _look(broker, group, rates)
-            shell.show(rows, _columns(rows), none=f"no consumer groups in {shell.place}")
+            shell.show(rows, _columns(rows), none=f"no consumer groups in {shell.place}", one_line=True)
         else:
             _watch(lambda: _look(broker, group, rates), seconds)
 
@@ -106,7 +102,7 @@ def _watch(look: Callable[[], list[Row]], seconds: float) -> None:
     try:
         with _quit_key() as asked, Live(console=shown, auto_refresh=False) as live:
             while True:
-                live.update(_view(look(), shown.height), refresh=True)
+                live.update(_view(look(), shown.height, shown.width), refresh=True)
                 if asked(seconds):
                     return
     except KeyboardInterrupt:
@@ -114,7 +110,7 @@ def _watch(look: Callable[[], list[Row]], seconds: float) -> None:
         return
 
 
-def _view(rows: Sequence[Row], height: int) -> RenderableType:
+def _view(rows: Sequence[Row], height: int, width: int) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -125,7 +121,7 @@ def _view(rows: Sequence[Row], height: int) -> RenderableType:
         behind = set(sorted(range(len(rows)), key=lambda place: -rows[place]["lag"])[:room])
         rows = [row for place, row in enumerate(rows) if place in behind]
         head += f". The {room} furthest behind:"
-    return Group(Text(head, no_wrap=True, overflow="ellipsis"), table(rows, _columns(rows), one_line=True))
+    return Group(Text(head, no_wrap=True, overflow="ellipsis"), table(rows, _columns(rows), one_line=True, width=width))
 
 
 def _sleep(seconds: float) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from orderedmq import lock as rules
 from orderedmq.broker import LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
-from orderedmq.embedded import groups, index, layout
+from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.chunk import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -214,13 +214,20 @@ class EmbeddedAdmin:
         check_group(group)
         now = self._clock.instant()
         found = sorted(self._members().members(group), key=lambda member: member.joined)
-        return [MemberInfo(member, max(0.0, member.age(now))) for member in found]
+        names = runs.names(self._open(False).path)
+        return [
+            MemberInfo(replace(member, name=member.name or names.get(member.client_id)), max(0.0, member.age(now)))
+            for member in found
+        ]
 
     def locks(self, group: str | None = None) -> list[LockInfo]:
         members = self._members()
-        with self._read() as txn:
+        store = self._open(False)
+        with store.read() as txn:
             prefix = b"" if group is None else layout.group_prefix(group)
             found = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
+            said = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
+        names = runs.names(store.path) | {member.client_id: member.name for member in said if member.name is not None}
         now = self._clock.instant()
         alive = {lock.client_id: members.alive(lock.client_id) for _, _, lock in found if lock.held}
         return [
@@ -235,6 +242,7 @@ class EmbeddedAdmin:
                 alive.get(lock.client_id),
                 lock.age(now),
                 lock.remaining(now),
+                names.get(lock.client_id),
             )
             for name, queue, lock in found
         ]

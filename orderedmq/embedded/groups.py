@@ -147,7 +147,7 @@ class EmbeddedGroups:
             known = all_members(txn, group)
             mine = known.get(key)
             joined = mine.joined if mine is not None and not mine.expired(now) else txn.take_number("epoch")
-            known[key] = Member(client.owner, client.client_id, subscription, joined, now, room, self.life)
+            known[key] = Member(client.owner, client.client_id, subscription, joined, now, room, self.life, client.name)
             txn.put("members", key, layout.member_to_json(known[key]))
             counted = present(known.values(), now, self.alive)
             ids = {member.client_id for member in counted}

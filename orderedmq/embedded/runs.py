@@ -62,6 +62,7 @@ def register(store: Path, run: SourceRun, what: Registration) -> None:
         "queue_id": what.queue.queue_id,
         "begin": what.offsets.begin,
         "end": what.offsets.end,
+        "query": [run.query_id, run.name],
         "token": None if proof is None else [proof.group, proof.owner, proof.client_id, proof.epoch, proof.tenure],
     }
     name = f"{_plain(run.run_id)}.{uuid.uuid4().hex}"
@@ -96,6 +97,20 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
             proof = LockToken(group, queue, owner, client_id, epoch, tenure)
         out[(proof.group if proof else None, queue, span, proof.epoch if proof else 0)] = Registration(queue, span, proof)
     return [out[key] for key in sorted(out, key=lambda key: (key[0] or "", *key[1:]))]
+
+
+def names(store: Path) -> dict[str, str]:
+    """Spark's name of the query of each client whose tasks have noted something lately, if the query has a name."""
+    found: dict[str, str] = {}
+    for path in (store / FOLDER).glob("*/*/*"):
+        try:
+            record = json.loads(path.read_text())
+        except (OSError, ValueError):
+            # Removed, or about to be written.
+            continue
+        if record.get("token") is not None and record.get("query", [None, None])[1] is not None:
+            found[record["token"][2]] = record["query"][1]
+    return found
 
 
 def _forget_before(query: Path, batch_id: int) -> None:

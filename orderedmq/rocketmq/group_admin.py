@@ -101,11 +101,16 @@ class GroupAdmin:
         for name in self.groups() if group is None else [group]:
             for client_id in self._directory.everywhere(name):
                 info = self._directory.info(name, client_id, brokers, fresh=True)
-                for held in info.held if info is not None else ():
+                if info is None:
+                    continue
+                for held in info.held:
                     age = max(0.0, time.time() - held.renewed)
-                    owner = info.member.owner if info is not None else client_id
-                    left = max(0.0, LOCK_LIFE - age)
-                    out.append(LockInfo(name, held.queue, owner, client_id, held.epoch, held.tenure, True, True, age, left))
+                    who, left = info.member, max(0.0, LOCK_LIFE - age)
+                    out.append(
+                        LockInfo(
+                            name, held.queue, who.owner, client_id, held.epoch, held.tenure, True, True, age, left, who.name
+                        )
+                    )
         return sorted(out, key=lambda lock: (lock.group, lock.queue, lock.client_id))
 
     # -- what is done from outside

@@ -106,7 +106,7 @@ class RocketMQGroups:
         presence = self._present.get(client.client_id)
         # Who has left does not come back by a heartbeat that was on its way.
         if presence is not None:
-            presence.beat(group, subscription, room, self._directory)
+            presence.beat(group, subscription, room, self._directory, client.name)
         return self.members(group)
 
     def cut_off(self, client: Identity) -> bool:

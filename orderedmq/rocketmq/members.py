@@ -160,6 +160,7 @@ def _ours(client_id: str, own: dict[str, Any]) -> Info:
             Instant(WALL, float(own["renewed"])),
             own["room"],
             MEMBER_LIFE,
+            None if own.get("name") is None else str(own["name"]),
         )
         held = tuple(
             HeldQueue(MessageQueue(str(topic), str(broker), int(queue)), float(at), int(epoch), int(tenure))

@@ -69,7 +69,9 @@ class Presence:
         known = self._groups.get(group)
         return known.member if known is not None else None
 
-    def beat(self, group: str, subscription: Subscription, room: str | None, directory: Directory) -> None:
+    def beat(
+        self, group: str, subscription: Subscription, room: str | None, directory: Directory, name: str | None = None
+    ) -> None:
         """Say to every broker of the topics that this client is a member.
 
         Raises GroupError DISAGREES, before anything is said, when the group has consumers in another language that read other topics, or
@@ -84,7 +86,9 @@ class Presence:
             directory.refuse_strangers(group, subscription, names, brokers)
         now = members.now()
         joined = before.member.joined if before is not None else int(time.time() * 1_000_000)
-        member = Member(self.identity.owner, self.identity.client_id, subscription, joined, now, room, members.MEMBER_LIFE)
+        member = Member(
+            self.identity.owner, self.identity.client_id, subscription, joined, now, room, members.MEMBER_LIFE, name
+        )
         said = group_requests.heartbeat(
             self.identity.client_id,
             group,

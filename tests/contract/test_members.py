@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -32,11 +33,12 @@ LONGEST = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
 
 
 def test_a_heartbeat_makes_a_member_that_everyone_sees(place: Place, broker: Broker, clock: FakeClock):
-    me = broker.groups.join("me")
+    me = replace(broker.groups.join("me"), name="billing")
     assert ids(broker) == []
     subscription = Subscription("shared", "orders,invoices", "machine room", "red || blue")
     [member] = broker.groups.heartbeat("g", me, subscription, "room-1")
     assert (member.owner, member.client_id, member.subscription, member.room) == ("me", me.client_id, subscription, "room-1")
+    assert member.name == "billing"
     if "clock" not in place.lacks:
         assert member.renewed == clock.instant()
     assert place.connect().groups.members("g") == [member]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,10 +48,12 @@ FOUR = [("broker-a", 0), ("broker-a", 1), ("broker-b", 0), ("broker-b", 1)]
 def test_every_place_says_its_broker(world: World, run: Run) -> None:
     for queue in world.queues:
         world.send(queue, 1)
-    client = world.broker.groups.join("query")
+    client = replace(world.broker.groups.join("query"), name="billing")
     world.broker.groups.heartbeat(world.group, client, world.shared())
     tokens = world.lock(world.broker, client)
     world.broker.groups.commit(dict.fromkeys(tokens, 1))
+    assert {(row["query"], row["query_name"]) for row in run("lock", "list", "--group", world.group)} == {("query", "billing")}
+    assert "orderedmq-query" not in run("lock", "list", "--group", world.group, "--no-json")
     for arguments in (["topic", "describe", world.topic], ["lock", "list", "--group", world.group], ["top", world.group]):
         assert where(run(*arguments)) == FOUR
         shown = run(*arguments, "--no-json")

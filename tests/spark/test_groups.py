@@ -14,7 +14,7 @@ from tests.spark.test_source import numbers, wait_for
 
 def start(rig: Rig, name: str, **options: Any) -> Any:
     df = rig.stream(topic="in", **{"consumerGroup": "g", "lockTimeout": "1s", **options})
-    return rig.start(df, name, topic="out", topicQueueNums=2, onKeyConflict="ignore")
+    return rig.start(df, name, topic="out", topicQueueNums=2, onKeyConflict="ignore", queryName=name)
 
 
 def test_a_second_query_of_the_group_is_refused_and_the_first_goes_on(rig: Rig) -> None:
@@ -26,6 +26,8 @@ def test_a_second_query_of_the_group_is_refused_and_the_first_goes_on(rig: Rig) 
         second.awaitTermination()
     text = str(caught.value)
     owner = rig.broker.admin.locks()[0]
+    # Spark's name of the query, which only its tasks are told.
+    assert owner.name == "one"
     assert "[ORDEREDMQ_LOCK.HELD_BY_OTHER]" in text
     assert f"query {owner.owner} ({owner.client_id}), which is alive" in text
     assert re.search(r"ends in [1-6]?\d s unless it is renewed", text)

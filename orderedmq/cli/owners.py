@@ -1,0 +1,56 @@
+"""Owners and members under names that people can tell apart. Pure.
+
+A client id is as long as it must be to be the only one of its kind: a query's 32 digits, its host, its process, a random number. In a table
+each gets the shortest name that no other one there has; JSON has the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from orderedmq.cli.shell import Column, duration, yes_no
+
+#: ``<query>@<host>-<pid>-<random>``; over RocketMQ with ``orderedmq-`` before it.
+_OURS = re.compile(r"(?:orderedmq-)?(?P<query>.+)@(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}")
+_DIGITS = re.compile(r"[0-9a-f]{32}")
+_SHORT = 8
+
+
+def named(rows: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
+    """The owners of rows, with what they call themselves."""
+    return {row["owner"]: row.get("query_name") for row in rows if row.get("owner") is not None}
+
+
+def short_names(clients: Mapping[str, str | None]) -> dict[str, str]:
+    """The shortest name of each client that no other one has. ``clients``: what each calls itself, if it does."""
+    left = {client: _names(client, name) for client, name in clients.items()}
+    while True:
+        seen = Counter(names[0] for names in left.values())
+        double = [names for names in left.values() if seen[names[0]] > 1 and len(names) > 1]
+        if not double:
+            return {client: names[0] for client, names in left.items()}
+        for names in double:
+            del names[0]
+
+
+def _names(client: str, name: str | None) -> list[str]:
+    """Names of a client, from the shortest to its id."""
+    ours = _OURS.fullmatch(client)
+    if ours is None:
+        # A consumer in Java is <ip>@<pid>#<time>.
+        return [*([name] if name else []), *([client.partition("#")[0]] if "#" in client else []), client]
+    query = name or (ours["query"][:_SHORT] if _DIGITS.fullmatch(ours["query"]) else ours["query"])
+    return [query, f"{query}-{ours['pid']}", f"{query}@{ours['host']}-{ours['pid']}", client]
+
+
+def owner_columns(short: Mapping[str, str]) -> tuple[Column, ...]:
+    """Who has a queue, and for how long still."""
+    return (
+        Column("owner", "owner", short.__getitem__),
+        Column("lock_age", "renewed", duration, right=True, spare=2),
+        Column("lock_remaining", "ends in", duration, right=True, spare=4),
+        Column("alive", "alive", yes_no, spare=1),
+    )

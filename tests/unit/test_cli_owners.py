@@ -1,0 +1,147 @@
+"""Names of owners: short, and different where the owners are."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import orderedmq
+from orderedmq.broker import SourceRun
+from orderedmq.cli import app
+from orderedmq.cli.owners import named, owner_columns, short_names
+from orderedmq.cli.shell import Column, number, table
+from orderedmq.membership import Subscription
+from orderedmq.micro_batch import run_of
+from orderedmq.model import OffsetRange
+
+FIRST, SECOND = "f560b64a111247ab965d7efc9c5309a6", "f560b64a999947ab965d7efc9c5309a6"
+HOST = "ip-10-0-12-34.eu-central-1.compute.internal"
+
+
+@pytest.mark.parametrize(
+    ("clients", "shown"),
+    [
+        ({f"{FIRST}@{HOST}-17-0123abcd": None}, ["f560b64a"]),
+        ({f"orderedmq-{FIRST}@{HOST}-17-0123abcd": "billing"}, ["billing"]),
+        # Not digits: a name, whole.
+        ({f"dlq-replay@{HOST}-17-0123abcd": None}, ["dlq-replay"]),
+        # The same beginning, or the same name: the process tells them.
+        ({f"{FIRST}@{HOST}-17-0123abcd": None, f"{SECOND}@{HOST}-18-0123abcd": None}, ["f560b64a-17", "f560b64a-18"]),
+        ({f"{FIRST}@{HOST}-17-0123abcd": "billing", f"{SECOND}@{HOST}-18-0123abcd": "billing"}, ["billing-17", "billing-18"]),
+        # The same process number on two machines, twice the same process.
+        ({f"{FIRST}@a-17-0123abcd": "x", f"{FIRST}@b-17-0123abcd": "x"}, ["x@a-17", "x@b-17"]),
+        ({f"{FIRST}@a-17-0123abcd": "x", f"{FIRST}@a-17-0123abce": "x"}, [f"{FIRST}@a-17-0123abcd", f"{FIRST}@a-17-0123abce"]),
+        # Consumers in Java.
+        ({"10.0.0.1@4711#8129841": None, "10.0.0.2@4711#8129841": None}, ["10.0.0.1@4711", "10.0.0.2@4711"]),
+        ({"10.0.0.1@4711#1": None, "10.0.0.1@4711#2": None}, ["10.0.0.1@4711#1", "10.0.0.1@4711#2"]),
+        ({}, []),
+    ],
+)
+def test_a_name_is_as_short_as_it_can_be_told(clients: dict[str, str | None], shown: list[str]) -> None:
+    assert list(short_names(clients).values()) == shown
+
+
+def test_a_table_does_without_spare_columns_before_it_cuts_texts() -> None:
+    rows = [{"topic": "orders" * many, "offset": 1_234_567, "lag": 1} for many in (1, 2)]
+    columns = (
+        Column("topic", "topic"),
+        Column("offset", "offset", number, right=True, spare=1),
+        Column("lag", "lag", number, right=True),
+    )
+
+    def lines(width: int) -> list[str]:
+        out = io.StringIO()
+        Console(width=width, file=out).print(table(rows, columns, one_line=True, width=width))
+        return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
+
+    assert "1,234,567" in lines(80)[2]
+    assert "offset" not in lines(20)[0]
+    # Three rows, one of which is the head, whatever the width.
+    assert [len(lines(width)) for width in (80, 20, 10)] == [4, 4, 4]
+    assert re.search(r"…\s+1$", lines(10)[3])
+
+
+def test_the_name_of_a_query_is_what_spark_describes_its_job_by() -> None:
+    properties = {"sql.streaming.queryId": "q-1", "streaming.sql.batchId": "3", "spark.jobGroup.id": "r-1"}
+
+    def name(description: str | None) -> str | None:
+        run = run_of((properties | ({} if description is None else {"spark.job.description": description})).get)
+        assert run == SourceRun("q-1", 3, "r-1")
+        return run.name
+
+    assert name("my query\nid = q-1\nrunId = r-1\nbatch = 3") == "my query"
+    # One without a name; one whose name looks like the rest; a job that somebody described otherwise.
+    assert name("id = q-1\nrunId = r-1\nbatch = 3") is None
+    assert name("id = q-1\nid = q-1\nrunId = r-1") == "id = q-1"
+    assert name("nightly job") is None
+    assert name(None) is None
+
+
+def recorded(store: Path, *arguments: str) -> list[str]:
+    """What a command prints on a terminal of 80 columns, without blank lines."""
+    result = CliRunner().invoke(app, ["--path", str(store), "--no-json", *arguments], env={"COLUMNS": "80"})
+    assert result.exit_code == 0, result.output
+    return [line.rstrip() for line in result.stdout.splitlines() if line.strip()]
+
+
+def test_owners_on_a_terminal_of_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orderedmq.embedded.liveness.socket.gethostname", lambda: HOST)
+    with orderedmq.connect(tmp_path) as broker:
+        broker.admin.create_topic("shipments", 3)
+        groups, queues = broker.groups, broker.log.queues("shipments")
+        for owner, queue, name in zip((FIRST, SECOND, FIRST[::-1]), queues, ("my billing", None, None), strict=True):
+            client = replace(groups.join(owner), name=name)
+            groups.heartbeat("warehouse", client, Subscription("shared", "shipments", "AVG"))
+            [token] = groups.lock("warehouse", client, [queue]).values()
+            # The third query has no name of its own, and Spark's is told by its tasks.
+            if owner == FIRST[::-1]:
+                broker.outbox.register(SourceRun("q", 0, "r", "parcels"), queue, OffsetRange(0, 0), token)  # type: ignore[arg-type]
+        names = ["my billing", "f560b64a", "parcels"]
+        rows = [
+            json.loads(line) for line in CliRunner().invoke(app, ["--path", str(tmp_path), "lock", "list"]).stdout.splitlines()
+        ]
+        assert [(row["query"], row["query_name"]) for row in rows] == [
+            (FIRST, "my billing"),
+            (SECOND, None),
+            (FIRST[::-1], "parcels"),
+        ]
+        assert all(row["owner"].startswith(f"{row['query']}@{HOST}-") for row in rows)
+        shown = recorded(tmp_path, "group", "describe", "warehouse")
+        members, owners = shown[2:5], shown[7:]
+        for lines in (members, owners):
+            assert [name in line for name, line in zip(names, lines, strict=True)] == [True] * 3
+        for arguments in (("top", "warehouse"), ("lock", "list")):
+            shown = recorded(tmp_path, *arguments)
+            # A head, a rule, and a line for each queue: nothing is wrapped.
+            assert len(shown) == 5
+            assert [name in line for name, line in zip(names, shown[2:], strict=True)] == [True] * 3
+        for looks in (("top", "warehouse"), ("lock", "list"), ("group", "describe", "warehouse")):
+            lines = recorded(tmp_path, *looks)
+            assert max(map(len, lines)) <= 80
+            assert not any(re.search(r"…|\.\.\.", line) for line in lines)
+
+
+def test_large_offsets_and_several_brokers_leave_room_for_the_owner() -> None:
+    row = {"group": "warehouse", "topic": "shipments", "broker": "broker-a", "queue_id": 11, "offset": 1_234_567_890}
+    row |= {"lag": 1_234_567, "owner": f"{FIRST}@{HOST}-17-0123abcd", "query_name": "billing", "lock_age": 12.3}
+    columns = (
+        Column("group", "group"),
+        Column("topic", "topic"),
+        Column("broker", "broker"),
+        Column("queue_id", "queue", right=True),
+        Column("offset", "offset", number, right=True),
+        Column("lag", "lag", number, right=True),
+        *owner_columns(short_names(named([row]))),
+    )
+    out = io.StringIO()
+    Console(width=80, file=out).print(table([row], columns, one_line=True, width=80))
+    lines = [line for line in out.getvalue().splitlines() if line.strip()]
+    assert len(lines) == 3
+    assert lines[2].split()[:7] == ["warehouse", "shipments", "broker-a", "11", "1,234,567,890", "1,234,567", "billing"]
