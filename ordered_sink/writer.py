@@ -46,9 +46,9 @@ class Written(WriterCommitMessage):
 def sink_batch(options: SinkOptions, run: SourceRun | None, *, streaming: bool) -> SinkBatch:
     """The identity under which rows are published once: (query, batch), or the user's transaction, or none."""
     if options.txn_app_id is not None and options.txn_version is not None:
-        return SinkBatch(f"txn:{options.txn_app_id}", options.txn_version, run)
+        return SinkBatch(f"txn:{options.txn_app_id}", options.txn_version, run, options.sink_group)
     if streaming and run is not None:
-        return SinkBatch(run.query_id, run.batch_id, run)
+        return SinkBatch(run.query_id, run.batch_id, run, options.sink_group)
     return SinkBatch(None, 0, run)
 
 

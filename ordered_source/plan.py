@@ -26,8 +26,9 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
 
 
 def check(broker: Broker, options: SourceOptions) -> None:
-    """Before any side effect: raises TopicError MISSING, and OptionError for a filter that a broker cannot apply."""
+    """Before any side effect: raises TopicError MISSING, RocketMQError NO_PERMISSION, OptionError for a filter that a broker cannot apply."""
     found = topics(broker, options)
+    broker.log.require_rights([topic.name for topic in found], options.consumer_group)
     if options.matching is not None:
         broker.log.require_filter(options.matching, [topic.name for topic in found])
 

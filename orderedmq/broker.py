@@ -116,12 +116,14 @@ class SourceRun:
 class SinkBatch:
     """A batch as a sink knows it: (sink_id, batch_id) is published once; without a sink_id it has no identity.
 
-    ``run`` is the Spark run that writes it, if any: what its tasks registered as their sources binds the publish.
+    ``run`` is the Spark run that writes it, if any: what its tasks registered as their sources binds the publish. ``group``: the consumer
+    group in which a broker that knows nothing of sinks keeps what they did, if the user names one.
     """
 
     sink_id: str | None
     batch_id: int = 0
     run: SourceRun | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,9 @@ class Log(Protocol):
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
         """Whether the brokers of these topics can filter so. Raises OptionError INVALID for SQL that is none, and UNSUPPORTED."""
+
+    def require_rights(self, topics: Sequence[str], group: str | None) -> None:
+        """Whether the account may read these topics, as the group. Raises RocketMQError NO_PERMISSION that names all that it may not."""
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """Add rows (any of the PRODUCER_COLUMNS, ``body`` required) durably; returns where they stand.

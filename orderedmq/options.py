@@ -176,6 +176,12 @@ SINK_OPTIONS: Final = (
     ),
     Option("onReplayDiffers", "error", "a repeated batch that is not what was committed: error|skip"),
     Option("compression", None, "of a topic that is created: none|lz4", "lz4"),
+    Option(
+        "sinkGroup",
+        None,
+        "with namesrvAddr: consumer group that keeps the sink's bookmarks, one for each query (or txnAppId) and topic",
+        "OMQ_SINK_ and a hash of the query and the topic",
+    ),
     Option("txnAppId", None, "batch write only: with txnVersion makes it idempotent, as in Delta"),
     Option("txnVersion", None, "batch write only: a number that grows with each write of txnAppId, such as the batch id"),
 )

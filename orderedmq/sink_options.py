@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, Self
 from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES
-from orderedmq.option_values import choice, conflict, integer, invalid, parse_rooms, parse_size, parse_topic, shown
+from orderedmq.option_values import choice, conflict, integer, invalid, parse_group, parse_rooms, parse_size, parse_topic, shown
 from orderedmq.options import Given
 from orderedmq.sharding_key import KEY_TYPES, GivenKeyType
 
@@ -45,8 +45,8 @@ class SinkOptions:
 
     ``topic`` None: the column topic is needed. ``sharding_key`` is a column; it must exist only if ``sharding_key_explicit``.
     ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or ``module:function``; ``machine_rooms`` come with
-    ``machineRoom``.
-    ``topic_queue_nums`` None: a missing topic is an error. ``txn_app_id`` and ``txn_version`` are both None or both set.
+    ``machineRoom``. ``topic_queue_nums`` None: a missing topic is an error. ``sink_group`` None: the broker names it. ``txn_app_id`` and
+    ``txn_version`` are both None or both set.
     """
 
     endpoint: Endpoint
@@ -62,6 +62,7 @@ class SinkOptions:
     on_key_conflict: OnKeyConflict
     on_replay_differs: OnReplayDiffers
     compression: Compression | None
+    sink_group: str | None
     txn_app_id: str | None
     txn_version: int | None
 
@@ -94,6 +95,7 @@ class SinkOptions:
             on_key_conflict=_key_conflict(given, endpoint),
             on_replay_differs=given.value("onReplayDiffers", choice(_ON_REPLAY_DIFFERS)),
             compression=_compression(given, endpoint),
+            sink_group=_sink_group(given, endpoint),
             txn_app_id=given.optional("txnAppId", _app_id),
             txn_version=given.optional("txnVersion", integer(0, example=7)),
         )
@@ -146,6 +148,14 @@ def _compression(given: Given, endpoint: Endpoint) -> Compression | None:
             "option compression belongs to the embedded broker's topics: drop it, or use path instead of namesrvAddr"
         )
     return given.optional("compression", choice(_COMPRESSIONS))
+
+
+def _sink_group(given: Given, endpoint: Endpoint) -> str | None:
+    if given.has("sinkGroup") and endpoint.embedded:
+        raise conflict(
+            "option sinkGroup belongs to a RocketMQ cluster, where a sink keeps bookmarks in a group: drop it, or use namesrvAddr"
+        )
+    return given.optional("sinkGroup", parse_group)
 
 
 def _check_txn(given: Given, streaming: bool | None) -> None:

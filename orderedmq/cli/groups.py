@@ -14,6 +14,7 @@ from orderedmq.cli.shell import Column, Shell, command, commands, duration, numb
 from orderedmq.group_state import GroupQueue, group_queues
 from orderedmq.model import check_group, check_topic
 from orderedmq.offsets import offsets_to_json
+from orderedmq.reading import Reading
 from orderedmq.seek import parse_target, queues_to_seek, resolve
 
 app = commands("How far consumer groups are; seek and delete.")
@@ -159,7 +160,7 @@ def seek(
     target = parse_target(to, "--to")
     with shell.broker() as broker:
         queues = queues_to_seek(broker, group, target, topic or ())
-        offsets = resolve(broker.log, target, queues)
+        offsets = resolve(broker.log.reading(Reading(group)), target, queues)
         before = broker.groups.offsets(group, queues)
         if not dry_run:
             reset = broker.admin.seek(group, offsets, force=force)

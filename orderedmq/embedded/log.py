@@ -193,6 +193,9 @@ class EmbeddedLog:
                 "UNSUPPORTED", "the embedded broker does not filter by SQL; filter the DataFrame (DataFrame.filter)"
             )
 
+    def require_rights(self, topics: Sequence[str], group: str | None) -> None:
+        """Nothing: whoever may open the store's files may do all."""
+
     def _gather(
         self, txn: Transaction, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
     ) -> list[tuple[int, Chunk, bytes | pa.RecordBatch]]:

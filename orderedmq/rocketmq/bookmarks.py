@@ -4,6 +4,10 @@ A group says more than its offsets: a broker writes it to disk when it is made, 
 may have sent, bookmark or not, and the queue's history is read. Where it is not, the sink is new (or forgotten, so the queue's last
 messages are looked at), and its bookmarks are set at the ends that the topic's queues had before anybody could send. Tasks that find
 no group at the same time set lower ones at worst.
+
+A group that the user named may be there before the sink, and may have had another one's bookmarks. So there the *mark* tells: a number for
+the sink, kept beside the bookmarks at each broker. Bookmarks of a sink that is gone are too low at worst. Two that live would take each
+other's, so a commit looks at the mark.
 """
 
 from __future__ import annotations
@@ -19,19 +23,23 @@ from orderedmq.rocketmq import admin_requests, requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_requests import consumer_offset, update_consumer_offset
 from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.stamp import bookmark_group
+from orderedmq.rocketmq.stamp import bookmark_group, sink_mark
 
 T = TypeVar("T")
 
 #: Seconds for a question with all its retries: a broker may be about to start again.
 TIMEOUT: Final = 60.0
+#: Under this queue id a topic has the mark; see group_offsets.py.
+MARKS: Final = 1 << 22
 
 
 class Bookmarks:
     """Of one sink in one topic."""
 
-    def __init__(self, client: Client, sink: str, topic: str) -> None:
-        self.group = bookmark_group(sink, topic)
+    def __init__(self, client: Client, sink: str, topic: str, named: str | None = None) -> None:
+        """``named``: the group that the user chose."""
+        self.group = bookmark_group(sink, topic, named)
+        self._mark = sink_mark(sink) if named is not None else None
         self._client = client
         self._topic = topic
 
@@ -48,24 +56,51 @@ class Bookmarks:
             self._make_group(queue)
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
 
-    def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool]) -> int | None:
+    def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool], permitted: Callable[[], None]) -> int | None:
         """The bookmark for a task that is about to write; None where it is lost.
 
-        ``seen_before(end)`` tells whether messages of the sink stand shortly before an offset.
+        ``seen_before(end)`` tells whether messages of the sink stand shortly before an offset. ``permitted`` raises an error for an account
+        that may not do all that a sink does: nothing is left behind then.
         """
-        bookmark = self.get(queue)
+        bookmark = self._own(queue)
         if bookmark:
             return bookmark
         ends = self._ends(queue)
-        if self._has_group(queue):
+        if self._was_here(queue):
             # Another task may just have set it.
             return self.get(queue)
+        permitted()
         if seen_before(ends[queue]):
             return None
         self._make_group(queue)
         for place, end in ends.items():
             self.move(place, end)
+        if self._mark is not None:
+            self.move(_mark_place(queue), self._mark)
         return ends[queue]
+
+    def require_own(self, queue: MessageQueue) -> None:
+        """Before a commit. Raises GroupError IN_USE when another sink keeps its bookmarks in the group that the user named."""
+        if self._mark is None:
+            return
+        found = self.get(_mark_place(queue))
+        if not found:
+            self.move(_mark_place(queue), self._mark)
+        elif found != self._mark:
+            raise GroupError(
+                "IN_USE",
+                f"sinkGroup {self.group!r} has the bookmarks of another query (or txnAppId, or checkpoint) that writes to topic "
+                f"{self._topic!r} (broker {queue.broker_name}): stop that one, or set another sinkGroup for this one, and start it again",
+            )
+
+    def _own(self, queue: MessageQueue) -> int | None:
+        return self.get(queue) if self._mark is None or self._is_marked(queue) else None
+
+    def _was_here(self, queue: MessageQueue) -> bool:
+        return self._has_group(queue) if self._mark is None else self._is_marked(queue)
+
+    def _is_marked(self, queue: MessageQueue) -> bool:
+        return self.get(_mark_place(queue)) == self._mark
 
     def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
         """Of all queues of the topic at the queue's broker: the group is the broker's."""
@@ -90,7 +125,11 @@ class Bookmarks:
                 raise
             # A pull makes it, too, where a broker lets groups be made so.
             with contextlib.suppress(GroupError):
-                self._ask(queue, requests.pull(queue, self.group, 0, 1))
+                self._ask(queue, requests.pull(queue._replace(queue_id=queue.queue_id % MARKS), self.group, 0, 1))
 
     def _ask(self, queue: MessageQueue, request: Request[T]) -> T:
         return self._client.call(request, time.monotonic() + TIMEOUT, topic=queue.topic, broker_name=queue.broker_name)
+
+
+def _mark_place(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=MARKS)

@@ -119,6 +119,11 @@ class Client:
         self._closing = threading.Event()
         _clients.add(self)
 
+    @property
+    def account(self) -> str | None:
+        """The access key of the account whose requests these are; None without one."""
+        return self._credentials.access_key if self._credentials is not None else None
+
     def __repr__(self) -> str:
         return f"<Client of {';'.join(self.nameservers)}>"
 

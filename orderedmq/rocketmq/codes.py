@@ -49,6 +49,7 @@ class RequestCode(IntEnum):
     """Requests that are sent, and those (39, 40, 220 and on) that a broker sends to its clients."""
 
     PULL_MESSAGE = 11
+    QUERY_MESSAGE = 12
     QUERY_CONSUMER_OFFSET = 14
     UPDATE_CONSUMER_OFFSET = 15
     UPDATE_AND_CREATE_TOPIC = 17

@@ -22,7 +22,8 @@ import pyarrow as pa
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.listener import dead_letter_id
 from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq import requests
+from orderedmq.reading import Reading
+from orderedmq.rocketmq import access, requests, rights
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.encode import SendBody, encode
 from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
@@ -60,7 +61,9 @@ class DeadLetterTopic:
         if not rows.num_rows:
             return 0
         target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
-        seen, end = self._look(target)
+        # Before the first one is sent, which would be there then, and not be found.
+        access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
+        seen, end = self._look(group, target)
         new: dict[str, int] = {}
         for place, offset in enumerate(offsets):
             key = key_of(group, queue, offset)
@@ -90,7 +93,7 @@ class DeadLetterTopic:
 
     # -- looking
 
-    def _look(self, target: MessageQueue) -> tuple[set[str], int]:
+    def _look(self, group: str, target: MessageQueue) -> tuple[set[str], int]:
         """The keys of the last letters, and the queue's end: 0 also where there is none."""
         bounds = self._log.bounds([target]).get(target)
         seen, upto = self._seen.pop(target, (set(), 0))
@@ -100,8 +103,9 @@ class DeadLetterTopic:
             # Deleted and made anew.
             seen, upto = set(), 0
         at = max(bounds.min_offset, bounds.max_offset - LOOK_BACK, upto)
+        log = self._log.reading(Reading(group))
         while at < bounds.max_offset:
-            batch = self._log.pull(target, at, min(_PIECE, bounds.max_offset - at), 1 << 40, ("message_id",))
+            batch = log.pull(target, at, min(_PIECE, bounds.max_offset - at), 1 << 40, ("message_id",))
             if not batch.num_rows:
                 break
             seen.update(batch.column(0).to_pylist())

@@ -100,7 +100,8 @@ class GroupAdmin:
         brokers = self._directory.masters()
         for name in self.groups() if group is None else [group]:
             for client_id in self._directory.everywhere(name):
-                info = self._directory.info(name, client_id, brokers, fresh=True)
+                # Nobody is told that nothing is locked because he may not see it.
+                info = self._directory.info(name, client_id, brokers, fresh=True, strict=True)
                 if info is None:
                     continue
                 for held in info.held:

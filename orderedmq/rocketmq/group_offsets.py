@@ -1,9 +1,11 @@
-"""A group's numbers at the brokers: its offsets, and two of ours that RocketMQ has no place for.
+"""A group's numbers at the brokers: its offsets, and some of ours that RocketMQ has no place for.
 
 A broker keeps (group, topic, queue id) → number and does not ask whether the queue exists, so beside the offsets of a queue there is room:
 
 - the *fence* of a queue, under its id plus FENCES (locks.py says what it is for);
 - the *reset number* of a group, at every broker, under RESETS of the group's own retry topic.
+
+A sink's group has its mark there (bookmarks.MARKS).
 
 They are written to disk with the offsets and are deleted with the group or topic; tools that count up a topic's queues do not see them.
 

@@ -21,7 +21,7 @@ from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableErro
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.reading import USUAL, Reading
-from orderedmq.rocketmq import group_requests, requests
+from orderedmq.rocketmq import access, group_requests, requests, rights
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
 from orderedmq.rocketmq.asking import ask_queues, existing
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
@@ -315,6 +315,10 @@ class RocketMQLog:
                     self._client.call(request, deadline, topic=topic, broker_name=name)
                 except RocketMQError as error:
                     raise _no_filter(error, matching, name) from error
+
+    def require_rights(self, topics: Sequence[str], group: str | None) -> None:
+        """As the protocol has it; asked only in the name of an account."""
+        access.require(self._client, rights.of_source(topics, group), rights.SOURCE)
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """As the protocol has it, and readers see the rows when it returns. Without other producers they stand without a gap.

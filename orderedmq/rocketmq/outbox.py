@@ -25,13 +25,14 @@ from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
 from orderedmq.errors import SinkError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
+from orderedmq.rocketmq import access, locks, rights
 from orderedmq.rocketmq.bookmarks import Bookmarks
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing, given_up
 from orderedmq.rocketmq.queue_writer import QueueWriter
 from orderedmq.rocketmq.receipts import Token, judge, parse_token, ranges
-from orderedmq.rocketmq.stamp import Writer, sink_name
+from orderedmq.rocketmq.stamp import Writer, bookmark_group, sink_name
 from orderedmq.rows import normalise
 
 T = TypeVar("T")
@@ -56,6 +57,9 @@ class RocketMQOutbox:
         """Nothing: no broker could bind a publish to it."""
 
     def open(self, batch: SinkBatch, partition: int) -> RocketMQStaging:
+        """Raises GroupError BAD_NAME."""
+        if batch.group is not None:
+            locks.check_name(batch.group)
         return RocketMQStaging(self._client, self._log, batch, partition, self._timing)
 
     def publish(
@@ -79,7 +83,11 @@ class RocketMQOutbox:
         places = ranges(tokens)
         if batch.sink_id is None:
             return Published(False, places)
-        marks = {queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic) for queue in places}
+        marks = {queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic, batch.group) for queue in places}
+        self._each(
+            {(queue.topic, queue.broker_name): queue for queue in places}.values(),
+            lambda queue: marks[queue].require_own(queue),
+        )
         try:
             verdict = judge(batch, tokens, self._each(places, lambda queue: marks[queue].get(queue)))
         except SinkError:
@@ -122,7 +130,8 @@ def _warn(batch: SinkBatch, tokens: Sequence[Token]) -> None:
 class _Line:
     """The rows that wait for one queue, and whether a thread is at work on them."""
 
-    def __init__(self, writer: QueueWriter) -> None:
+    def __init__(self, queue: MessageQueue, writer: QueueWriter) -> None:
+        self.queue = queue
         self.writer = writer
         self.waiting: list[pa.RecordBatch] = []
         self.busy = False
@@ -140,7 +149,9 @@ class RocketMQStaging:
         self._batch = batch
         self._partition = partition
         self._timing = timing
-        self._writer = Writer(sink_name(batch.sink_id), batch.batch_id, partition) if batch.sink_id is not None else None
+        self._writer = (
+            Writer(sink_name(batch.sink_id), batch.batch_id, partition, batch.group) if batch.sink_id is not None else None
+        )
         #: Whose the locks are. Each attempt is somebody else.
         self._client_id = f"sink@{uuid.uuid4().hex}"
         self._lines: dict[MessageQueue, _Line] = {}
@@ -204,7 +215,7 @@ class RocketMQStaging:
         place = RocketMQQueue(
             self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop, self._yield
         )
-        return _Line(QueueWriter(place, self._writer, self._partition))
+        return _Line(queue, QueueWriter(place, self._writer, self._partition))
 
     def _route(self, topic: str) -> tuple[MessageQueue, ...]:
         try:
@@ -228,9 +239,17 @@ class RocketMQStaging:
                     self._waiting_bytes -= sum(batch.nbytes for batch in waiting)
                     self._changed.notify_all()
         except BaseException as error:  # handed to the task's thread, which raises it
+            explained = self._explained(error, line.queue)
             with self._changed:
-                self._error = self._error or error
+                self._error = self._error or explained
                 self._end(line)
+
+    def _explained(self, error: BaseException, queue: MessageQueue) -> BaseException:
+        """For an account that lacks a right: all that it lacks."""
+        if self._writer is None:
+            return error
+        group = bookmark_group(self._writer.sink, queue.topic, self._writer.group)
+        return access.explained(self._client, error, rights.of_sink(queue.topic, group), rights.SINK)
 
     def _next(self, line: _Line) -> list[pa.RecordBatch] | None:
         """What waits; None, and the line is not worked on any more, when nothing does."""

@@ -208,8 +208,10 @@ class Directory:
                 found.update(members_there)
         return sorted(found)
 
-    def info(self, group: str, client_id: str, brokers: Sequence[str], *, fresh: bool = False) -> Info | None:
-        """What a member says; None when it says nothing that can be read."""
+    def info(
+        self, group: str, client_id: str, brokers: Sequence[str], *, fresh: bool = False, strict: bool = False
+    ) -> Info | None:
+        """What a member says; None when it says nothing that can be read. ``strict``: raises NO_PERMISSION where the account may not ask."""
         at = time.monotonic()
         known = self._known.get((group, client_id))
         if known is not None and not fresh and at - known[0] < (_INFO_AGE if known[1] is not None else _SILENCE_AGE):
@@ -221,7 +223,9 @@ class Directory:
                 if body is not None:
                     found = members.decode(client_id, body)
                     break
-            except RocketMQError:
+            except RocketMQError as error:
+                if strict and error.sub == "NO_PERMISSION":
+                    raise
                 # Away, stopped, without permission, or it speaks another dialect: it is a member all the same.
                 continue
         if found is None and known is not None:

@@ -46,11 +46,12 @@ from orderedmq.rocketmq.connection import Connection, Pending
 from orderedmq.rocketmq.pulled import TAIL_LOSS, average, bounded, decoded, once, unbroken
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.requests import PullResult, PullStatus
+from orderedmq.rocketmq.rights import TOOLS_GROUP
 
 T = TypeVar("T")
 
 #: The group in whose name messages are read: every broker has it, so nothing has to be made first (MixAll.TOOLS_CONSUMER_GROUP).
-READER_GROUP: Final = "TOOLS_CONSUMER"
+READER_GROUP: Final = TOOLS_GROUP
 #: Pulls on their way for one queue.
 IN_FLIGHT: Final = 32
 #: What the first pull asks for, to learn how many a broker gives.

@@ -19,7 +19,8 @@ from orderedmq.broker import Log
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
 from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import requests
+from orderedmq.reading import Reading
+from orderedmq.rocketmq import access, requests, rights
 from orderedmq.rocketmq.backoff import Backoff
 from orderedmq.rocketmq.bookmarks import Bookmarks
 from orderedmq.rocketmq.client import Client
@@ -29,7 +30,7 @@ from orderedmq.rocketmq.group_requests import lock, unlock
 from orderedmq.rocketmq.lookback import PROBE
 from orderedmq.rocketmq.queue_writer import Start
 from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.stamp import COLUMNS, Writer, found, lock_group
+from orderedmq.rocketmq.stamp import COLUMNS, Writer, bookmark_group, found, lock_place
 
 #: A producer's group: nothing is looked up by it.
 PRODUCER_GROUP: Final = "OMQ_SINK"
@@ -73,13 +74,15 @@ class RocketMQQueue:
         """``waits`` is called while another attempt's lock is waited for, now and then."""
         self.queue = queue
         self._client = client
-        self._log = log
         self._writer = writer
         self._client_id = client_id
         self._timing = timing
         self._stop = stop
         self._waits = waits
-        self._group = lock_group(writer.sink, queue, writer.partition) if writer is not None else ""
+        self._group = bookmark_group(writer.sink, queue.topic, writer.group) if writer is not None else ""
+        self._lock_place = lock_place(writer.sink, queue, writer.partition) if writer is not None else queue
+        # In the name of the sink's own group where the account may read in no other.
+        self._log = log.reading(Reading(self._group)) if writer is not None else log
         # The connection on which the lock was granted, and when it was asked for.
         self._granted: tuple[Connection, float] | None = None
         # Whether it was granted at all, and not given back.
@@ -151,26 +154,29 @@ class RocketMQQueue:
             if self._held:
                 # Of another attempt's lock it takes nothing away.
                 self._granted, self._held = None, False
-                self._connect(deadline).call(unlock(self._group, self._client_id, [self.queue]), deadline)
+                self._connect(deadline).call(unlock(self._group, self._client_id, [self._lock_place]), deadline)
         except RocketMQUnavailableError:
             # Everything is stored; the lock ends by itself.
             pass
 
     def _lock(self, connection: Connection, deadline: float) -> bool:
-        return self.queue in connection.call(lock(self._group, self._client_id, [self.queue]), deadline)
+        return self._lock_place in connection.call(lock(self._group, self._client_id, [self._lock_place]), deadline)
 
     # --- reading
 
     def start(self) -> Start:
         assert self._writer is not None
-        bookmarks = Bookmarks(self._client, self._writer.sink, self.queue.topic)
-        bookmark = bookmarks.enter(self.queue, self._seen_before)
+        bookmarks = Bookmarks(self._client, self._writer.sink, self.queue.topic, self._writer.group)
+        bookmark = bookmarks.enter(self.queue, self._seen_before, self._require_rights)
         end = self.end()
         if bookmark is not None and bookmark > end:
             # The topic was deleted and made again. Higher than the truth it would hide messages, so it goes to the beginning.
             bookmarks.move(self.queue, 0)
             bookmark = None
         return Start(end, bookmark)
+
+    def _require_rights(self) -> None:
+        access.require(self._client, rights.of_sink(self.queue.topic, self._group), rights.SINK)
 
     def least(self) -> int:
         return self._ask(requests.min_offset(self.queue))

@@ -18,6 +18,7 @@ from orderedmq.errors import (
     RocketMQUnavailableError,
     TopicError,
 )
+from orderedmq.rocketmq import rights
 from orderedmq.rocketmq.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.frame import Bytes, RemotingCommand
 
@@ -89,11 +90,13 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             code = ResponseCode.SERVICE_NOT_AVAILABLE
     match code:
         case ResponseCode.NO_PERMISSION:
-            return RocketMQError(
-                "NO_PERMISSION",
-                f"no permission for {request.resource}: {said}; check accessKey and secretKey, the account's rights, and the permissions "
-                "of topic and broker",
+            refused = rights.refusal(request.code, remark)
+            why = (
+                "check accessKey and secretKey, the account's rights, and the permissions of topic and broker"
+                if refused is None
+                else rights.said(refused)
             )
+            return RocketMQError("NO_PERMISSION", f"no permission for {request.resource}: {said}; {why}")
         case ResponseCode.TOPIC_NOT_EXIST:
             return TopicError("MISSING", f"{request.resource} does not exist: {said}")
         case ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:

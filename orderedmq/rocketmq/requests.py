@@ -299,6 +299,18 @@ def view_message(topic: str, commit_log_offset: int) -> Request[Bytes]:
     )
 
 
+def query_message(topic: str, key: str) -> Request[None]:
+    """Whether a message of the topic has a key (12); asked for the right to ask, so what is found is not looked at."""
+    return Request(
+        RequestCode.QUERY_MESSAGE,
+        f"search for a key in topic {topic}",
+        f"topic {topic!r}",
+        nothing,
+        {"topic": topic, "key": key, "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "0"},
+        accepts=frozenset((ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)),
+    )
+
+
 # --- offsets of a queue; a topic or queue that does not exist counts as an empty one, so look at the route first
 
 

@@ -35,11 +35,12 @@ _FEW: Final = 8
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes: one partition of one batch of a sink. ``sink`` is as `sink_name` gives it."""
+    """Who writes: one partition of one batch of a sink. ``sink`` is as `sink_name` gives it, ``group`` the sink's, if the user names one."""
 
     sink: str
     batch: int
     partition: int
+    group: str | None = None
 
     def properties(self, sequence: int, count: int) -> dict[str, pa.Array | str]:
         """The stamps of ``count`` messages from ``sequence`` on, as `encode.encode` takes them; it adds SINK_REQUEST."""
@@ -75,9 +76,9 @@ def sink_name(sink_id: str) -> str:
     return "#" + blake2b(sink_id.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
 
-def bookmark_group(sink: str, topic: str) -> str:
-    """The consumer group whose offsets are the sink's bookmarks in a topic's queues."""
-    return GROUP_PREFIX + blake2b(f"{sink}\0{topic}".encode(), digest_size=12).hexdigest()
+def bookmark_group(sink: str, topic: str, named: str | None = None) -> str:
+    """The consumer group whose offsets are the sink's bookmarks in a topic's queues: ``named`` by the user, else after the sink."""
+    return named or GROUP_PREFIX + _digest_of(sink, topic)
 
 
 def is_bookmark_group(group: str) -> bool:
@@ -85,9 +86,21 @@ def is_bookmark_group(group: str) -> bool:
     return _BOOKMARK_GROUP.fullmatch(group) is not None
 
 
-def lock_group(sink: str, queue: MessageQueue, partition: int) -> str:
-    """The group under which attempts of one partition lock a queue."""
-    return f"{bookmark_group(sink, queue.topic)}_{partition}"
+def lock_place(sink: str, queue: MessageQueue, partition: int) -> MessageQueue:
+    """What attempts of one partition lock at a queue's broker in the sink's group: other partitions write to the queue at the same time.
+
+    A broker locks what it is given, whether it has such a queue or not.
+    """
+    return queue._replace(broker_name=f"{queue.broker_name}/{_digest_of(sink, queue.topic)}/{partition}")
+
+
+def sink_mark(sink: str) -> int:
+    """A number for the sink, as a group's offset may be: above 0."""
+    return 1 + int.from_bytes(blake2b(sink.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "big")
+
+
+def _digest_of(sink: str, topic: str) -> str:
+    return blake2b(f"{sink}\0{topic}".encode(), digest_size=12).hexdigest()
 
 
 def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import StructType
 
+from ordered_sink.commit import BatchWriter
 from orderedmq.errors import RocketMQError, ServersError
 from orderedmq.filters import Filter
 from orderedmq.lock import LockToken
@@ -26,52 +30,22 @@ from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.servers import Cluster
 from tests.quick_spark import QUICK_SERVER
+from tests.rocketmq import roles
+from tests.rocketmq.accounts import ADMIN, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
 
-#: Keys must have more than six characters.
-ADMIN = Credentials("administrator", "secret-of-admin")
-#: May read, in the name of one group.
-READER = Credentials("reads-for-billing", "secret-of-reader")
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
-_AUTH = "org.apache.rocketmq.auth."
-_PROPERTIES: dict[str, dict[str, object]] = {
-    "4.9.7": {"aclEnable": True},
-    "5.3.3": {
-        "authenticationEnabled": True,
-        "authenticationProvider": f"{_AUTH}authentication.provider.DefaultAuthenticationProvider",
-        "authenticationMetadataProvider": f"{_AUTH}authentication.provider.LocalAuthenticationMetadataProvider",
-        "authorizationEnabled": True,
-        "authorizationProvider": f"{_AUTH}authorization.provider.DefaultAuthorizationProvider",
-        "authorizationMetadataProvider": f"{_AUTH}authorization.provider.LocalAuthorizationMetadataProvider",
-        "initAuthenticationUser": f'{{"username":"{ADMIN.access_key}","password":"{ADMIN.secret_key}"}}',
-        "innerClientAuthenticationCredentials": f'{{"accessKey":"{ADMIN.access_key}","secretKey":"{ADMIN.secret_key}"}}',
-    },
-}
-_PLAIN_ACL = f"""\
-accounts:
-  - accessKey: {ADMIN.access_key}
-    secretKey: {ADMIN.secret_key}
-    admin: true
-  - accessKey: {READER.access_key}
-    secretKey: {READER.secret_key}
-    admin: false
-    defaultTopicPerm: SUB
-    defaultGroupPerm: DENY
-    groupPerms:
-      - billing=SUB
-"""
 
-
-@pytest.fixture(scope="module", params=list(_PROPERTIES))
+@pytest.fixture(scope="module", params=list(PROPERTIES))
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster that lets nobody in without a signature, with a topic."""
     folder: Path = tmp_path_factory.mktemp("guarded")
     try:
-        cluster = Cluster(folder, request.param, properties=_PROPERTIES[request.param], jvm=QUICK_SERVER)
+        cluster = Cluster(folder, request.param, properties=PROPERTIES[request.param], jvm=QUICK_SERVER)
         if request.param == "4.9.7":
             conf = cluster.broker.home / "conf"
             conf.mkdir(parents=True)
-            (conf / "plain_acl.yml").write_text(_PLAIN_ACL)
+            (conf / "plain_acl.yml").write_text(PLAIN_ACL)
         cluster.start()
     except ServersError as error:
         if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
@@ -79,7 +53,19 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         raise
     with cluster:
         ask(cluster, ADMIN, admin.create_topic(QUEUE.topic, 1))
+        ask(cluster, ADMIN, admin.create_topic("invoices", 1))
+        with RocketMQBroker(cluster.address, credentials=ADMIN) as broker:
+            broker.log.append(QUEUE, roles.row())
+        roles.commit(cluster, ADMIN, "shipping")
+        roles.put_aside(cluster, ADMIN, "returns")
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def accounts(guarded: Cluster) -> Iterator[Accounts]:
+    made = Accounts(guarded)
+    yield made
+    made.close()
 
 
 def ask(cluster: Cluster, credentials: Credentials | None, request: Request[Any]) -> Any:
@@ -125,13 +111,12 @@ def test_others_are_refused_by_name_and_once(guarded: Cluster, credentials: Cred
 
 
 @pytest.mark.timeout(300)
-def test_an_account_of_one_group_reads_in_its_name(guarded: Cluster) -> None:
-    if guarded.version != "4.9.7":
-        pytest.skip("the account is written in 4.9's file")
+def test_an_account_of_one_group_reads_in_its_name(guarded: Cluster, accounts: Accounts) -> None:
+    reader = accounts.make(rights(guarded.version, "source of"))
     with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
         queue = broker.log.queues(QUEUE.topic)[0]
         begin = broker.log.append(queue, pa.record_batch({"body": pa.array([b"x"]), "tags": ["a"]})).begin
-    with RocketMQBroker(guarded.address, credentials=READER) as broker:
+    with RocketMQBroker(guarded.address, credentials=reader) as broker:
         for log in (broker.log, broker.log.reading(Reading("shipping"))):
             with pytest.raises(RocketMQError, match="NO_PERMISSION"):
                 log.pull(queue, begin, 1, 10, ("body",))
@@ -173,3 +158,170 @@ def test_a_group_under_access_control(guarded: Cluster) -> None:
             assert "billing" in caught.value.message
             assert "not-the" not in str(caught.value)
     assert time.monotonic() - begin < 15
+
+
+# --- the README's table
+
+
+class Role(NamedTuple):
+    """``rows`` of the table begin so. ``act`` gets a name of its own, which stands for ``name`` in the table's rights."""
+
+    rows: tuple[str, ...]
+    act: Callable[[Cluster, Credentials, str], object]
+    name: str = ""
+
+
+def run(*arguments: str, given: str | None = None) -> Callable[[Cluster, Credentials, str], object]:
+    """A command; NAME among its arguments is the name of its own."""
+    return lambda cluster, account, name: roles.command(
+        cluster, account, *(name if one == "NAME" else one for one in arguments), given=given
+    )
+
+
+def make_topic(cluster: Cluster, name: str) -> str:
+    with RocketMQBroker(cluster.address, credentials=ADMIN) as broker:
+        return broker.admin.create_topic(name, 1).name
+
+
+def delete_topic(cluster: Cluster, account: Credentials, name: str) -> None:
+    roles.command(cluster, account, "topic", "delete", make_topic(cluster, name), "--yes")
+
+
+def delete_group(cluster: Cluster, account: Credentials, name: str) -> None:
+    roles.commit(cluster, ADMIN, name)
+    roles.command(cluster, account, "group", "delete", name)
+
+
+def new_topic(cluster: Cluster, account: Credentials, name: str) -> None:
+    """What the sink does where it is planned."""
+    options = {"namesrvAddr": cluster.address, "accessKey": account.access_key, "secretKey": account.secret_key}
+    BatchWriter({**options, "topic": name, "topicQueueNums": "1"}, StructType().add("body", "string"), False)
+
+
+def listen(cluster: Cluster, account: Credentials, group: str) -> None:
+    roles.source(cluster, account, consumerGroup=group)
+    assert roles.put_aside(cluster, account, group) == 2
+
+
+def beside(*arguments: str) -> Callable[[Cluster, Credentials, str], object]:
+    """A command while the group NAME has a member."""
+    return lambda cluster, account, name: roles.held(
+        cluster, ADMIN, name, account, *(name if one == "NAME" else one for one in arguments)
+    )
+
+
+ROLES: dict[str, Role] = {
+    "source": Role(("source of",), lambda cluster, account, _: roles.source(cluster, account, consumerGroup="billing")),
+    "source without a group": Role(
+        ("source without",), lambda cluster, account, _: roles.source(cluster, account, messageModel="broadcasting")
+    ),
+    "listener": Role(("source of", "`consume_orderly`"), listen, "billing"),
+    "sink with sinkGroup": Role(
+        ("sink to `invoices`, `sinkGroup",),
+        lambda cluster, account, name: roles.sink(cluster, account, "invoices", name),
+        "billing-out",
+    ),
+    "sink": Role(("sink to `invoices`, without",), lambda cluster, account, _: roles.sink(cluster, account, "invoices")),
+    "write": Role(("batch write",), lambda cluster, account, _: roles.write(cluster, account, "invoices")),
+    "new topic": Role(("sink with `topicQueueNums`",), new_topic, "invoices"),
+    "topic list": Role(("`topic list`",), run("topic", "list")),
+    "topic describe": Role(("`topic describe",), run("topic", "describe", "orders")),
+    "peek": Role(("`topic describe",), run("peek", "orders")),
+    "audit": Role(("`topic describe",), run("audit", "orders", "orders")),
+    "topic create": Role(("`topic create`",), run("topic", "create", "NAME", "--queues", "1"), "orders"),
+    "topic delete": Role(("`topic delete",), delete_topic, "orders"),
+    "produce": Role(("`produce",), run("produce", "invoices", given="line"), "orders"),
+    "group list": Role(("`group list`",), run("group", "list")),
+    "lock list": Role(("`lock list`",), run("lock", "list")),
+    "top": Role(("`group list`",), run("top")),
+    "group describe": Role(("`group describe",), beside("group", "describe", "NAME"), "billing"),
+    "top of a group": Role(("`group describe",), beside("top", "NAME"), "billing"),
+    "lock list of a group": Role(("`lock list --group",), beside("lock", "list", "--group", "NAME"), "billing"),
+    "group seek": Role(("`group seek",), run("group", "seek", "shipping", "--to", "2020-01-01T00:00:00Z"), "billing"),
+    "group delete": Role(("`group delete",), delete_group, "billing"),
+    "lock release": Role(("`lock release",), beside("lock", "release", "NAME", "--force"), "billing"),
+    "dlq list": Role(("`dlq list",), run("dlq", "list", "returns"), "billing"),
+    "dlq replay": Role(
+        ("`dlq list", "`dlq replay"), run("dlq", "replay", "returns", "--offset", "0", "--to-topic", "orders"), "billing"
+    ),
+}
+#: Those whose name in the table stands for one that is there.
+FIXED = {"produce": "invoices", "group seek": "shipping", "dlq list": "returns", "dlq replay": "returns"}
+#: What 4.9 does not look at (SEND_BATCH_MESSAGE).
+UNCHECKED = {("4.9.7", who, "PUB") for who in ("write", "produce", "dlq replay")}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("who", ROLES)
+def test_the_rights_of_the_readme_are_enough_and_without_each_of_them_an_error_names_it(
+    guarded: Cluster, accounts: Accounts, who: str
+) -> None:
+    role = ROLES[who]
+
+    def given(name: str) -> list[Right]:
+        return rights(guarded.version, *role.rows, **({role.name: name} if role.name else {}))
+
+    name = FIXED.get(who) or f"n-{uuid.uuid4().hex[:8]}"
+    role.act(guarded, accounts.make(given(name)), name)
+    for number in range(len(given(name))):
+        name = FIXED.get(who) or f"n-{uuid.uuid4().hex[:8]}"
+        every = given(name)
+        missing = every[number]
+        if (guarded.version, who, missing.action) in UNCHECKED:
+            continue
+        account = accounts.make([right for right in every if right != missing])
+        with pytest.raises((RocketMQError, roles.Refused)) as caught:
+            role.act(guarded, account, name)
+        said = str(caught.value)
+        assert "ORDEREDMQ_ROCKETMQ.NO_PERMISSION" in said, missing
+        assert re.search(missing.pattern, said), (missing, said)
+        assert account.secret_key not in said
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("who", ["source", "sink with sinkGroup", "sink"])
+def test_an_error_names_all_rights_that_are_missing(guarded: Cluster, accounts: Accounts, who: str) -> None:
+    role = ROLES[who]
+    every = rights(guarded.version, *role.rows)
+    # None, all of the topic, all of the group.
+    for given in ([], [right for right in every if right.is_of_topic], [right for right in every if not right.is_of_topic]):
+        with pytest.raises(RocketMQError) as caught:
+            role.act(guarded, accounts.make(given), role.name)
+        found = caught.value.message.partition(" lacks ")[2]
+        lacking, _, needed = found.partition(" needs ")
+        for right in every:
+            assert bool(re.search(right.among, lacking)) is (right not in given), (right, caught.value.message)
+            assert re.search(right.among, needed), (right, caught.value.message)
+
+
+def left_behind(cluster: Cluster) -> set[str]:
+    """What a broker keeps of groups: settings, offsets, topics of retries."""
+    configured = ask(cluster, ADMIN, admin.groups())
+    offsets = ask(cluster, ADMIN, groups.all_consumer_offsets())
+    with Client(cluster.address) as client:
+        return {*configured, *offsets, *client.topics(time.monotonic() + 20)}
+
+
+@pytest.mark.timeout(300)
+def test_a_sink_that_may_not_do_all_leaves_no_group_behind(guarded: Cluster, accounts: Accounts) -> None:
+    """Each query is another sink, with a group of its own."""
+    before = left_behind(guarded)
+    for name, row in ((None, "sink to `invoices`, without"), ("billing-none", "sink to `invoices`, `sinkGroup")):
+        every = rights(guarded.version, row, **{"billing-out": "billing-none"})
+        for missing in every:
+            account = accounts.make([right for right in every if right != missing])
+            for _ in range(2):
+                with pytest.raises(RocketMQError, match="NO_PERMISSION"):
+                    roles.sink(guarded, account, "invoices", name)
+    assert left_behind(guarded) == before
+
+
+@pytest.mark.timeout(300)
+def test_a_source_that_may_not_do_all_leaves_no_group_behind(guarded: Cluster, accounts: Accounts) -> None:
+    before = left_behind(guarded)
+    every = rights(guarded.version, "source of", billing="billing-none")
+    for missing in every:
+        account = accounts.make([right for right in every if right != missing])
+        with pytest.raises(RocketMQError, match="NO_PERMISSION"):
+            roles.source(guarded, account, consumerGroup="billing-none")
+    assert left_behind(guarded) == before

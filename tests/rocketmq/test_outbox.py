@@ -7,13 +7,14 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
-from orderedmq.broker import Published
-from orderedmq.errors import MessageError, RocketMQError, TopicError
+from orderedmq.broker import Published, SinkBatch
+from orderedmq.errors import GroupError, MessageError, RocketMQError, TopicError
 from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, OffsetRange
 from orderedmq.rocketmq import admin_requests, group_requests, requests
 from orderedmq.rocketmq.admin import RocketMQAdmin
@@ -269,3 +270,63 @@ def test_a_warning_tells_of_messages_that_nobody_can_take_back(quick: World, cap
         quick.outbox().publish(quick.batch(), [receipt])
     assert "1 messages of batch 0, partition 0" in caplog.text
     assert quick.bodies() == ["a1", "a2", "a3"]
+
+
+# --- a group that the user named
+
+
+def in_group(world: World, sink: str, number: int, names: list[str], group: str, publish: bool = True) -> Published | None:
+    """A batch of another process."""
+    batch = SinkBatch(sink, number, None, group)
+    outbox = world.outbox()
+    staging = outbox.open(batch, 0)
+    staging.add(world.queue, rows(names))
+    receipt = staging.receipt()
+    return outbox.publish(batch, [receipt]) if publish else None
+
+
+def test_a_sink_keeps_its_bookmarks_in_the_group_that_the_user_named(everywhere: World) -> None:
+    """The group may be there before: who administers a cluster may have to make it."""
+    world = everywhere
+    group = f"g-{world.topic}"
+    for master in world.masters():
+        world.client.call_address(master, admin_requests.create_group(group), soon())
+    before = groups_of_sinks(world)
+    fill(world, 100)
+    names = numbered(20)
+    in_group(world, "one", 0, names, group, publish=False)
+    assert in_group(world, "one", 0, names, group) == Published(False, {world.queue: OffsetRange(100, 120)})
+    published = in_group(world, "one", 0, names, group)
+    assert published is not None
+    assert published.replayed
+    in_group(world, "one", 1, numbered(5, 20), group)
+    assert world.bodies()[100:] == numbered(25)
+    assert groups_of_sinks(world) == before
+    assert Bookmarks(world.client, "one", world.topic, group).get(world.queue) == 121
+
+
+def test_a_query_with_a_new_checkpoint_takes_the_group_over(everywhere: World) -> None:
+    world = everywhere
+    group = f"g-{world.topic}"
+    in_group(world, "old", 0, numbered(10), group)
+    # Not looked for: another sink's batch of this number is another batch.
+    assert in_group(world, "new", 0, numbered(10), group) == Published(False, {world.queue: OffsetRange(10, 20)})
+    in_group(world, "new", 1, numbered(5, 10), group, publish=False)
+    assert in_group(world, "new", 1, numbered(5, 10), group) == Published(False, {world.queue: OffsetRange(20, 25)})
+    assert world.bodies() == numbered(10) + numbered(15)
+
+
+def test_two_queries_that_write_to_one_topic_need_two_groups(everywhere: World) -> None:
+    world = everywhere
+    group = f"g-{world.topic}"
+    in_group(world, "one", 0, numbered(10), group)
+    in_group(world, "one", 1, numbered(10, 10), group, publish=False)
+    in_group(world, "two", 0, numbered(10), group)
+    # The one that was there before is told so, and its rows, which are there already, come no second time.
+    for _ in range(2):
+        with pytest.raises(GroupError, match=f"sinkGroup '{group}' has the bookmarks of another query") as caught:
+            in_group(world, "one", 1, numbered(10, 10), group)
+        assert caught.value.condition == "ORDEREDMQ_GROUP.IN_USE"
+    in_group(world, "two", 1, numbered(10, 10), group)
+    in_group(world, "one", 1, numbered(10, 10), f"{group}-2")
+    assert Counter(world.bodies()) == Counter(numbered(20) * 2)

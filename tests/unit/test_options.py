@@ -415,6 +415,7 @@ BAD_SINK = [
     Bad(
         "conflicts held back", {**SINK_CLUSTER, "onKeyConflict": "error"}, "UNSUPPORTED", ("onKeyConflict", "too late", "warn")
     ),
+    Bad("a sink's group without a cluster", {**SINK, "sinkGroup": "billing-out"}, "CONFLICT", ("sinkGroup", "namesrvAddr")),
     Bad("compression of a cluster", {**SINK_CLUSTER, "compression": "lz4"}, "CONFLICT", ("compression", "embedded")),
     Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "chooses what is read", "column tags")),
     Bad("a filter for the writer", {**SINK, "filterSql": "a"}, "UNSUPPORTED", ("filterSql", "chooses what is read")),
@@ -804,6 +805,7 @@ def test_the_writers_defaults() -> None:
         on_key_conflict="error",
         on_replay_differs="error",
         compression=None,
+        sink_group=None,
         txn_app_id=None,
         txn_version=None,
     )
@@ -842,6 +844,7 @@ def test_every_option_of_the_writer_arrives() -> None:
         on_key_conflict="warn",
         on_replay_differs="skip",
         compression="lz4",
+        sink_group=None,
         txn_app_id="billing-job",
         txn_version=0,
     )
@@ -976,6 +979,8 @@ def test_a_cluster_is_named_by_its_nameservers_with_defaults_of_its_own() -> Non
     assert SourceOptions.parse({**CLUSTER, "lockTimeout": "2s"}, streaming=True).lock_timeout == 2.0
     writer = SinkOptions.parse(SINK_CLUSTER, streaming=True)
     assert (writer.endpoint.namesrv_addr, writer.on_key_conflict, writer.compression) == ("h:9876", "warn", None)
+    assert writer.sink_group is None
+    assert SinkOptions.parse({**SINK_CLUSTER, "sinkGroup": "billing-out"}, streaming=True).sink_group == "billing-out"
     assert SinkOptions.parse({**SINK_CLUSTER, "onKeyConflict": "ignore"}, streaming=True).on_key_conflict == "ignore"
     assert (reader.endpoint.capabilities.atomic_publish, Endpoint("/data/omq").capabilities.atomic_publish) == (False, True)
 

@@ -1,0 +1,151 @@
+"""Finds out which of its rights an account lacks, all at once. A broker's refusal names only the first.
+
+Each right is asked for by a request that wants it and changes nothing: a send to a queue that no topic has, an empty lock, a search
+for a message that is not there. The answers of both generations of access control are read alike, so nobody has to know which one it is.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import group_requests, requests, rights
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.request import Request
+from orderedmq.rocketmq.rights import Refusal, Right
+
+#: Seconds for all questions.
+_TIMEOUT: Final = 30.0
+#: No topic has such a queue (MAX_QUEUES).
+_NO_QUEUE: Final = 2**31 - 1
+#: Nobody's message is looked for.
+_NO_KEY: Final = "orderedmq-rights"
+
+
+#: What each client was found to be permitted: it is not asked for again.
+_permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = weakref.WeakKeyDictionary()
+
+
+def require(client: Client, wanted: Sequence[Right], whose: str) -> None:
+    """Raises RocketMQError NO_PERMISSION that names every right of ``wanted`` that the account lacks at a broker of their topics.
+
+    Asks once, and only if the client has an account. ``whose``: of what the rights are, for the error: "a sink".
+    """
+    known = _permitted.setdefault(client, set())
+    if client.account is None or tuple(wanted) in known:
+        return
+    if (error := lacking(client, wanted, whose)) is not None:
+        raise error
+    known.add(tuple(wanted))
+
+
+def explained(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
+    """``error``; for NO_PERMISSION one that names every right that is missing, if that can be found out."""
+    if not isinstance(error, RocketMQError) or error.sub != "NO_PERMISSION" or client.account is None:
+        return error
+    try:
+        return lacking(client, wanted, whose) or error
+    except OrderedMQError:
+        return error
+
+
+def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
+    """The error for what the account lacks of these; None if it lacks nothing."""
+    deadline = time.monotonic() + _TIMEOUT
+    group = next((right.name for right in wanted if right.kind == "Group"), None)
+    missing: dict[Right, None] = {}
+    acl = 0
+    for topic in dict.fromkeys(right.name for right in wanted if right.kind == "Topic"):
+        actions = {right.action for right in wanted if right.kind == "Topic" and right.name == topic}
+        for name, address in _masters(client, topic, deadline).items():
+            asked = _Broker(client, address, MessageQueue(topic, name, 0), group, deadline)
+            for refused in asked.refusals(actions):
+                acl = refused.acl
+                missing.update({right: None for right in wanted if right == refused.right})
+    if not missing:
+        return None
+    named = [right for right in wanted if right in missing]
+    return RocketMQError(
+        "NO_PERMISSION",
+        f"the account {client.account!r} lacks {rights.spelled(named, acl)}; {whose} needs {rights.spelled(wanted, acl)} in all; "
+        f"{rights.grant(acl, client.account)}",
+    )
+
+
+def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
+    """Where the topic's brokers listen; of one that is to be made, all."""
+    try:
+        brokers = client.route(topic, deadline).brokers
+    except TopicError:
+        brokers = client.cluster(deadline).brokers
+    return {name: broker.master for name, broker in brokers.items() if broker.master is not None}
+
+
+class _Broker:
+    """One broker's answers about one topic and a group."""
+
+    def __init__(self, client: Client, address: str, queue: MessageQueue, group: str | None, deadline: float) -> None:
+        self._client = client
+        self._address = address
+        self._queue = queue
+        self._group = group
+        self._deadline = deadline
+
+    def refusals(self, actions: Iterable[str]) -> list[Refusal]:
+        out = []
+        if "Pub" in actions:
+            out.append(self._refused(_send(self._queue)))
+        group = None
+        if self._group is not None:
+            group = self._refused(group_requests.consumer_list(self._group))
+            group = group or self._refused(group_requests.lock(self._group, _probe(), ()))
+            out.append(group)
+        if "Sub" in actions:
+            out.append(self._refused(requests.query_message(self._queue.topic, _NO_KEY)) or self._subscribes(group))
+        if "Get" in actions:
+            out.append(self._refused(requests.max_offset(self._queue)))
+        return [refused for refused in out if refused is not None]
+
+    def _subscribes(self, group: Refusal | None) -> Refusal | None:
+        """ACL 2.0 wants Sub for what wants it of the group, too. Of a pull it looks at the topic first."""
+        if self._group is None:
+            return None
+        if group is not None:
+            refused = self._refused(requests.pull(self._queue, self._group, 0, 1))
+            return refused if refused is not None and refused.right is not None and refused.right.kind == "Topic" else None
+        name, place = _probe(), self._queue._replace(broker_name=_NO_KEY)
+        refused = self._refused(group_requests.lock(self._group, name, [place]))
+        if refused is None:
+            self._refused(group_requests.unlock(self._group, name, [place]))
+        return refused
+
+    def _refused(self, request: Request[Any]) -> Refusal | None:
+        try:
+            self._client.call_address(self._address, request, self._deadline)
+        except RocketMQUnavailableError:
+            raise
+        except RocketMQError as error:
+            if error.sub == "NO_PERMISSION":
+                return rights.refusal(request.code, error.message)
+        except OrderedMQError:
+            # The topic or group is missing: who hears that has the right to ask.
+            pass
+        return None
+
+
+def _send(queue: MessageQueue) -> Request[Any]:
+    """A message that every broker refuses, for its queue, after it has looked at the account's rights."""
+    nowhere = queue._replace(queue_id=_NO_QUEUE)
+    request = requests.send(nowhere, b"?", "", group=_NO_KEY, born=time.time_ns() // 1_000_000)
+    # The topic itself as the template: it is not made if it is missing.
+    return replace(request, ext={**request.ext, "c": queue.topic}, repeatable=True)
+
+
+def _probe() -> str:
+    return f"orderedmq-rights-{uuid.uuid4().hex}"

@@ -1,0 +1,157 @@
+"""What an account may do, in the words of the broker's access control. Pure.
+
+RocketMQ has two generations: ACL 1.0 (``aclEnable``, plain_acl.yml: 4.4 to 5.3.2) knows publishing and subscribing, and administrators;
+ACL 2.0 (``authorizationEnabled``, mqadmin createAcl: from 5.3.0 on) has more actions. Which request wants which right is the brokers':
+PlainAccessValidator.parse, DefaultAuthorizationContextBuilder, RocketMQAction. Of several actions of a resource, one is enough.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from orderedmq.model import DEAD_LETTER_PREFIX
+from orderedmq.rocketmq.codes import RequestCode
+
+Kind = Literal["Topic", "Group", "Cluster"]
+Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
+
+#: The group of RocketMQ's own tools, in whose name messages are read that no group of the user's is read for.
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
+
+_ORDER: Final[tuple[Action, ...]] = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
+_ACL_2: Final = re.compile(
+    r"User:(?P<account>\S+) has no permission to access (?P<kind>Topic|Group|Cluster):(?P<name>\S+) from "
+)
+_ACL_1: Final = re.compile(r"No default permission for (?P<kind>topic|group):(?P<name>[^\s,;]+)")
+_ADMIN: Final = re.compile(r"Need admin permission")
+
+#: The action that ACL 2.0 wants for a request; where any of several will do, the one that the roles below have anyway.
+_ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
+    RequestCode.SEND_MESSAGE_V2: {"Topic": "Pub", "Group": "Sub"},
+    RequestCode.SEND_BATCH_MESSAGE: {"Topic": "Pub", "Group": "Sub"},
+    RequestCode.PULL_MESSAGE: {"Topic": "Sub", "Group": "Sub"},
+    RequestCode.QUERY_MESSAGE: {"Topic": "Sub"},
+    RequestCode.HEART_BEAT: {"Topic": "Sub", "Group": "Sub"},
+    RequestCode.UNREGISTER_CLIENT: {"Group": "Sub"},
+    RequestCode.CONSUMER_SEND_MSG_BACK: {"Group": "Sub"},
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: {"Group": "Sub"},
+    RequestCode.QUERY_CONSUMER_OFFSET: {"Topic": "Sub", "Group": "Sub"},
+    RequestCode.UPDATE_CONSUMER_OFFSET: {"Topic": "Sub", "Group": "Sub"},
+    RequestCode.LOCK_BATCH_MQ: {"Topic": "Sub", "Group": "Sub"},
+    RequestCode.UNLOCK_BATCH_MQ: {"Topic": "Sub", "Group": "Sub"},
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: {"Topic": "Get"},
+    RequestCode.GET_MAX_OFFSET: {"Topic": "Get"},
+    RequestCode.GET_MIN_OFFSET: {"Topic": "Get"},
+    RequestCode.GET_EARLIEST_MSG_STORETIME: {"Topic": "Get"},
+    RequestCode.VIEW_MESSAGE_BY_ID: {"Topic": "Get"},
+    RequestCode.GET_TOPIC_STATS_INFO: {"Topic": "Get"},
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: {"Group": "Get"},
+    RequestCode.GET_CONSUMER_RUNNING_INFO: {"Group": "Get"},
+    RequestCode.UPDATE_AND_CREATE_TOPIC: {"Topic": "Create"},
+    RequestCode.DELETE_TOPIC_IN_BROKER: {"Topic": "Delete"},
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"Group": "Create"},
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: {"Group": "Delete"},
+}
+#: What ACL 2.0 takes in place of Sub.
+_INSTEAD: Final[Mapping[RequestCode, Action]] = {
+    RequestCode.QUERY_MESSAGE: "Get",
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: "Get",
+    RequestCode.QUERY_CONSUMER_OFFSET: "Get",
+    RequestCode.UPDATE_CONSUMER_OFFSET: "Update",
+}
+
+
+class Right(NamedTuple):
+    """One action on one topic or group."""
+
+    kind: Kind
+    name: str
+    action: Action
+
+
+class Refusal(NamedTuple):
+    """What a broker refused. ``acl``: 1 or 2. ``right`` None: ACL 1.0 lets only administrators do it. ``account``: where it is named.
+
+    ``instead``: another action that would do for the same request.
+    """
+
+    acl: int
+    right: Right | None
+    account: str | None = None
+    instead: Action | None = None
+
+
+def refusal(code: RequestCode, said: str) -> Refusal | None:
+    """What a broker's refusal of a request names; None for one that is not about rights (a wrong signature, a topic's permission)."""
+    if _ADMIN.search(said):
+        return Refusal(1, None)
+    second = _ACL_2.search(said)
+    found = second or _ACL_1.search(said)
+    if found is None:
+        return None
+    kinds: Mapping[str, Kind] = {"topic": "Topic", "group": "Group", "cluster": "Cluster"}
+    kind = kinds[found["kind"].lower()]
+    right = Right(kind, found["name"], _ACTIONS.get(code, {}).get(kind, "Get"))
+    return Refusal(1, right) if second is None else Refusal(2, right, second["account"], _INSTEAD.get(code))
+
+
+def spelled(rights: Iterable[Right], acl: int) -> str:
+    """As mqadmin takes them (``Topic:orders Pub,Sub``), or for ACL 1.0 as plain_acl.yml has them (``topicPerms orders=PUB|SUB``)."""
+    actions: dict[tuple[Kind, str], set[Action]] = {}
+    for right in rights:
+        actions.setdefault((right.kind, right.name), set()).add(right.action)
+    out = []
+    for (kind, name), of_one in actions.items():
+        ordered = [action for action in _ORDER if action in of_one]
+        if acl == 2:
+            out.append(f"{kind}:{name} {','.join(ordered)}")
+        elif known := [action.upper() for action in ordered if action in ("Pub", "Sub")]:
+            out.append(f"{kind.lower()}Perms {name}={'|'.join(known)}")
+    return "; ".join(out)
+
+
+def said(refused: Refusal) -> str:
+    """What the account lacks and how it gets that, for an error."""
+    if refused.right is None:
+        return "the account lacks admin: true: ACL 1.0 lets administrators do this only; use an account that is one"
+    instead = f" (or {refused.instead})" if refused.instead is not None else ""
+    return f"the account lacks {spelled([refused.right], refused.acl)}{instead}; {grant(refused.acl, refused.account)}"
+
+
+def grant(acl: int, account: str | None) -> str:
+    """What to type for the rights that an error names."""
+    if acl == 1:
+        return "add it to the account in the brokers' plain_acl.yml"
+    return (
+        f"grant it: mqadmin updateAcl -c CLUSTER -s User:{account or 'ACCOUNT'} -r RESOURCE -a ACTIONS -d Allow (ACTIONS: also those that "
+        "the account has on it already)"
+    )
+
+
+# --- roles
+
+#: Whose rights they are, for errors.
+SINK: Final = "a sink"
+SOURCE: Final = "a source"
+LISTENER: Final = "a listener that puts messages aside"
+
+
+def of_sink(topic: str, group: str) -> list[Right]:
+    """Of a query that writes to a topic and keeps its bookmarks in a group."""
+    return [Right("Topic", topic, "Pub"), *of_source([topic], group)]
+
+
+def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
+    """Of a query that reads topics as a group; None: in nobody's name."""
+    rights = [Right("Topic", topic, action) for topic in topics for action in _READ]
+    return [*rights, Right("Group", group or TOOLS_GROUP, "Sub")]
+
+
+def of_dead_letters(group: str) -> list[Right]:
+    """Of who puts a group's messages aside, besides those of a source: to find what is there already."""
+    return of_source([DEAD_LETTER_PREFIX + group], group)
+
+
+_READ: Final[tuple[Action, ...]] = ("Sub", "Get")

@@ -1,0 +1,149 @@
+"""Accounts of a cluster with access control, with the rights that the README's table gives them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from orderedmq.rocketmq.acl import Credentials
+from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.codes import RequestCode
+from orderedmq.rocketmq.request import Request, nothing
+from orderedmq.rocketmq.servers import Cluster
+
+ROOT = Path(__file__).parents[2]
+_UPDATE_ACL_CONFIG, _CREATE_USER, _CREATE_ACL = 50, 3001, 3006
+
+#: Keys must have more than six characters.
+ADMIN = Credentials("administrator", "secret-of-admin")
+
+_AUTH = "org.apache.rocketmq.auth."
+#: Settings of a broker that lets nobody in without a signature.
+PROPERTIES: dict[str, dict[str, object]] = {
+    "4.9.7": {"aclEnable": True},
+    "5.3.3": {
+        "authenticationEnabled": True,
+        "authenticationProvider": f"{_AUTH}authentication.provider.DefaultAuthenticationProvider",
+        "authenticationMetadataProvider": f"{_AUTH}authentication.provider.LocalAuthenticationMetadataProvider",
+        "authorizationEnabled": True,
+        "authorizationProvider": f"{_AUTH}authorization.provider.DefaultAuthorizationProvider",
+        "authorizationMetadataProvider": f"{_AUTH}authorization.provider.LocalAuthorizationMetadataProvider",
+        "initAuthenticationUser": f'{{"username":"{ADMIN.access_key}","password":"{ADMIN.secret_key}"}}',
+        "innerClientAuthenticationCredentials": f'{{"accessKey":"{ADMIN.access_key}","secretKey":"{ADMIN.secret_key}"}}',
+    },
+}
+PLAIN_ACL = f"""\
+accounts:
+  - accessKey: {ADMIN.access_key}
+    secretKey: {ADMIN.secret_key}
+    admin: true
+"""
+
+
+class Right(NamedTuple):
+    """ACL 2.0: ("Topic:orders", "Sub"). ACL 1.0: ("topicPerms orders", "SUB"), ("defaultGroupPerm", "SUB"), ("admin", "true")."""
+
+    resource: str
+    action: str
+
+    @property
+    def pattern(self) -> str:
+        """How an error names it, as a regular expression."""
+        if self.resource == "admin":
+            # What comes before needs less.
+            return r"admin: true|groupPerms \S+=SUB"
+        if self.resource.startswith("default"):
+            return rf"{self.resource[7].lower()}{self.resource[8:]}s \S+={self.action}"
+        name = re.escape(self.resource).replace(r"\*", r"\S+")
+        if " " in self.resource:
+            return f"{name}={self.action}"
+        # Where another action does as well, both are named.
+        return rf"{name} (\w+ \(or )?{self.action}\b"
+
+    @property
+    def is_of_topic(self) -> bool:
+        return self.resource.lower().startswith("topic")
+
+    @property
+    def among(self) -> str:
+        """How an error names it that has several actions of its resource, as a regular expression."""
+        if " " in self.resource or ":" not in self.resource:
+            return self.pattern.replace("=", r"=(\w+\|)?")
+        name = re.escape(self.resource).replace(r"\*", r"\S+")
+        return rf"{name} [\w,]*\b{self.action}\b"
+
+
+def rights(version: str, *rows: str, **names: str) -> list[Right]:
+    """What the README's table gives in the rows that begin so, with other ``names`` for those of the table."""
+    found = [right for row in rows for right in _rights(row, version)]
+    for name, other in names.items():
+        found = [Right(resource.replace(name, other), action) for resource, action in found]
+    return list(dict.fromkeys(found))
+
+
+def _rights(who: str, version: str) -> list[Right]:
+    block = (ROOT / "README.md").read_text().partition("<!-- rights -->")[2].partition("<!-- /rights -->")[0]
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.strip().splitlines()[2:]]
+    [row] = [row for row in rows if row[0].strip().startswith(who)]
+    found = []
+    for entry in re.findall(r"`([^`]+)`", row[1 if version.startswith("5") else 2].replace("\\|", "|")):
+        resource, _, actions = entry.rpartition("=" if "=" in entry else " ")
+        found += [Right(resource, action) for action in re.split(r"[,|]", actions)]
+    return found
+
+
+class Accounts:
+    """Makes accounts at a cluster's broker."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._numbers = itertools.count()
+        self._client = Client(cluster.address, credentials=ADMIN)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def make(self, given: Sequence[Right]) -> Credentials:
+        """An account that may do this and nothing else."""
+        number = next(self._numbers)
+        made = Credentials(f"account-{number}", f"never-shown-{number}")
+        for code, ext, body in _second(made, given) if self.cluster.version.startswith("5") else _first(made, given):
+            request = Request(cast(RequestCode, code), "making of an account", made.access_key, nothing, ext, body)
+            self._client.call_address(self.cluster.broker.address, request, time.monotonic() + 20)
+        return made
+
+
+def _second(account: Credentials, given: Sequence[Right]) -> Iterator[tuple[int, Mapping[str, str], bytes]]:
+    user = {"password": account.secret_key, "userType": "Normal", "userStatus": "enable"}
+    yield _CREATE_USER, {"username": account.access_key}, json.dumps(user).encode()
+    actions: dict[str, list[str]] = {}
+    for right in given:
+        actions.setdefault(right.resource, []).append(right.action)
+    entries: list[dict[str, Any]] = [
+        {"resource": resource, "actions": allowed, "decision": "Allow"} for resource, allowed in actions.items()
+    ]
+    if entries:
+        subject = f"User:{account.access_key}"
+        acl = {"subject": subject, "policies": [{"policyType": "Custom", "entries": entries}]}
+        yield _CREATE_ACL, {"subject": subject}, json.dumps(acl).encode()
+
+
+def _first(account: Credentials, given: Sequence[Right]) -> Iterator[tuple[int, Mapping[str, str], bytes]]:
+    lists: dict[str, dict[str, list[str]]] = {"topicPerms": {}, "groupPerms": {}}
+    fields = {"accessKey": account.access_key, "secretKey": account.secret_key, "admin": "false"}
+    fields |= {"defaultTopicPerm": "DENY", "defaultGroupPerm": "DENY"}
+    for resource, action in given:
+        kind, _, name = resource.partition(" ")
+        if name:
+            lists[kind].setdefault(name, []).append(action)
+        else:
+            fields[kind] = action
+    for kind, names in lists.items():
+        if names:
+            fields[kind] = ",".join(f"{name}={'|'.join(actions)}" for name, actions in names.items())
+    yield _UPDATE_ACL_CONFIG, fields, b""

@@ -1,0 +1,130 @@
+"""What sources, sinks, listeners and the command do, in the name of an account: as their code does it, without Spark."""
+
+from __future__ import annotations
+
+import itertools
+
+import pyarrow as pa
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from typer.testing import CliRunner
+
+from ordered_source.plan import planned_schema
+from ordered_source.reader import StreamReader
+from orderedmq.broker import SinkBatch
+from orderedmq.cli import app
+from orderedmq.lock import LockToken
+from orderedmq.membership import Subscription
+from orderedmq.rocketmq.acl import Credentials
+from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.servers import Cluster
+
+_numbers = itertools.count()
+
+
+class Refused(Exception):
+    """The command ended with an error: this one."""
+
+
+def row(body: bytes = b"x") -> pa.RecordBatch:
+    return pa.record_batch({"body": pa.array([body]), "sharding_key": ["k"]})
+
+
+def connect(cluster: Cluster, account: Credentials) -> RocketMQBroker:
+    return RocketMQBroker(cluster.address, credentials=account)
+
+
+def source(cluster: Cluster, account: Credentials, **options: str) -> int:
+    """A query's first two batches; how many rows they had."""
+    given = {
+        "namesrvAddr": cluster.address,
+        "accessKey": account.access_key,
+        "secretKey": account.secret_key,
+        "topic": "orders",
+        "startingOffsets": "earliest",
+        **options,
+    }
+    reader = StreamReader(given, planned_schema(given))
+    try:
+        count = 0
+        start = reader.initialOffset()
+        for _ in range(2):
+            end = reader.latestOffset(start, ReadAllAvailable())
+            for partition in reader.partitions(start, end):
+                count += sum(rows.num_rows for rows in reader.read(partition))
+            start = end
+        return count
+    finally:
+        reader.stop()
+
+
+def sink(cluster: Cluster, account: Credentials, topic: str, group: str | None = None, name: str | None = None) -> str:
+    """A query's first two batches, the first one written twice, and a write without identity. Returns the query."""
+    name = name or f"query-{next(_numbers)}"
+    for number in (0, 0, 1):
+        with connect(cluster, account) as broker:
+            batch = SinkBatch(name, number, None, group)
+            staging = broker.outbox.open(batch, 0)
+            try:
+                for queue in broker.log.targets(topic):
+                    staging.add(queue, row(f"{name}-{number}".encode()))
+                broker.outbox.publish(batch, [staging.receipt()])
+            except BaseException:
+                staging.abandon()
+                raise
+    return name
+
+
+def write(cluster: Cluster, account: Credentials, topic: str) -> None:
+    """A batch write without identity."""
+    with connect(cluster, account) as broker:
+        staging = broker.outbox.open(SinkBatch(None), 0)
+        staging.add(broker.log.targets(topic)[0], row())
+        broker.outbox.publish(SinkBatch(None), [staging.receipt()])
+
+
+def put_aside(cluster: Cluster, account: Credentials, group: str) -> int:
+    """What a listener's task does with two messages that it cannot process; the second time there is nothing to do."""
+    with connect(cluster, account) as broker:
+        queue = broker.log.queues("orders")[0]
+        me = broker.groups.join("listener")
+        broker.groups.heartbeat(group, me, Subscription("shared", "orders", "AVG"))
+        token = broker.groups.lock(group, me, [queue])[queue]
+        assert isinstance(token, LockToken)
+        letters = pa.concat_batches([row(), row()])
+        put = []
+        for _ in range(2):
+            with connect(cluster, account) as task:
+                put.append(task.groups.dead_letter(token, letters, [0, 1]))
+    assert put[1] == 0
+    return put[0]
+
+
+def command(cluster: Cluster, account: Credentials, *arguments: str, given: str | None = None) -> str:
+    """What it prints. Raises Refused."""
+    variables = {"ORDEREDMQ_ACCESS_KEY": account.access_key, "ORDEREDMQ_SECRET_KEY": account.secret_key}
+    done = CliRunner().invoke(app, ["--namesrv", cluster.address, *arguments], input=given, env=variables)
+    if done.exit_code:
+        raise Refused(done.stderr)
+    return done.stdout
+
+
+def held(cluster: Cluster, admin: Credentials, group: str, account: Credentials, *arguments: str) -> str:
+    """A command while a query has the group's queue."""
+    with connect(cluster, admin) as broker:
+        queue = broker.log.queues("orders")[0]
+        me = broker.groups.join("holder")
+        broker.groups.heartbeat(group, me, Subscription("shared", "orders", "AVG"))
+        token = broker.groups.lock(group, me, [queue])[queue]
+        assert isinstance(token, LockToken)
+        return command(cluster, account, *arguments)
+
+
+def commit(cluster: Cluster, admin: Credentials, group: str) -> None:
+    """Make a group with an offset."""
+    with connect(cluster, admin) as broker:
+        queue = broker.log.queues("orders")[0]
+        me = broker.groups.join("earlier")
+        broker.groups.heartbeat(group, me, Subscription("shared", "orders", "AVG"))
+        token = broker.groups.lock(group, me, [queue])[queue]
+        assert isinstance(token, LockToken)
+        broker.groups.commit({token: 0})

@@ -1,0 +1,69 @@
+"""What a broker's refusal says about an account's rights, and how these are spelled."""
+
+from __future__ import annotations
+
+import pytest
+
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import rights
+from orderedmq.rocketmq.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.frame import RemotingCommand
+from orderedmq.rocketmq.request import refusal
+from orderedmq.rocketmq.requests import pull
+from orderedmq.rocketmq.rights import Refusal, Right
+
+#: As brokers of 5.3.3 and 4.9.7 say it.
+SECOND = "User:reader has no permission to access {} from 127.0.0.1, no matched policies."
+FIRST = (
+    "org.apache.rocketmq.acl.common.AclException: No default permission for {}, "
+    "org.apache.rocketmq.acl.plain.PlainPermissionManager.checkPerm(PlainPermissionManager.java:605)"
+)
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "found"),
+    [
+        (RequestCode.PULL_MESSAGE, SECOND.format("Topic:a%b"), Refusal(2, Right("Topic", "a%b", "Sub"), "reader")),
+        (RequestCode.PULL_MESSAGE, SECOND.format("Group:g"), Refusal(2, Right("Group", "g", "Sub"), "reader")),
+        (RequestCode.SEND_BATCH_MESSAGE, SECOND.format("Topic:a"), Refusal(2, Right("Topic", "a", "Pub"), "reader")),
+        (RequestCode.GET_MAX_OFFSET, SECOND.format("Topic:a"), Refusal(2, Right("Topic", "a", "Get"), "reader")),
+        (
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+            SECOND.format("Group:g"),
+            Refusal(2, Right("Group", "g", "Sub"), "reader", "Get"),
+        ),
+        (RequestCode.PULL_MESSAGE, FIRST.format("topic:a"), Refusal(1, Right("Topic", "a", "Sub"))),
+        (RequestCode.PULL_MESSAGE, FIRST.format("group:g"), Refusal(1, Right("Group", "g", "Sub"))),
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, "AclException: Need admin permission for request code=17", Refusal(1, None)),
+        (RequestCode.PULL_MESSAGE, "AclException: Check signature failed for accessKey=reader", None),
+        (RequestCode.PULL_MESSAGE, "the topic[a] pulling message is forbidden", None),
+    ],
+)
+def test_what_a_refusal_names(code: RequestCode, said: str, found: Refusal | None) -> None:
+    assert rights.refusal(code, said) == found
+
+
+def test_rights_are_spelled_as_the_brokers_tools_take_them() -> None:
+    wanted = rights.of_sink("invoices", "billing-out")
+    assert rights.spelled(wanted, 2) == "Topic:invoices Pub,Sub,Get; Group:billing-out Sub"
+    assert rights.spelled(wanted, 1) == "topicPerms invoices=PUB|SUB; groupPerms billing-out=SUB"
+    assert rights.spelled(rights.of_source(["a", "b"], None), 2) == "Topic:a Sub,Get; Topic:b Sub,Get; Group:TOOLS_CONSUMER Sub"
+    assert rights.spelled(rights.of_dead_letters("g"), 1) == "topicPerms %DLQ%g=SUB; groupPerms g=SUB"
+
+
+@pytest.mark.parametrize(
+    ("code", "remark", "lacks", "remedy"),
+    [
+        (ResponseCode.NO_PERMISSION, SECOND.format("Group:billing"), "lacks Group:billing Sub; ", "updateAcl -c CLUSTER -s User:reader "),
+        (ResponseCode.SYSTEM_ERROR, FIRST.format("group:billing"), "lacks groupPerms billing=SUB; ", "plain_acl.yml"),
+        (ResponseCode.SYSTEM_ERROR, "AclException: Need admin permission for request", "lacks admin: true", "an account that is one"),
+        (ResponseCode.NO_PERMISSION, "the topic[a] pulling message is forbidden", "code 16", "the permissions of topic and broker"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_right_and_what_to_type(code: ResponseCode, remark: str, lacks: str, remedy: str) -> None:
+    request = pull(MessageQueue("a", "broker-a", 0), "billing", 0, 1)
+    error = refusal(request, RemotingCommand(code, remark=remark), "127.0.0.1:10911")
+    assert error.condition == "ORDEREDMQ_ROCKETMQ.NO_PERMISSION"
+    assert lacks in error.message
+    assert remedy in error.message
+    assert "\n" not in error.message
