@@ -123,6 +123,8 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
             "run the command again; it begins behind them",
         ),
     )
+    error.behind = least
+    return error
 
 
 def missing_topic(topic: str) -> TopicError:
@@ -153,8 +155,6 @@ def in_use(group: str, why: str) -> GroupError:
         f"group {group!r} is in use: {why}",
         Remedy("stop that query first, or pass force=True", "stop that query first, or give --force"),
     )
-    error.behind = least
-    return error
 
 
 def unreadable(queue: object, offset: int, why: str) -> DataLossError:
