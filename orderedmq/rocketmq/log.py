@@ -27,7 +27,7 @@ from orderedmq.rocketmq.asking import ask_queues, existing
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.connection import Pending
 from orderedmq.rocketmq.pulled import TAIL_LOSS
-from orderedmq.rocketmq.puller import READER_GROUP, Puller
+from orderedmq.rocketmq.puller import Puller
 from orderedmq.rocketmq.route import Route, user_topics
 from orderedmq.rocketmq.search import first_at
 from orderedmq.rocketmq.sender import Sender
@@ -308,7 +308,7 @@ class RocketMQLog:
         asked: set[str] = set()
         for topic in topics:
             wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
-            request = group_requests.check_client_config("orderedmq", READER_GROUP, wanted)
+            request = group_requests.check_client_config("orderedmq", rights.TOOLS_GROUP, wanted)
             for name in sorted({queue.broker_name for queue in self.route(topic).subscribe_set()} - asked):
                 asked.add(name)
                 try:

@@ -50,8 +50,6 @@ from orderedmq.rocketmq.rights import TOOLS_GROUP
 
 T = TypeVar("T")
 
-#: The group in whose name messages are read: every broker has it, so nothing has to be made first (MixAll.TOOLS_CONSUMER_GROUP).
-READER_GROUP: Final = TOOLS_GROUP
 #: Pulls on their way for one queue.
 IN_FLIGHT: Final = 32
 #: What the first pull asks for, to learn how many a broker gives.
@@ -100,7 +98,7 @@ class Puller:
         """``patience``: seconds without progress after which a pull fails."""
         self._client = client
         self._how = how
-        self._group = READER_GROUP
+        self._group = TOOLS_GROUP
         self._patience = patience
         self._known: dict[MessageQueue, _Known] = {}
 

@@ -17,7 +17,7 @@ from orderedmq.rocketmq.codes import RequestCode
 Kind = Literal["Topic", "Group", "Cluster"]
 Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
 
-#: The group of RocketMQ's own tools, in whose name messages are read that no group of the user's is read for.
+#: The group in whose name messages are read: every broker has it, so nothing has to be made first (MixAll.TOOLS_CONSUMER_GROUP).
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 _ORDER: Final[tuple[Action, ...]] = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")

@@ -18,7 +18,7 @@ from orderedmq.rocketmq.codes import RequestCode
 from orderedmq.rocketmq.connection import Connection
 from orderedmq.rocketmq.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.probe import free_port
-from orderedmq.rocketmq.puller import READER_GROUP
+from orderedmq.rocketmq.rights import TOOLS_GROUP
 from orderedmq.rocketmq.servers import Broker as BrokerServer
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
@@ -61,7 +61,7 @@ def gives(address: str, queue: MessageQueue) -> bool:
     """Whether a replica has copied topic and messages: topics every 10 s."""
     connection = Connection.open(address, time.monotonic() + 5)
     try:
-        connection.call(requests.pull(queue, READER_GROUP, 0, 1), time.monotonic() + 5)
+        connection.call(requests.pull(queue, TOOLS_GROUP, 0, 1), time.monotonic() + 5)
     except OrderedMQError:
         return False
     finally:
