@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from orderedmq.errors import GroupError, LockError, OffsetError, OrderedMQError, RocketMQError, TopicError
@@ -75,14 +75,14 @@ class GroupOffsets:
         every = group_requests.all_consumer_offsets()
         return self._client.call(every, deadline, topic=at.topic, broker_name=at.broker_name).get(group, {})
 
-    def write(self, group: str, offsets: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
+    def write(self, group: str, offsets: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> list[MessageQueue]:
         """Set offsets, in any direction; makes the group where a broker wants that first (5.3).
 
-        Raises GroupError MISSING where groups are not made by themselves, LockError LOST when an administrator has set the group's
-        offset of one of the queues meanwhile, and the broker keeps that.
+        Returns the queues whose offset was reset by RocketMQ's own tools and not noticed since: the broker keeps that (5.x,
+        useServerSideResetOffset), until it is accepted (`move`). Raises GroupError MISSING where groups are not made by themselves.
         """
         if not offsets:
-            return
+            return []
         deadline = soon(seconds)
         for queue, offset in offsets.items():
             if not 0 <= offset < 2**63:
@@ -93,19 +93,36 @@ class GroupOffsets:
         except GroupError:
             self.make(group, list(offsets), deadline)
             done = ask_queues(self._client, asked, deadline)
-        for (queue, _), taken in zip(asked, done):
-            if not taken:
-                self._accept_reset(group, queue, deadline)
+        return [queue for (queue, _), taken in zip(asked, done) if not taken]
 
-    def _accept_reset(self, group: str, queue: MessageQueue, deadline: float) -> None:
-        """A reset that waits for a consumer to take notice (5.x, useServerSideResetOffset) takes no offset until it has: pull once."""
-        pull = requests.pull(queue, group, 0, 1)
-        self._client.call(pull, deadline, topic=queue.topic, broker_name=queue.broker_name)
+    def move(
+        self, group: str, offsets: Mapping[MessageQueue, int], held: Iterable[MessageQueue], seconds: float = TIMEOUT
+    ) -> None:
+        """As `write`, for a consumer that holds the queues ``held``. Raises LockError LOST when RocketMQ's own tools have reset the group.
+
+        Then the resets of all its queues are found and accepted in one go, and the group's reset number is raised: a restart follows the
+        offsets that were set, whatever its checkpoint says.
+        """
+        found = self.write(group, offsets, seconds)
+        if not found:
+            return
+        others = sorted(set(held).difference(offsets))
+        # Written again as they are: a broker that keeps a reset says so.
+        found += self.write(group, self.read(group, others, seconds), seconds)
+        # Before they are accepted: if this process is killed in between, they are found again.
+        self.raise_reset_number(group, found)
+        self._accept_resets(group, found, seconds)
         raise LockError(
             "LOST",
-            f"the offset of group {group!r} in queue {queue} was reset by RocketMQ's own tools, and what this query has done since was not "
-            "committed; restart it, it goes on at the offset that was set",
+            f"the offsets of group {group!r} in {len(found)} queues ({', '.join(map(str, sorted(found)))}) were reset by RocketMQ's own "
+            "tools, and what this query has done since its last commit was not committed; restart it, it goes on at the offsets that were "
+            "set",
         )
+
+    def _accept_resets(self, group: str, queues: Sequence[MessageQueue], seconds: float) -> None:
+        """Take notice of resets by RocketMQ's own tools, so that the brokers take offsets of these queues again: pull once."""
+        asked = [(queue, requests.pull(queue, group, 0, 1)) for queue in queues]
+        ask_queues(self._client, asked, soon(seconds))
 
     def make(self, group: str, queues: Sequence[MessageQueue], deadline: float) -> None:
         """Make the group at the brokers of queues, as any consumer does: by a pull. Raises GroupError MISSING where that is switched off."""
@@ -128,7 +145,8 @@ class GroupOffsets:
 
     def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
         """Make tokens up to these epochs stale, for everyone who looks."""
-        self.write(group, {fence_of(queue): epoch for queue, epoch in epochs.items()}, seconds)
+        kept = self.write(group, {fence_of(queue): epoch for queue, epoch in epochs.items()}, seconds)
+        assert not kept, "no tool knows a fence, so none resets it"
 
     def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
         """As `fence`, where it is lower."""

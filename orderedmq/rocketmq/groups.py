@@ -253,7 +253,7 @@ class RocketMQGroups:
         try:
             known = self._offsets.read(group, list(done), seconds)
             behind = {queue: at for queue, holding in done.items() if (at := holding.committed or 0) > known.get(queue, -1)}
-            self._offsets.write(group, behind, seconds)
+            self._offsets.move(group, behind, self._holdings.queues(group), seconds)
         except LockError:
             lost = [done[queue].token for queue in behind]
             self.unlock(lost)
@@ -358,7 +358,7 @@ class RocketMQGroups:
                 moves[token.queue] = offsets[token]
             elif held is not None:
                 held.committed = at
-        self._offsets.write(group, moves)
+        self._offsets.move(group, moves, self._holdings.queues(group))
         for token, held in holdings.items():
             if held is not None and token.queue in moves:
                 held.committed = moves[token.queue]
@@ -368,7 +368,7 @@ class RocketMQGroups:
         raised = 0
         for group, tokens in sorted(by_group(offsets).items()):
             with self._committing:
-                self._offsets.write(group, {token.queue: offsets[token] for token in tokens})
+                self._offsets.move(group, {token.queue: offsets[token] for token in tokens}, self._holdings.queues(group))
                 for token in tokens:
                     held = self._holdings.own(token)
                     if held is not None:

@@ -78,6 +78,10 @@ class Holdings:
         with self._lock:
             return [held[client_id] for held in self._found.values() if client_id in held]
 
+    def queues(self, group: str) -> set[MessageQueue]:
+        with self._lock:
+            return {queue for name, queue in self._found if name == group}
+
     def of_queue(self, group: str, queue: MessageQueue) -> list[Holding]:
         with self._lock:
             return list(self._found.get((group, queue), {}).values())

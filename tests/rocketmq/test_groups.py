@@ -320,20 +320,25 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_what_rocketmqs_own_tool_resets_is_where_a_query_goes_on(usual: World, peers: Peers, ahead: bool) -> None:
-    """The broker keeps the reset, and takes no commits until somebody has noticed it (useServerSideResetOffset)."""
+    """The broker keeps the resets, and takes no commits until somebody has noticed them (useServerSideResetOffset). One look is enough."""
     groups = usual.broker.groups
-    queue = usual.queues[0]
-    usual.send(queue, 10)
+    queues = usual.queues[:3]
+    for queue in queues:
+        usual.send(queue, 10)
     me = groups.join("me")
     groups.heartbeat(usual.group, me, usual.shared())
-    [token] = usual.lock(usual.broker, me, [queue])
-    groups.commit({token: 4})
+    tokens = usual.lock(usual.broker, me, queues)
+    groups.commit(dict.fromkeys(tokens, 4))
+    number = groups.reset_number(usual.group)
     client = peers.admin(usual.cluster.address).client
     client.resetOffsetByTimestamp(usual.topic, usual.group, int(time.time() * 1000) + 10_000 if ahead else 0, True)
-    reset = usual.connect().groups.offsets(usual.group, [queue])[queue]
-    assert reset == (10 if ahead else 0)
-    assert condition(lambda: groups.commit({token: 6})) == "LOCK.LOST"
-    assert usual.connect().groups.offsets(usual.group, [queue]) == {queue: reset}
-    [token] = usual.lock(usual.broker, me, [queue])
-    groups.commit({token: 10})
-    assert usual.connect().groups.offsets(usual.group, [queue]) == {queue: 10}
+    reset = dict.fromkeys(queues, 10 if ahead else 0)
+    assert usual.connect().groups.offsets(usual.group, queues) == reset
+    lost = error_of(lambda: groups.commit({tokens[1]: 6}))
+    assert lost.condition == "ORDEREDMQ_LOCK.LOST"
+    assert all(str(queue) in lost.message for queue in queues), lost.message
+    assert usual.connect().groups.offsets(usual.group, queues) == reset
+    assert groups.reset_number(usual.group) == number + 1, "a checkpoint of before is not followed"
+    tokens = usual.lock(usual.broker, me, queues)
+    groups.commit(dict.fromkeys(tokens, 10))
+    assert usual.connect().groups.offsets(usual.group, queues) == dict.fromkeys(queues, 10)

@@ -30,6 +30,7 @@ from orderedmq.rocketmq.group_requests import TopicSubscription
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
+from tests.rocketmq.peers import Peers
 
 READ = "queue_offset long, body binary, tags string"
 UPDATE_BROKER_CONFIG = 25
@@ -200,6 +201,45 @@ def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refus
                 rig.cluster.broker.address, group_requests.consumer_connections(rig.group), time.monotonic() + 10
             )
             assert found.subscriptions[rig.source].expression == theirs, "nobody was told of another filter"
+
+
+# -- a group that others have moved -----------------------------------------------------------------------------------------------
+
+
+def test_an_exclusive_query_goes_on_where_another_member_has_stopped(rig: Rig) -> None:
+    rig.topic()
+    rig.fill(0, 20)
+    rig.run()
+    rig.fill(20, 20)
+    queue = rig.broker.log.queues(rig.source)[0]
+    other = rig.broker.groups.join("another")
+    [token] = rig.broker.groups.lock(rig.group, other, [queue]).values()
+    assert isinstance(token, LockToken)
+    rig.broker.groups.commit({token: 40})
+    rig.broker.groups.unlock([token])
+    rig.broker.groups.leave(other)
+    rig.fill(40, 3)
+    rig.run()
+    assert rig.out() == [*range(20), 40, 41, 42]
+    assert rig.offset() == 43
+
+
+def test_a_reset_by_rocketmqs_own_tools_is_followed_after_one_restart(rig: Rig, peers: Peers) -> None:
+    rig.topic()
+    rig.fill(0, 20)
+    writer = rig.stream().writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
+    query = writer.trigger(processingTime="200 milliseconds").start()
+    queues = rig.broker.log.queues(rig.source)
+    until(lambda: rig.broker.groups.offsets(rig.group, queues) == {queues[0]: 20}, "the group is at the end", 60.0)
+    peers.admin(rig.cluster.address).client.resetOffsetByTimestamp(rig.source, rig.group, 0, True)
+    rig.fill(20, 5)
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_LOCK.LOST\].*were reset by RocketMQ's own tools"):
+        query.awaitTermination(60)
+    done = rig.stream().writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
+    again = done.trigger(availableNow=True).start()
+    assert again.awaitTermination(60)
+    assert sum(progress.numInputRows for progress in again.recentProgress) >= 25
+    assert rig.offset() == 25
 
 
 # -- topics that are made anew ----------------------------------------------------------------------------------------------------
