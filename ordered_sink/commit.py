@@ -17,6 +17,7 @@ from ordered_sink.columns import Plan, planned
 from ordered_sink.keys import shared
 from ordered_sink.writer import Written, target_queues, write
 from orderedmq.broker import Published
+from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
 from orderedmq.errors import SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION
@@ -101,6 +102,7 @@ class _Planned:
         log.warning("%s", SinkError("KEY_CONFLICT", f"{why}, {what}"))
 
 
+@concise_calls
 class StreamWriter(DataSourceStreamArrowWriter):
     """The sink of one streaming query: once per (query, micro-batch)."""
 
@@ -117,6 +119,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._planned.discard(messages)
 
 
+@concise_calls
 class BatchWriter(DataSourceArrowWriter):
     """A batch write: once per (txnAppId, txnVersion) if these are given; all rows or none, where publishing is atomic."""
 

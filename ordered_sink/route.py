@@ -12,6 +12,7 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import IntegerType, IntegralType
 
 from ordered_sink.columns import key_type
+from orderedmq.concise import concise
 from orderedmq.errors import OptionError, SchemaError, SinkError
 from orderedmq.option_values import parse_size
 from orderedmq.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
@@ -74,6 +75,7 @@ def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:
 
 
 def _sorter(keys: list[tuple[str, str]], limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    @concise
     def in_order(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held, size = [], 0
         for batch in batches:

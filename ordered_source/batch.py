@@ -14,6 +14,7 @@ from ordered_source import data_loss, plan, task
 from ordered_source.columns import chosen_columns
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker, Log, QueueBounds
+from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
@@ -22,6 +23,7 @@ from orderedmq.source_options import EARLIEST, SourceOptions, StartingOffsets
 log = logging.getLogger("orderedmq")
 
 
+@concise_calls
 class BatchReader(DataSourceReader):
     """One partition per queue and non-empty range, fixed when the DataFrame is planned."""
 

@@ -19,6 +19,7 @@ from ordered_source import lock_token
 from ordered_source.columns import LOCK_TOKEN
 from ordered_source.messages import Window
 from orderedmq.broker import Broker
+from orderedmq.concise import concise
 from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
 from orderedmq.listener import (
     ConsumeMessageHook,
@@ -90,6 +91,7 @@ def consume_orderly(
     settings = OrderlySettings(consume_message_batch_max_size, suspend_current_queue_time_millis, max_reconsume_times)
     told = tuple(hooks)
 
+    @concise
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return consume(batches, listener, settings, told, credentials, tls)
 

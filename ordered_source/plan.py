@@ -9,6 +9,7 @@ from pyspark.sql.types import StructType
 
 from ordered_source.columns import full_schema
 from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
+from orderedmq.concise import concise
 from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, MessageQueue
@@ -17,6 +18,7 @@ from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOpti
 log = logging.getLogger("orderedmq")
 
 
+@concise
 def planned_schema(options: Mapping[str, str]) -> StructType:
     """The schema of ``load()`` without one; options, store and topics are checked here, while the DataFrame is built."""
     parsed = SourceOptions.parse(options, streaming=None)

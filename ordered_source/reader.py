@@ -29,6 +29,7 @@ from ordered_source.columns import chosen_columns
 from ordered_source.group import GroupSession
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker, Log, TopicInfo
+from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, TopicError, queue_deleted, recreated
 from orderedmq.lock import LockToken
@@ -45,6 +46,7 @@ POLL_INTERVAL: Final = 0.05
 LISTING_INTERVAL: Final = 1.0
 
 
+@concise_calls
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of one streaming query. A copy of it, unconnected, reads partitions in executors."""
 

@@ -27,6 +27,8 @@ class OrderedMQError(Exception):
     conditions: ClassVar[frozenset[str]] = frozenset()
     #: True where the same call may succeed later without anything else changing.
     retriable: ClassVar[bool] = False
+    #: True where the cause is an exception of the user's own code, which only its traceback explains.
+    from_users_code: bool = False
 
     def __init__(self, sub: str, message: str, remedy: Remedy | None = None) -> None:
         if sub not in self.conditions:

@@ -194,7 +194,9 @@ class FunctionSelector:
         try:
             result = np.asarray(self._function(plain, n_queues))
         except Exception as error:
-            raise self._failed(f"raised {type(error).__name__}: {error}") from error
+            failed = self._failed(f"raised {type(error).__name__}: {error}")
+            failed.from_users_code = True
+            raise failed from error
         if result.shape != (rows.num_rows,):
             raise self._failed(f"returned a result of shape {result.shape} for {rows.num_rows} rows; return one int per row")
         if not rows.num_rows:
@@ -219,7 +221,9 @@ def load_function(path: str) -> SelectorFunction:
         found: Any = importlib.import_module(module)
     except Exception as error:  # whatever the user's module raises when it is run
         why = f"cannot be loaded: {type(error).__name__}: {error}"
-        raise _invalid(path, why, "the module must be importable on the driver and on every executor") from error
+        invalid = _invalid(path, why, "the module must be importable on the driver and on every executor")
+        invalid.from_users_code = True
+        raise invalid from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise _invalid(path, f"cannot be loaded: {module} has no {name}", "check the function's name")
