@@ -29,6 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run all tests of RocketMQ servers with servers of each release, not only those that every broker must pass",
     )
 
+    parser.addoption("--every-byte", action="store_true", help="damage each byte of a store once, instead of a sample")
+
+
+@pytest.fixture(scope="session")
+def every_byte(pytestconfig: pytest.Config) -> bool:
+    return bool(pytestconfig.getoption("--every-byte"))
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'servers: needs real RocketMQ servers; -m "not servers" leaves them out')

@@ -35,6 +35,10 @@ COMMANDS: Final = {
         "audit",
         "Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.",
     ),
+    "check": (
+        "check",
+        "Walk a whole store of the embedded broker and name all that is damaged. Exit code 0 only if it is sound.",
+    ),
     "demo": (
         "demo",
         "Play a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.",

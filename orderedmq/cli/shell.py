@@ -43,7 +43,7 @@ INTERRUPTED: Final = 130
 #: As a shell reports a program that SIGPIPE ended.
 PIPE_CLOSED: Final = 141
 EXIT_CODES: Final = (
-    "Exit codes: 0 done; 1 refused or failed, or an audit found differences; 2 wrong usage; 3 no such store, topic, queue or group; "
+    "Exit codes: 0 done; 1 refused or failed, or an audit or a check found something; 2 wrong usage; 3 no such store, topic, queue or group; "
     "130 interrupted."
 )
 

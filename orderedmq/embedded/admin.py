@@ -13,7 +13,8 @@ from orderedmq.embedded.chunk import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
-from orderedmq.embedded.store import Store, Transaction
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import GroupError, OffsetError, OptionError, TopicError, in_use, topic_exists
 from orderedmq.membership import present
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_group, check_topic
@@ -103,7 +104,7 @@ class EmbeddedAdmin:
         with self._read() as txn:
             for queue in index.queues_of(topic_of(txn, name)):
                 at = index.state(txn, queue)
-                found = [chunk for _, chunk in index.chunks(txn, layout.queue_key(queue), at.min_offset)]
+                found = [chunk for _, chunk in index.chunks(txn, queue, at, at.min_offset)]
                 out.append(
                     QueueInfo(
                         queue,

@@ -1,52 +1,164 @@
-"""Whether a store is consistent: every rule that its databases keep among themselves, looked at in one snapshot. For tests and repair.
+"""Whether a store is sound: its pages, the seal of every entry, and every rule that its databases keep among themselves.
 
-A finding is a line of text. Nothing is changed, and what is damaged does not stop the walk.
+One snapshot is read, without LMDB, which may not survive damaged pages. A finding is a line of text. Nothing is changed, a store of an
+earlier format is not upgraded, and what is damaged does not stop the walk. Entries are held in memory, payloads are read one by one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import struct
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
 from orderedmq.embedded import chunk as codec
-from orderedmq.embedded import layout
+from orderedmq.embedded import formats, layout, pages, seal, verify
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.layout import Chunk, QueueState
-from orderedmq.embedded.store import Store, Transaction
+from orderedmq.embedded.pages import Entry, Meta, Read, Snapshot
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.transaction import WRITTEN
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
 
 
+@dataclass
+class Checked:
+    """What a check found: ``findings`` is empty if the store is sound. The numbers say how much was looked at."""
+
+    findings: list[str] = field(default_factory=list)
+    entries: int = 0
+    payloads: int = 0
+    payload_bytes: int = 0
+
+
 def check(store: Path | str | EmbeddedBroker) -> list[str]:
-    """What is wrong with the store, nothing if it is sound. Raises StoreError when it cannot be opened."""
-    opened = Store.open(store.path if isinstance(store, EmbeddedBroker) else Path(store))
-    try:
-        with opened.read() as txn:
-            return list(_findings(txn))
-    finally:
-        opened.close()
+    """What is wrong with the store, nothing if it is sound. Raises StoreError where there is none."""
+    return examine(store.path if isinstance(store, EmbeddedBroker) else Path(store)).findings
 
 
-def _findings(txn: Transaction) -> Iterator[str]:
+def examine(path: Path) -> Checked:
+    """Walk the whole store. Raises StoreError MISSING, NOT_A_STORE, NEWER_FORMAT, PERMISSION, IO."""
+    Store.require_there(path)
+    out = Checked()
+    with contextlib.ExitStack() as stack:
+        read = stack.enter_context(verify.reading(path))
+        number = None
+        try:
+            verify.require_metas(path)
+            number = stack.enter_context(Store.held(path))
+        except StoreError as error:
+            if error.sub != "CORRUPT":
+                raise
+            out.findings.append(error.message)
+        found = pages.metas(read)
+        meta = _chosen(found, number) if found is not None else None
+        if meta is not None:
+            _examine(path, read, meta, out)
+            _other(read, found, meta, out)
+    return out
+
+
+def _chosen(pair: tuple[Meta, Meta], number: int | None) -> Meta:
+    return next((meta for meta in pair if meta.transaction == number), max(pair, key=lambda meta: meta.transaction))
+
+
+def _other(read: Read, pair: tuple[Meta, Meta] | None, meta: Meta, out: Checked) -> None:
+    """The older snapshot is what it says it is."""
+    for other in pair or ():
+        if other.transaction != meta.transaction and (wrong := verify.wrong_writer(read, other)) is not None:
+            out.findings.append(wrong)
+
+
+class Contents:
+    """The entries of a snapshot by database and key, without those that are damaged."""
+
+    def __init__(self, path: Path, snapshot: Snapshot, meta: Meta, out: Checked) -> None:
+        self._snapshot = snapshot
+        self._values: dict[str, dict[bytes, bytes]] = {name: {} for name in layout.DATABASES}
+        self._payloads: dict[bytes, Entry] = {}
+        trees = snapshot.databases()
+        self.is_store = "meta" in trees
+        if not self.is_store:
+            out.findings.append(f"it has databases {', '.join(sorted(trees)) or 'none'}, and not that of its format")
+            return
+        of_meta = list(snapshot.entries(trees["meta"], "meta"))
+        entries = {entry.key: snapshot.value(entry) for entry in of_meta}
+        format_value = entries.get(seal.FORMAT_KEY, b"")
+        self.version = layout.to_number(format_value) if len(format_value) == 8 else 0
+        wrong = verify.wrong_signature(
+            self.version, seal.opened("meta", WRITTEN, entries.get(WRITTEN, b"")), WRITTEN in entries, meta
+        )
+        if wrong is not None:
+            out.findings.append(wrong)
+        elif self.version > layout.FORMAT:
+            raise formats.newer(path, self.version)
+        for name in layout.DATABASES:
+            if name not in trees:
+                if self.version != 1:
+                    out.findings.append(f"its database {name} is not there")
+            elif name == seal.UNSEALED:
+                self._payloads = {entry.key: entry for entry in snapshot.entries(trees[name], name, exact=True)}
+            else:
+                for entry in of_meta if name == "meta" else snapshot.entries(trees[name], name):
+                    out.entries += 1
+                    self._keep(name, entry, out.findings)
+
+    def _keep(self, name: str, entry: Entry, findings: list[str]) -> None:
+        key, value = entry.key, self._snapshot.value(entry)
+        plain: bytes | None = value
+        if self.version != 1 and not (name == "meta" and key == seal.FORMAT_KEY):
+            plain = seal.opened(name, key, value)
+        if plain is None:
+            findings.append(f"{layout.described(name, key)} fails its checksum")
+            return
+        try:
+            formats.read(name, key, plain)
+        except (ValueError, TypeError, KeyError, struct.error) as error:
+            findings.append(f"{layout.described(name, key)} cannot be read: {error}")
+            return
+        self._values[name][key] = plain
+
+    def scan(self, database: str) -> Iterator[tuple[bytes, bytes]]:
+        yield from self._values[database].items()
+
+    def get(self, database: str, key: bytes) -> bytes | None:
+        return self._values[database].get(key)
+
+    def payload(self, number: int) -> bytes | None:
+        entry = self._payloads.get(layout.number(number))
+        return None if entry is None else self._snapshot.value(entry)
+
+    def payload_keys(self) -> list[bytes]:
+        return list(self._payloads)
+
+
+def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> None:
+    snapshot = Snapshot(read, meta, out.findings.append)
+    contents = Contents(path, snapshot, meta, out)
+    if not contents.is_store:
+        return
+    snapshot.require_free()
     used: dict[int, str] = {}
-    queues = {key: QueueState.unpack(value) for key, value in txn.scan("queues")}
-    yield from _topics(txn, queues)
-    yield from _index(txn, queues, used)
-    yield from _staged(txn, used)
-    yield from _payloads(txn, used)
-    yield from _groups(txn, queues)
-    yield from _members(txn)
-    yield from _dead(txn, queues)
-    yield from _batches(txn)
+    queues = {key: QueueState.unpack(value) for key, value in contents.scan("queues")}
+    out.findings.extend(_topics(contents, queues))
+    out.findings.extend(_index(contents, queues, used, out))
+    out.findings.extend(_staged(contents, used, out))
+    out.findings.extend(_payloads(contents, used))
+    out.findings.extend(_groups(contents, queues))
+    out.findings.extend(_members(contents))
+    out.findings.extend(_dead(contents, queues))
+    out.findings.extend(_batches(contents))
 
 
-def _topics(txn: Transaction, queues: dict[bytes, QueueState]) -> Iterator[str]:
+def _topics(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
     expected: set[bytes] = set()
-    for key, value in txn.scan("topics"):
+    for key, value in contents.scan("topics"):
         topic = TopicInfo(**json.loads(value))
         if topic.name.encode() != key:
             yield f"topic {key!r} calls itself {topic.name!r}"
@@ -55,12 +167,12 @@ def _topics(txn: Transaction, queues: dict[bytes, QueueState]) -> Iterator[str]:
         yield f"queue {layout.queue_of(key)} {'has no topic' if key in queues else 'has no state'}"
 
 
-def _index(txn: Transaction, queues: dict[bytes, QueueState], used: dict[int, str]) -> Iterator[str]:
+def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[int, str], out: Checked) -> Iterator[str]:
     """Chunks of a queue follow each other from its min to its max offset, and its state adds up."""
     ends = {key: at.min_offset for key, at in queues.items()}
     sizes = dict.fromkeys(queues, 0)
     stamps = dict.fromkeys(queues, 0)
-    for key, value in txn.scan("index"):
+    for key, value in contents.scan("index"):
         place, first, chunk = key[:-8], layout.index_offset(key), Chunk.unpack(value)
         queue = layout.queue_of(place)
         if place not in queues:
@@ -75,7 +187,7 @@ def _index(txn: Transaction, queues: dict[bytes, QueueState], used: dict[int, st
         ends[place] = first + chunk.rows
         sizes[place] += chunk.stored_bytes
         stamps[place] = chunk.last_stored
-        yield from _payload(txn, f"chunk {first} of queue {queue}", queue, first, chunk, used)
+        yield from _payload(contents, f"chunk {first} of queue {queue}", queue, first, chunk, used, out)
     for place, at in queues.items():
         queue = layout.queue_of(place)
         if ends[place] != at.max_offset:
@@ -86,13 +198,17 @@ def _index(txn: Transaction, queues: dict[bytes, QueueState], used: dict[int, st
             yield f"queue {queue} was written last at {at.last_stored}, before its last chunk at {stamps[place]}"
 
 
-def _payload(txn: Transaction, name: str, queue: MessageQueue, first: int, chunk: Chunk, used: dict[int, str]) -> Iterator[str]:
+def _payload(
+    contents: Contents, name: str, queue: MessageQueue, first: int, chunk: Chunk, used: dict[int, str], out: Checked
+) -> Iterator[str]:
     """A payload belongs to one entry, is what was written, and has the rows that the entry says."""
     if chunk.payload in used:
         yield f"payload {chunk.payload} belongs to {name} and to {used[chunk.payload]}"
         return
     used[chunk.payload] = name
-    value = txn.get("payloads", layout.number(chunk.payload))
+    value = contents.payload(chunk.payload)
+    out.payloads += 1
+    out.payload_bytes += len(value or b"")
     if value is None:
         yield f"payload {chunk.payload} of {name} is not there"
         return
@@ -113,10 +229,10 @@ def _payload(txn: Transaction, name: str, queue: MessageQueue, first: int, chunk
         yield f"payload {chunk.payload} of {name} has other body bytes than the {chunk.body_bytes} of its entry"
 
 
-def _staged(txn: Transaction, used: dict[int, str]) -> Iterator[str]:
+def _staged(contents: Contents, used: dict[int, str], out: Checked) -> Iterator[str]:
     """Every staged row has a token, and every token has rows, numbered from 0."""
-    following = {key: 0 for key, _ in txn.scan("tokens")}
-    for key, value in txn.scan("staged"):
+    following = {key: 0 for key, _ in contents.scan("tokens")}
+    for key, value in contents.scan("staged"):
         token, sequence = key[:-5], int.from_bytes(key[-4:], "big")
         queue, chunk = layout.from_staged(value)
         if token not in following:
@@ -124,16 +240,16 @@ def _staged(txn: Transaction, used: dict[int, str]) -> Iterator[str]:
         elif sequence != following[token]:
             yield f"token {token!r} has rows {sequence} where {following[token]} are expected"
         following[token] = sequence + 1
-        yield from _payload(txn, f"staged rows {sequence} of token {token!r}", queue, sequence, chunk, used)
+        yield from _payload(contents, f"staged rows {sequence} of token {token!r}", queue, sequence, chunk, used, out)
     for token, count in following.items():
         if not count:
             yield f"token {token!r} has no rows"
 
 
-def _payloads(txn: Transaction, used: dict[int, str]) -> Iterator[str]:
-    last = txn.get("meta", b"payload")
+def _payloads(contents: Contents, used: dict[int, str]) -> Iterator[str]:
+    last = contents.get("meta", b"payload")
     greatest = layout.to_number(last) if last else 0
-    for key, _ in txn.scan("payloads"):
+    for key in contents.payload_keys():
         number = layout.to_number(key)
         if number not in used:
             yield f"payload {number} belongs to nothing"
@@ -141,44 +257,40 @@ def _payloads(txn: Transaction, used: dict[int, str]) -> Iterator[str]:
             yield f"payload {number} is beyond the last number given, {greatest}"
 
 
-def _groups(txn: Transaction, queues: dict[bytes, QueueState]) -> Iterator[str]:
-    for key, value in txn.scan("groups"):
+def _groups(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
+    for key, value in contents.scan("groups"):
         group, queue = layout.group_of(key)
         at, offset = queues.get(layout.queue_key(queue)), layout.to_number(value)
         if at is None:
             yield f"group {group!r} has an offset of queue {queue}, which is not there"
         elif offset > at.max_offset:
             yield f"group {group!r} is at {offset} of queue {queue}, which ends at {at.max_offset}"
-    last = txn.get("meta", b"epoch")
+    last = contents.get("meta", b"epoch")
     greatest, epochs = (layout.to_number(last) if last else 0), set[int]()
-    for key, value in txn.scan("locks"):
+    for key, value in contents.scan("locks"):
         (group, queue), lock = layout.group_of(key), layout.lock_from_json(value)
         if not 0 < lock.tenure <= lock.epoch <= greatest or lock.epoch in epochs:
             yield f"the lock of queue {queue} in group {group!r} has epoch {lock.epoch} and tenure {lock.tenure}, given were {greatest}"
         epochs.add(lock.epoch)
 
 
-def _members(txn: Transaction) -> Iterator[str]:
+def _members(contents: Contents) -> Iterator[str]:
     """Every record is a member's, under its own key."""
-    last = txn.get("meta", b"epoch")
+    last = contents.get("meta", b"epoch")
     greatest = layout.to_number(last) if last else 0
-    for key, value in txn.scan("members"):
+    for key, value in contents.scan("members"):
         group = key.partition(b"\0")[0].decode()
-        try:
-            member = layout.member_from_json(value)
-        except (ValueError, TypeError, KeyError) as error:
-            yield f"group {group!r} has a member record that cannot be read: {error}"
-            continue
+        member = layout.member_from_json(value)
         if key != layout.member_key(group, member.client_id):
             yield f"group {group!r} has member {member.client_id!r} under another's key"
         if not 0 < member.joined <= greatest:
             yield f"member {member.client_id!r} of group {group!r} joined at {member.joined}, given were {greatest}"
 
 
-def _dead(txn: Transaction, queues: dict[bytes, QueueState]) -> Iterator[str]:
+def _dead(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
     """What was put aside lies in its group's dead-letter topic, a letter for each message."""
     letters = dict[tuple[str, int], str]()
-    for key, value in txn.scan("dead"):
+    for key, value in contents.scan("dead"):
         (group, queue), offset, letter = layout.group_of(key), layout.index_offset(key), layout.to_number(value)
         name = f"message {offset} of queue {queue} of group {group!r}"
         target = queues.get(layout.queue_key(MessageQueue(DEAD_LETTER_PREFIX + group, "", 0)))
@@ -193,8 +305,8 @@ def _dead(txn: Transaction, queues: dict[bytes, QueueState]) -> Iterator[str]:
         letters[group, letter] = name
 
 
-def _batches(txn: Transaction) -> Iterator[str]:
-    for key, value in txn.scan("batches"):
+def _batches(contents: Contents) -> Iterator[str]:
+    for key, value in contents.scan("batches"):
         record = json.loads(value)
         if set(record) != {"sources", "rows"}:
             yield f"batch {layout.to_number(key[-8:])} of sink {key[:-9]!r} has a record of {sorted(record)}"

@@ -13,7 +13,7 @@ from orderedmq.broker import TopicInfo
 from orderedmq.embedded import chunk as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
-from orderedmq.embedded.store import Transaction
+from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import GroupError
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_NAME_LENGTH, PROPERTIES_TYPE, MessageQueue
 from orderedmq.rows import normalise

@@ -10,7 +10,8 @@ from orderedmq import lock as rules
 from orderedmq.embedded import dead_letters, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
-from orderedmq.embedded.store import Store, Transaction
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import LockError, OffsetError
 from orderedmq.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
 from orderedmq.membership import Member, Subscription, present

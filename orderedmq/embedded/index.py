@@ -14,7 +14,7 @@ from orderedmq.broker import TopicInfo
 from orderedmq.embedded import chunk as codec
 from orderedmq.embedded import layout
 from orderedmq.embedded.layout import Chunk, QueueState
-from orderedmq.embedded.store import Transaction
+from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import StoreError, TopicError, missing_topic
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
@@ -35,29 +35,33 @@ def state(txn: Transaction, queue: MessageQueue) -> QueueState:
     return QueueState.unpack(value)
 
 
-def floor(txn: Transaction, key: bytes, offset: int) -> tuple[int, Chunk] | None:
-    """The chunk that holds ``offset`` or the last one before it."""
-    cursor = txn.cursor("index")
+def holding(txn: Transaction, queue: MessageQueue, offset: int) -> tuple[int, Chunk]:
+    """(first offset, chunk) of the chunk that holds ``offset``, which the queue has. Raises StoreError CORRUPT."""
+    key = layout.queue_key(queue)
     sought = layout.index_key(key, offset)
-    if not (cursor.set_range(sought) and cursor.key() == sought) and not cursor.prev():
-        # prev() after a failed set_range stands on the last entry; before the first there is none.
-        return None
-    found: bytes = cursor.key()
-    if not found.startswith(key) or len(found) != len(sought):
-        return None
-    return layout.index_offset(found), Chunk.unpack(cursor.value())
+    entry = txn.floor("index", sought)
+    if entry is not None and entry[0].startswith(key) and len(entry[0]) == len(sought):
+        first, chunk = layout.index_offset(entry[0]), Chunk.unpack(entry[1])
+        if first <= offset < first + chunk.rows:
+            return first, chunk
+    raise txn.damaged(f"queue {queue} has no chunk with its message {offset}")
 
 
-def chunks(txn: Transaction, key: bytes, offset: int) -> Iterator[tuple[int, Chunk]]:
-    """(first offset, chunk) from the chunk that holds ``offset`` on."""
-    cursor = txn.cursor("index")
-    begin = floor(txn, key, offset)
-    if not cursor.set_range(layout.index_key(key, begin[0] if begin else offset)):
+def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -> Iterator[tuple[int, Chunk]]:
+    """(first offset, chunk) from the chunk that holds ``offset`` to the queue's last. Raises StoreError CORRUPT at a gap."""
+    if offset >= at.max_offset:
         return
-    for found, value in cursor:
-        if not found.startswith(key) or len(found) != len(key) + 8:
+    following, _ = holding(txn, queue, max(offset, at.min_offset))
+    key = layout.queue_key(queue)
+    for found, value in txn.following("index", layout.index_key(key, following)):
+        first, chunk = layout.index_offset(found), Chunk.unpack(value)
+        if not found.startswith(key) or len(found) != len(key) + 8 or first != following or chunk.rows < 1:
+            raise txn.damaged(f"queue {queue} has no chunk with its message {following}")
+        yield first, chunk
+        following = first + chunk.rows
+        if following >= at.max_offset:
             return
-        yield layout.index_offset(found), Chunk.unpack(value)
+    raise txn.damaged(f"queue {queue} ends at {at.max_offset}, its chunks end at {following}")
 
 
 def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> OffsetRange:
@@ -70,9 +74,12 @@ def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> Offset
     parts = [(first, chunk)]
     read: list[tuple[bytes, Chunk]] = []
     while parts[0][0] > at.min_offset:
-        tail = floor(txn, key, parts[0][0] - 1)
         size = sum(part.rows for _, part in parts)
-        if tail is None or tail[1].rows >= MERGE_BELOW or tail[1].rows > 2 * size or tail[1].rows + size > codec.CHUNK_ROWS:
+        try:
+            tail = holding(txn, queue, parts[0][0] - 1)
+        except StoreError:
+            break
+        if tail[1].rows >= MERGE_BELOW or tail[1].rows > 2 * size or tail[1].rows + size > codec.CHUNK_ROWS:
             break
         if tail[1].stored_bytes + sum(part.stored_bytes for _, part in parts) > codec.CHUNK_BYTES:
             break
@@ -127,7 +134,7 @@ def retire(
     key = layout.queue_key(queue)
     at = state(txn, queue)
     gone: list[tuple[int, Chunk]] = []
-    for first, chunk in chunks(txn, key, at.min_offset):
+    for first, chunk in chunks(txn, queue, at, at.min_offset):
         if most is not None and len(gone) >= most:
             break
         by_offset = before is not None and first + chunk.rows <= before

@@ -2,7 +2,7 @@
 
 Databases (key → value; integers in keys are big-endian, so that keys sort as numbers do):
 
-    meta      name                       → format, store id, next payload id, next epoch; reset numbers of groups
+    meta      name                       → format, store id, last transaction, next payload id, next epoch; reset numbers of groups
     topics    topic                      → TopicInfo as JSON
     queues    queue key                  → QueueState
     index     queue key, first offset    → Chunk: makes a payload visible at these offsets
@@ -14,6 +14,8 @@ Databases (key → value; integers in keys are big-endian, so that keys sort as 
     tokens    attempt token              → who stages, since when, as JSON
     staged    attempt token, number      → queue key, Chunk
     batches   sink id, batch id          → replay record as JSON
+
+Every value but a payload, and the store's format, ends with a seal (seal.py).
 
 A queue key is the topic, a NUL, the queue's number. The longest key has 127 + 1 + 127 + 1 + 4 + 8 bytes, under LMDB's 511.
 """
@@ -30,7 +32,8 @@ from orderedmq.lock import Instant, QueueLock
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
-FORMAT: Final = 1
+#: 1: without seals.
+FORMAT: Final = 2
 DATABASES: Final = (
     "meta",
     "topics",
@@ -176,3 +179,39 @@ def member_from_json(value: bytes) -> Member:
 
 def dead_key(group: str, queue: MessageQueue, offset: int) -> bytes:
     return index_key(group_key(group, queue), offset)
+
+
+def described(database: str, key: bytes) -> str:
+    """What an entry is, for an error; its key may be damaged."""
+    name, _, rest = key.partition(b"\0")
+    first = name.decode(errors="backslashreplace")
+    match database:
+        case "topics":
+            return f"topic {first!r}"
+        case "queues":
+            return f"the state of queue {_place(key)}"
+        case "index":
+            return f"the index entry of queue {_place(key[:-8])} at offset {int.from_bytes(key[-8:], 'big')}"
+        case "groups":
+            return f"the offset of group {first!r} in queue {_place(rest)}"
+        case "locks":
+            return f"the lock of group {first!r} on queue {_place(rest)}"
+        case "members":
+            return f"a member of group {first!r}"
+        case "dead":
+            return f"the dead-letter record of group {first!r} for offset {int.from_bytes(key[-8:], 'big')} of queue {_place(rest[:-8])}"
+        case "tokens":
+            return f"the staging token {first!r}"
+        case "staged":
+            return f"rows {int.from_bytes(rest, 'big')} staged under token {first!r}"
+        case "batches":
+            return f"batch {int.from_bytes(rest, 'big')} of sink {first!r}"
+        case "meta" if rest:
+            return f"the reset number of group {rest.decode(errors='backslashreplace')!r}"
+        case _:
+            return f"{database} entry {first!r}"
+
+
+def _place(key: bytes) -> str:
+    topic, _, number = key.partition(b"\0")
+    return str(MessageQueue(topic.decode(errors="backslashreplace"), EMBEDDED_BROKER, int.from_bytes(number[:4], "big")))

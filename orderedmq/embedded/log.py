@@ -16,7 +16,8 @@ from orderedmq.embedded import chunk as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk
-from orderedmq.embedded.store import Store, Transaction
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import OptionError, aged_out, beyond_end, missing_topic, recreated
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
@@ -101,15 +102,11 @@ class EmbeddedLog:
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
         with self._store.read() as txn:
-            key = layout.queue_key(queue)
             at = index.state(txn, queue)
             low, high = at.min_offset, at.max_offset
             # Binary search over chunks: store timestamps never go back within a queue.
             while low < high:
-                found = index.floor(txn, key, (low + high) // 2)
-                if found is None:
-                    break
-                first, chunk = found
+                first, chunk = index.holding(txn, queue, (low + high) // 2)
                 if chunk.last_stored < timestamp:
                     low = first + chunk.rows
                 elif chunk.first_stored >= timestamp:
@@ -124,7 +121,9 @@ class EmbeddedLog:
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
         left = max_bytes
         with self._store.read() as txn:
-            for first, chunk in index.chunks(txn, layout.queue_key(queue), begin):
+            value = txn.get("queues", layout.queue_key(queue))
+            at = layout.QueueState.unpack(value) if value is not None else layout.QueueState(0, 0, 0, 0)
+            for first, chunk in index.chunks(txn, queue, at, begin):
                 if first >= end:
                     break
                 whole = begin <= first and first + chunk.rows <= end
@@ -163,7 +162,7 @@ class EmbeddedLog:
                 raise beyond_end(queue, at.max_offset, f"offset {offset} was asked for", self.tail_loss, "read from its end on")
             if offset == at.max_offset:
                 return _empty(columns)
-            parts = self._gather(txn, queue, offset, max_messages, max_bytes, columns)
+            parts = self._gather(txn, queue, at, offset, max_messages, max_bytes, columns)
         self._read_bytes += sum(chunk.stored_bytes for _, chunk, _ in parts)
         if self._read_bytes >= UNMAP_BYTES:
             self._read_bytes = 0
@@ -197,12 +196,19 @@ class EmbeddedLog:
         """Nothing: whoever may open the store's files may do all."""
 
     def _gather(
-        self, txn: Transaction, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
+        self,
+        txn: Transaction,
+        queue: MessageQueue,
+        at: layout.QueueState,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
     ) -> list[tuple[int, Chunk, bytes | pa.RecordBatch]]:
         """Chunks from ``offset`` on, copied out: as many as are needed, and no further than a chunk's end beyond a quarter of it."""
         parts: list[tuple[int, Chunk, bytes | pa.RecordBatch]] = []
         rows = size = 0
-        for first, chunk in index.chunks(txn, layout.queue_key(queue), offset):
+        for first, chunk in index.chunks(txn, queue, at, offset):
             if parts and (rows >= max_messages // 4 or size + chunk.body_bytes > max_bytes):
                 break
             last = self._last

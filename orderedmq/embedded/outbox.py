@@ -18,7 +18,8 @@ from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import topic_of
 from orderedmq.embedded.runs import Registration
 from orderedmq.embedded.staging import EmbeddedStaging, discard
-from orderedmq.embedded.store import Store, Transaction
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import SinkError
 from orderedmq.lock import LockToken
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
@@ -175,7 +176,11 @@ class EmbeddedOutbox:
         assert batch.sink_id is not None
         key = _sink_key(batch.sink_id)
         txn.put("batches", key + layout.number(batch.batch_id), json.dumps(record).encode())
-        old = [known for known, _ in txn.scan("batches", key) if layout.to_number(known[-8:]) <= batch.batch_id - KEPT]
+        old = []
+        for known, _ in txn.scan("batches", key):
+            if layout.to_number(known[-8:]) > batch.batch_id - KEPT:
+                break
+            old.append(known)
         for known in old:
             txn.delete("batches", known)
 
@@ -193,10 +198,8 @@ class EmbeddedOutbox:
 
 
 def _latest(txn: Transaction, key: bytes) -> int | None:
-    latest = None
-    for known, _ in txn.scan("batches", key):
-        latest = layout.to_number(known[-8:])
-    return latest
+    last = txn.last("batches", key)
+    return None if last is None else layout.to_number(last[-8:])
 
 
 def _record(sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dict[str, Any]:

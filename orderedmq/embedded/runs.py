@@ -3,7 +3,7 @@
 Files, not the store: a task writes one per batch, and a transaction would cost an fsync each. They need not outlive the machine: after
 a power loss no task of that run is left to publish, and the next run registers anew.
 
-    runs/<query id>/<batch id>/<run id>.<random>      one JSON object
+    runs/<query id>/<batch id>/<run id>.<random>      one JSON object and, in another line, its xxh3
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import xxhash
+
 from orderedmq.broker import SourceRun
+from orderedmq.errors import StoreError
 from orderedmq.lock import LockToken
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
@@ -37,6 +40,10 @@ class Registration:
     queue: MessageQueue
     offsets: OffsetRange
     token: LockToken | None
+
+
+def _checksum(text: str) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def _plain(text: str) -> str:
@@ -69,8 +76,9 @@ def register(store: Path, run: SourceRun, what: Registration) -> None:
     unpublished = folder / f".{name}"
     descriptor = os.open(unpublished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        text = json.dumps(record)
         with open(descriptor, "w") as file:
-            json.dump(record, file)
+            file.write(f"{text}\n{_checksum(text)}\n")
         os.rename(unpublished, folder / name)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -79,7 +87,7 @@ def register(store: Path, run: SourceRun, what: Registration) -> None:
 
 
 def registered(store: Path, run: SourceRun) -> list[Registration]:
-    """What the tasks of exactly this run have noted, once each."""
+    """What the tasks of exactly this run have noted, once each. Raises StoreError CORRUPT."""
     folder = store / FOLDER / _plain(run.query_id) / str(run.batch_id)
     prefix = f"{_plain(run.run_id)}."
     out: dict[tuple[str | None, MessageQueue, OffsetRange, int], Registration] = {}
@@ -88,7 +96,14 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
     except FileNotFoundError:
         return []
     for path in files:
-        record = json.loads(path.read_text())
+        text, _, checksum = path.read_bytes().decode(errors="replace").partition("\n")
+        if checksum != f"{_checksum(text)}\n":
+            raise StoreError(
+                "CORRUPT",
+                f"{path}, in which a task of batch {run.batch_id} noted what it reads, fails its checksum: the disk or another program "
+                "changed it; restart the query, whose next run notes it anew",
+            )
+        record = json.loads(text)
         queue = MessageQueue(record["topic"], EMBEDDED_BROKER, record["queue_id"])
         span = OffsetRange(record["begin"], record["end"])
         proof = None

@@ -21,7 +21,8 @@ from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.log import topic_of
-from orderedmq.embedded.store import Store, Transaction
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rows import normalise

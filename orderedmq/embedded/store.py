@@ -14,16 +14,16 @@ import resource
 import stat
 import sys
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 import lmdb
 
-from orderedmq.embedded import layout
+from orderedmq.embedded import formats, layout, verify
 from orderedmq.embedded.gate import Gate
 from orderedmq.embedded.place import drop_pages, file_system, refuse_other_files
+from orderedmq.embedded.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
 
 #: Address space, not disk: the file grows as it is written.
@@ -57,48 +57,21 @@ _SHORT: Final = "Input/output error"
 _LITTLE: Final = 64 * 1024 * 1024
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
+#: LMDB's words for what its pages cannot have. NotFound: of a database.
+_DAMAGED: Final = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.CursorFullError,
+    lmdb.PageFullError,
+    lmdb.IncompatibleError,
+    lmdb.NotFoundError,
+    lmdb.BadValsizeError,
+    lmdb.KeyExistsError,
+)
+
 T = TypeVar("T")
-
-
-class Transaction:
-    """One LMDB transaction with the store's databases by name."""
-
-    __slots__ = ("_handles", "_txn")
-
-    def __init__(self, txn: Any, handles: dict[str, Any]) -> None:
-        self._txn = txn
-        self._handles = handles
-
-    def get(self, database: str, key: bytes) -> bytes | None:
-        value: bytes | None = self._txn.get(key, db=self._handles[database])
-        return value
-
-    def put(self, database: str, key: bytes, value: Any, *, append: bool = False) -> None:
-        self._txn.put(key, value, db=self._handles[database], append=append)
-
-    def delete(self, database: str, key: bytes) -> bool:
-        return bool(self._txn.delete(key, db=self._handles[database]))
-
-    def cursor(self, database: str) -> Any:
-        return self._txn.cursor(db=self._handles[database])
-
-    def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Entries whose key begins with ``prefix``, in key order. Do not write while it runs."""
-        cursor = self.cursor(database)
-        if not cursor.set_range(prefix):
-            return
-        for key, value in cursor:
-            if not key.startswith(prefix):
-                return
-            yield key, value
-
-    def take_number(self, name: str) -> int:
-        """The next of a sequence of numbers kept in ``meta``."""
-        key = name.encode()
-        value = self.get("meta", key)
-        following = (layout.to_number(value) if value else 0) + 1
-        self.put("meta", key, layout.number(following))
-        return following
 
 
 class Store:
@@ -131,6 +104,16 @@ class Store:
             return False
 
     @classmethod
+    def require_there(cls, path: Path) -> None:
+        """Raises StoreError MISSING or PERMISSION."""
+        try:
+            there = cls.exists(path)
+        except PermissionError as error:
+            raise _no_permission(path, error) from error
+        if not there:
+            raise no_store(path)
+
+    @classmethod
     def open(cls, path: Path, *, map_size: int | None = None, create: bool = False) -> Store:
         """Raises StoreError MISSING, NOT_EMPTY, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, NEWER_FORMAT, NOT_A_STORE; StoreFullError."""
         if sys.platform == "win32":
@@ -144,13 +127,12 @@ class Store:
                 f"{path} is on a {kind} file system, where memory maps and locks are not safe; use a local disk for the store",
             )
         try:
-            there = cls.exists(path)
-            if create and not there:
+            if create and not cls.exists(path):
                 refuse_other_files(path)
         except PermissionError as error:
             raise _no_permission(path, error) from error
-        if not there and not create:
-            raise no_store(path)
+        if not create:
+            cls.require_there(path)
         key = os.path.realpath(path)
         with cls._guard:
             store = cls._shared.get(key)
@@ -160,6 +142,23 @@ class Store:
                 cls._shared[key] = store
             store._users += 1
             return store
+
+    @classmethod
+    @contextlib.contextmanager
+    def held(cls, path: Path) -> Iterator[int]:
+        """Keeps the newest snapshot from being overwritten while its file is read without LMDB; its transaction number.
+
+        Raises StoreError NOT_A_STORE, PERMISSION or IO.
+        """
+        # Nobody opens it meanwhile: an environment is opened once per process.
+        with cls._guard, contextlib.ExitStack() as stack:
+            store = cls._shared.get(os.path.realpath(path))
+            stack.enter_context((store or cls(path, MAP_SIZE)).mapped("open"))
+            env = store._env if store is not None else None
+            if env is None:
+                env = stack.enter_context(contextlib.closing(cls(path, MAP_SIZE)._lmdb(False)))
+            with env.begin() as txn:
+                yield txn.id()
 
     def close(self) -> None:
         with self._guard:
@@ -190,10 +189,12 @@ class Store:
             if self._env is None:
                 if create:
                     self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                verify.require_metas(self.path)
                 env = self._lmdb(create)
                 try:
                     env.reader_check()
-                    handles = self._prepare(env, create)
+                    verify.require_sound(self.path, env)
+                    handles, self.identity = formats.prepare(env, self.path, create)
                 except BaseException:
                     env.close()
                     raise
@@ -214,12 +215,10 @@ class Store:
                 meminit=False,
             )
         except (lmdb.InvalidError, lmdb.VersionMismatchError) as error:
-            raise StoreError(
-                "NOT_A_STORE",
-                f"{self.path} has a data.mdb that is no LMDB file, or its first pages are damaged ({error}); choose "
-                "another path, or restore it from a copy",
-            ) from error
+            raise self._no_store(error) from error
         except lmdb.Error as error:
+            if "data format" in str(error):
+                raise self._no_store(error) from error
             if "already open in this process" not in str(error):
                 raise
             raise StoreError(
@@ -228,56 +227,12 @@ class Store:
                 "processes another way (multiprocessing's spawn)",
             ) from error
 
-    def _prepare(self, env: Any, create: bool) -> dict[str, Any]:
-        """Check the format, write it into a new store, and open the databases."""
-        # Before the look: another process makes a store in one transaction.
-        entries = env.stat()["entries"]
-        try:
-            meta = env.open_db(b"meta", create=False)
-            with env.begin() as txn:
-                version, identity = txn.get(b"format", db=meta), txn.get(b"store_id", db=meta)
-        except lmdb.NotFoundError:
-            version = identity = None
-        if version is None or identity is None:
-            if not create:
-                if entries:
-                    raise self._not_ours()
-                raise StoreError(
-                    "MISSING", f"the store at {self.path} is empty; create a topic (orderedmq topic create NAME --queues N)"
-                )
-            identity = self._initialise(env)
-        elif layout.to_number(version) > layout.FORMAT:
-            raise StoreError(
-                "NEWER_FORMAT",
-                f"the store at {self.path} has format {layout.to_number(version)}, this version reads up to {layout.FORMAT}: "
-                "upgrade orderedmq",
-            )
-        self.identity = identity.decode()
-        # Not inside a read transaction: lmdb resets those instead of committing, and the handles would be lost with it.
-        try:
-            return {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
-        except lmdb.NotFoundError:
-            # A store made before a database was added.
-            with env.begin(write=True) as txn:
-                return {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
-
-    def _initialise(self, env: Any) -> bytes:
-        with env.begin(write=True) as txn:
-            foreign = env.stat()["entries"] > 0
-            handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
-            known: bytes | None = txn.get(b"store_id", db=handles["meta"])
-            if known is not None:
-                # Another process was first.
-                return known
-            if foreign:
-                raise self._not_ours()
-            identity = uuid.uuid4().hex.encode()
-            txn.put(b"store_id", identity, db=handles["meta"])
-            txn.put(b"format", layout.number(layout.FORMAT), db=handles["meta"])
-            return identity
-
-    def _not_ours(self) -> StoreError:
-        return StoreError("NOT_A_STORE", f"{self.path} has an LMDB file that is not this broker's; choose another path")
+    def _no_store(self, error: Exception) -> StoreError:
+        return StoreError(
+            "NOT_A_STORE",
+            f"{self.path} has a data.mdb that is no LMDB file, or its first pages are damaged ({error}); choose another path, or restore "
+            "it from a copy",
+        )
 
     # -- transactions ------------------------------------------------------------------------------------------------------
 
@@ -286,14 +241,17 @@ class Store:
         """A snapshot. Copy values out; do not keep it open while rows are processed."""
         env, handles = self._environment()
         with self.mapped("read"), self._transaction(env, write=False) as txn:
-            yield Transaction(txn, handles)
+            yield Transaction(txn, handles, self.path)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Transaction]:
         """The one writer at a time; all or nothing, on disk at the end."""
         env, handles = self._environment()
-        with self.mapped("write"), self._transaction(env, write=True) as txn:
-            yield Transaction(txn, handles)
+        payloads = verify.PayloadPages(self.path)
+        with self.mapped("write"), contextlib.closing(payloads), self._transaction(env, write=True) as txn:
+            transaction = Transaction(txn, handles, self.path, payloads.require)
+            yield transaction
+            transaction.sign()
 
     def spare(self, work: Callable[[Transaction], T]) -> T:
         """A write that must go on where the map is full, which gets some more then: a renewal, or what gives room back."""
@@ -362,10 +320,8 @@ class Store:
             # LMDB gives an environment up after a failed write of its meta page; a new one works once the cause is gone.
             self._drop()
             raise StoreError("IO", f"the store at {self.path} failed to {what} and was closed: {error}; try again") from error
-        except (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError) as error:
-            raise StoreError(
-                "CORRUPT", f"the store at {self.path} is damaged or not a store ({error}); restore it from a copy"
-            ) from error
+        except _DAMAGED as error:
+            raise damaged(self.path, str(error)) from error
         except lmdb.ReadonlyError as error:
             raise _no_permission(self.path, error) from error
         except lmdb.Error as error:

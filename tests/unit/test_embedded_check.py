@@ -14,7 +14,8 @@ from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.layout import Chunk, QueueState
-from orderedmq.embedded.store import Store, Transaction
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.transaction import Transaction
 from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from tests.contract.support import BIG, locked, queues_of, refused, rows
@@ -181,7 +182,7 @@ DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
     (member_elsewhere, "has member 'me@"),
     (member_of(joined=99), "joined at 99"),
     (member_of(joined=0), "joined at 0"),
-    (member_of(extra=1), "has a member record that cannot be read: "),
+    (member_of(extra=1), "a member of group 'g' cannot be read: "),
     (member_of(renewed=None), "cannot be read: "),
     (member_of(subscription=5), "cannot be read: "),
     (member_text(b"{}"), "cannot be read: "),

@@ -259,6 +259,7 @@ class Writes:
         self.number = 0
         self.queue = queues_of(broker)[0]
         self.client = broker.groups.join("me")
+        self.token: LockToken | None = None
         broker.log.append(self.queue, rows(["first"]))
 
     def append(self) -> None:
@@ -279,10 +280,13 @@ class Writes:
         self.broker.groups.lock(f"{'g' * 100}{self.number}", self.client, queues_of(self.broker))
 
     def commit(self) -> None:
-        self.number += 1
-        token = LockToken("g", self.queue, "me", self.client.client_id, 0, 0)
-        [token] = locked(self.broker, f"{'c' * 100}{self.number}", self.client, [self.queue])
-        self.broker.groups.commit({token: 1})
+        """In turn the lock and the commit under it: a call is one write."""
+        if self.token is None:
+            self.number += 1
+            [self.token] = locked(self.broker, f"{'c' * 100}{self.number}", self.client, [self.queue])
+        else:
+            self.broker.groups.commit({self.token: 1})
+            self.token = None
 
     def create_topic(self) -> None:
         self.number += 1

@@ -1,0 +1,51 @@
+"""``orderedmq check``: whether a store is sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orderedmq.cli.shell import REFUSED, Column, Shell, command, number, size
+from orderedmq.embedded.check import examine
+from orderedmq.errors import OptionError
+from orderedmq.options import DEFAULT_DIRECTORY
+
+
+def add_to(app: typer.Typer) -> None:
+    command(app, "check")(check)
+
+
+def check(
+    shell: Shell,
+    store: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PATH]", help=f"Directory of the store (default: --path, or {DEFAULT_DIRECTORY}).", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Walk a whole store of the embedded broker and name all that is damaged. Exit code 0 only if it is sound.
+
+    Looks at the pages of the file, the checksum of every entry and payload, and whether what they say agrees: all messages are read.
+    Changes nothing, and can run beside queries: it looks at the store of one moment.
+    """
+    if shell.namesrv is not None:
+        raise OptionError(
+            "UNSUPPORTED", "check is of the embedded broker's store: give its directory; a RocketMQ broker looks after its own"
+        )
+    path = store or shell.path or Path(DEFAULT_DIRECTORY)
+    found = examine(path)
+    shell.show([{"finding": finding} for finding in found.findings], (Column("finding", "finding"),), none="nothing is damaged")
+    looked = f"{number(found.entries)} entries and {number(found.payloads)} payloads ({size(found.payload_bytes)}) were read"
+    shell.done(
+        {
+            "path": str(path),
+            "sound": not found.findings,
+            **{name: value for name, value in vars(found).items() if name != "findings"},
+        },
+        f"{path} has {number(len(found.findings))} findings; {looked}" if found.findings else f"{path} is sound; {looked}",
+    )
+    if found.findings:
+        raise typer.Exit(REFUSED)

@@ -1,0 +1,398 @@
+"""LMDB's pages, read without LMDB: whether the trees of a snapshot are what a writer left. Pure.
+
+LMDB believes its pages. A changed bit in one makes it lose entries, give older ones, loop, or read beyond its map, which ends the
+process. So the trees are walked here, with every number looked at before it is used, before LMDB is let in: page numbers and flags, where
+nodes lie, the order of keys, what a parent says of its children, how many pages and entries a tree has, and that no page belongs to two
+or is free. What a value says is not looked at: that is its seal's affair.
+
+The layout is LMDB 0.9's data version 1 (``mdb.c``): two meta pages, then B-trees of 64-bit page numbers in the machine's byte order.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from operator import ge
+from typing import Final, NamedTuple
+
+import numpy as np
+
+VERSION: Final = 1
+MAGIC: Final = 0xBEEFC0DE
+#: Root of a tree without entries.
+NONE: Final = (1 << 64) - 1
+#: Page flags.
+_BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8
+#: Node flags: the value lies on pages of its own; the value is a tree.
+_BIG, _TREE_VALUE = 1, 2
+_INTEGER_KEYS: Final = 8
+_MAX_DEPTH: Final = 32
+#: No machine maps more.
+_MAX_MAP: Final = 1 << 47
+_HEADER: Final = 16
+_NODE_HEADER: Final = 8
+_META_SIZE: Final = 152
+
+_PAGE = struct.Struct("=QHHHH")
+_OVERFLOW_PAGE = struct.Struct("=QHHI")
+_META_HEAD = struct.Struct("=IIQQ")
+_META_TAIL = struct.Struct("=QQ")
+_TREE = struct.Struct("=IHHQQQQQ")
+_NODE = struct.Struct("=IHH")
+_NUMBER = struct.Struct("=Q")
+
+Read = Callable[[int, int], bytes]
+Report = Callable[[str], None]
+
+
+class Tree(NamedTuple):
+    """What LMDB notes of a database: its root, and how many pages and entries it has."""
+
+    pad: int
+    flags: int
+    depth: int
+    branches: int
+    leaves: int
+    overflow: int
+    entries: int
+    root: int
+
+
+class Meta(NamedTuple):
+    """A meta page: a snapshot's roots. Of two, the one with the greater transaction number holds."""
+
+    page_size: int
+    map_size: int
+    free: Tree
+    main: Tree
+    last_page: int
+    transaction: int
+
+
+class Entry(NamedTuple):
+    """``value`` None: it lies on ``page`` and those behind it."""
+
+    key: bytes
+    value: bytes | None
+    size: int
+    page: int
+    is_tree: bool
+
+
+class _Nodes(NamedTuple):
+    """Of each node of a page: key, flags, the value's size (of a branch: half of a child's number), where the value is."""
+
+    keys: list[bytes]
+    flags: list[int]
+    sizes: list[int]
+    places: list[int]
+
+
+class OverLimitError(Exception):
+    """A walk has read as many pages as it may."""
+
+
+def metas(read: Read) -> tuple[Meta, Meta] | None:
+    """Both meta pages as they are, or None where LMDB itself has to say what this file is."""
+    first = read(0, _META_SIZE)
+    if not _is_meta(first):
+        return None
+    size = _meta(first).page_size
+    if not _is_size(size):
+        # Nobody can tell where the second is: `wrong_metas` says so.
+        return _meta(first), _meta(first)
+    second = read(size, _META_SIZE)
+    return (_meta(first), _meta(second)) if _is_meta(second) else None
+
+
+def _is_size(size: int) -> bool:
+    return 512 <= size <= 65536 and not size & (size - 1)
+
+
+def _is_meta(page: bytes) -> bool:
+    if len(page) < _META_SIZE:
+        return False
+    magic, version, _, _ = _META_HEAD.unpack_from(page, _HEADER)
+    return bool(_PAGE.unpack_from(page)[2] & _META) and magic == MAGIC and version == VERSION
+
+
+def _meta(page: bytes) -> Meta:
+    _, _, _, map_size = _META_HEAD.unpack_from(page, _HEADER)
+    free, main = Tree(*_TREE.unpack_from(page, 40)), Tree(*_TREE.unpack_from(page, 88))
+    last, transaction = _META_TAIL.unpack_from(page, 136)
+    return Meta(free.pad, map_size, free, main, last, transaction)
+
+
+def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
+    """What LMDB would stumble over before a page is read, or believe although it cannot be."""
+    size = pair[0].page_size
+    if not _is_size(size):
+        return f"meta page 0 names a page size of {size} bytes"
+    for number, meta in enumerate(pair):
+        if meta.page_size != size:
+            return f"meta pages name page sizes of {size} and {meta.page_size} bytes"
+        if meta.free.flags != _INTEGER_KEYS or meta.main.flags:
+            return f"meta page {number} has flags that no store has"
+        if meta.map_size > _MAX_MAP or meta.last_page >= max(2, meta.map_size // size):
+            return f"meta page {number} names a last page {meta.last_page} and a map of {meta.map_size} bytes"
+        if meta.transaction and meta.transaction & 1 != number:
+            return f"meta page {number} has transaction {meta.transaction}, which belongs into the other one"
+    first, second = (meta.transaction for meta in pair)
+    if abs(first - second) > 1:
+        return f"meta pages have transactions {first} and {second}, which do not follow each other"
+    return None
+
+
+class Snapshot:
+    """The trees of one meta page. ``report`` is told what is wrong, and may raise; ``limit``: pages that are read at most."""
+
+    def __init__(self, read: Read, meta: Meta, report: Report, limit: int | None = None) -> None:
+        self._read = read
+        self._meta = meta
+        self._report = report
+        self._left = sys.maxsize if limit is None else limit
+        self._size = meta.page_size
+        #: Pages that belong to a tree, and runs of pages with one value: first page and number.
+        self._seen: set[int] = set()
+        self._runs: list[tuple[int, int]] = []
+
+    def databases(self) -> dict[str, Tree]:
+        """The named trees. Others of the file's entries are passed over."""
+        out = {}
+        for entry in self.entries(self._meta.main, "the list of databases"):
+            if entry.is_tree and entry.value is not None and len(entry.value) == _TREE.size:
+                out[entry.key.decode(errors="backslashreplace")] = Tree(*_TREE.unpack(entry.value))
+        return out
+
+    def entries(
+        self, tree: Tree, name: str, *, numbers: bool = False, heads: bool = True, exact: bool = False
+    ) -> Iterator[Entry]:
+        """The entries of a tree in order; what is damaged is reported and left out.
+
+        ``numbers``: keys are integers of the machine. ``heads``: also look at the first page of each value that has pages of its own;
+        ``exact``: which are no more than it needs, since values are never overwritten.
+        """
+        for number, page, nodes, firsts in self._leaves(tree, name, numbers, heads, exact):
+            for at, (key, flags, size, place) in enumerate(zip(*nodes)):
+                if flags != _BIG:
+                    yield Entry(key, page[place : place + size], size, number, flags == _TREE_VALUE)
+                elif firsts[at]:
+                    yield Entry(key, None, size, firsts[at], False)
+
+    def walk(self, tree: Tree, name: str, *, heads: bool) -> None:
+        """Only report what is damaged."""
+        for _ in self._leaves(tree, name, False, heads, False):
+            pass
+
+    def _leaves(
+        self, tree: Tree, name: str, numbers: bool, heads: bool, exact: bool
+    ) -> Iterator[tuple[int, bytes, _Nodes, dict[int, int]]]:
+        """Number and content of each leaf page, its nodes, and by a node's place the first page of its value where it has pages."""
+        if tree.root == NONE:
+            if tree.entries or tree.depth or tree.leaves or tree.branches or tree.overflow:
+                self._report(f"{name} has no root and says that it has {tree.entries} entries")
+            return
+        if not 1 <= tree.depth <= _MAX_DEPTH:
+            self._report(f"{name} says that it is {tree.depth} pages deep")
+            return
+        branches = leaves = overflow = entries = 0
+        stack: list[tuple[int, int, bytes | int | None, bytes | int | None]] = [(tree.root, 1, None, None)]
+        while stack:
+            number, level, low, high = stack.pop()
+            leaf = level == tree.depth
+            page = self._page(number, name, leaf)
+            nodes = self._nodes(page, number, name, leaf) if page is not None else None
+            if page is None or nodes is None:
+                continue
+            keys: list[bytes] | list[int] = nodes.keys
+            if numbers:
+                keys = [int.from_bytes(key, sys.byteorder) for key in nodes.keys]
+            # A branch's first key stands for everything below the second.
+            ordered = keys if leaf else keys[1:]
+            if ordered and not _in_order(ordered, low, high):
+                self._report(f"page {number} of {name} has keys that are out of order, or not what the page above says")
+                continue
+            if not leaf:
+                branches += 1
+                bounds = [low, *ordered, high]
+                for half, flags, pair in reversed(list(zip(nodes.sizes, nodes.flags, pairwise(bounds)))):
+                    stack.append((half | flags << 32, level + 1, *pair))
+                continue
+            leaves += 1
+            entries += len(keys)
+            firsts: dict[int, int] = {}
+            for at, flags in enumerate(nodes.flags):
+                if flags == _BIG:
+                    firsts[at] = _NUMBER.unpack_from(page, nodes.places[at])[0]
+                    pages = self._run(firsts[at], nodes.sizes[at], name, heads, exact)
+                    overflow += pages
+                    if not pages:
+                        firsts[at] = 0
+            yield number, page, nodes, firsts
+        found = (branches, leaves, overflow, entries)
+        said = (tree.branches, tree.leaves, tree.overflow, tree.entries)
+        if found != said:
+            self._report(f"{name} says (branch pages, leaf pages, value pages, entries) {said}, and has {found}")
+
+    def value(self, entry: Entry) -> bytes:
+        """An entry's value, shorter where the file ends."""
+        if entry.value is not None:
+            return entry.value
+        return self._read(entry.page * self._size + _HEADER, entry.size)
+
+    def require_free(self, most: int | None = None) -> None:
+        """After the walks: no page belongs to two, none that is used is free. ``most``: free pages that are looked at at most."""
+        free: list[np.ndarray] = []
+        count = 0
+        for entry in self.entries(self._meta.free, "the list of free pages", numbers=True):
+            value = self.value(entry)
+            pages = np.frombuffer(value[: len(value) // 8 * 8], dtype=np.uint64)
+            if len(entry.key) != 8 or int.from_bytes(entry.key, sys.byteorder) > self._meta.transaction:
+                self._report(f"the list of free pages has an entry of transaction {int.from_bytes(entry.key, sys.byteorder)}")
+                continue
+            if not len(pages) or int(pages[0]) >= len(pages):
+                self._report("the list of free pages has an entry that is longer than its value")
+                continue
+            listed = pages[1 : 1 + int(pages[0])]
+            if len(listed) > 1 and not bool((listed[:-1] > listed[1:]).all()):
+                self._report("the list of free pages is out of order")
+                continue
+            free.append(listed)
+            count += len(listed)
+            if most is not None and count > most:
+                return
+        firsts = [*self._seen, *(first for first, _ in self._runs)]
+        lengths = [1] * len(self._seen) + [length for _, length in self._runs]
+        begins = np.concatenate([np.array(firsts, dtype=np.uint64), *free])
+        ends = begins + np.concatenate([np.array(lengths, dtype=np.uint64), np.ones(count, dtype=np.uint64)])
+        order = np.argsort(begins, kind="stable")
+        begins, ends = begins[order], ends[order]
+        twice = np.flatnonzero(begins[1:] < ends[:-1])
+        if len(twice):
+            self._report(f"page {int(begins[1:][twice[0]])} is used twice, or is free and used")
+        if len(begins) and (int(begins[0]) < 2 or int(ends[-1]) > self._meta.last_page + 1):
+            self._report(
+                f"pages {int(begins[0])} to {int(ends[-1]) - 1} are used or free, the file has 2 to {self._meta.last_page}"
+            )
+
+    def _page(self, number: int, name: str, leaf: bool) -> bytes | None:
+        """A page of a tree, None after a report."""
+        if number in self._seen or not 2 <= number <= self._meta.last_page:
+            self._report(f"{name} leads to page {number}, which {'it has already' if number in self._seen else 'is none'}")
+            return None
+        self._left -= 1
+        if self._left < 0:
+            raise OverLimitError
+        self._seen.add(number)
+        page, size = self._read(number * self._size, self._size), self._size
+        if len(page) < size:
+            self._report(f"page {number} of {name} lies behind the end of the file")
+            return None
+        itself, _, flags, lower, upper = _PAGE.unpack_from(page)
+        if itself != number or flags != (_LEAF if leaf else _BRANCH):
+            self._report(f"page {number} of {name} is another, or of another kind (number {itself}, flags {flags})")
+            return None
+        if lower & 1 or not _HEADER + (0 if leaf else 2) <= lower <= upper <= size:
+            self._report(f"page {number} of {name} says that it is filled from {upper} on and has pointers up to {lower}")
+            return None
+        return page
+
+    def _nodes(self, page: bytes, number: int, name: str, leaf: bool) -> _Nodes | None:
+        """The nodes of a page, None after a report."""
+        _, _, _, lower, upper = _PAGE.unpack_from(page)
+        count = (lower - _HEADER) // 2
+        if not count:
+            return _Nodes([], [], [], [])
+        halves = np.frombuffer(page, dtype=np.uint16)
+        at = halves[_HEADER // 2 : lower // 2].astype(np.int64)
+        if int(at.min()) < upper or int(at.max()) + _NODE_HEADER > len(page) or bool((at & 1).any()):
+            self._report(f"page {number} of {name} has a node outside of where it is filled")
+            return None
+        first = at >> 1
+        low, high = (0, 1) if sys.byteorder == "little" else (1, 0)
+        words = halves[first + low].astype(np.int64) | halves[first + high].astype(np.int64) << 16
+        flags = halves[first + 2]
+        begins = at + _NODE_HEADER
+        places = begins + halves[first + 3]
+        ends = places
+        if leaf:
+            ends = places + np.where(flags & _BIG, 8, words)
+            if int(flags.max()) > _TREE_VALUE:
+                self._report(f"page {number} of {name} has a node with flags {int(flags.max())}")
+                return None
+        if int(ends.max()) > len(page):
+            self._report(f"page {number} of {name} has a node that goes beyond the page")
+            return None
+        order = np.argsort(at)
+        if bool((ends[order[:-1]] > at[order[1:]]).any()):
+            self._report(f"page {number} of {name} has nodes that overlap")
+            return None
+        behind = places.tolist()
+        keys = [page[begin:end] for begin, end in zip(begins.tolist(), behind)]
+        return _Nodes(keys, flags.tolist(), words.tolist(), behind)
+
+    def _run(self, first: int, size: int, name: str, heads: bool, exact: bool) -> int:
+        """How many pages a value has; 0 after a report."""
+        pages = (_HEADER + size + self._size - 1) // self._size
+        if heads:
+            head = self._read(first * self._size, _HEADER) if 2 <= first <= self._meta.last_page else b""
+            pages = _pages_of_head(head, first, pages, exact)
+        if not pages or first < 2 or first + pages - 1 > self._meta.last_page:
+            self._report(f"{name} has a value of {size} bytes on page {first}, which is no page of such a value")
+            return 0
+        self._runs.append((first, pages))
+        return pages
+
+    def find(self, tree: Tree, key: bytes) -> tuple[int, int] | None:
+        """First page and size of the value of ``key``, if it has pages of its own. Looks at what is on the way, and no further."""
+        number, size = tree.root, self._size
+        for level in range(1, min(tree.depth, _MAX_DEPTH) + 1):
+            page = self._read(number * size, size) if 2 <= number <= self._meta.last_page else b""
+            if len(page) < size:
+                return None
+            nodes = struct.unpack_from(f"={max(0, min(_PAGE.unpack_from(page)[3], size) - _HEADER) // 2}H", page, _HEADER)
+            leaf = level == tree.depth
+            low, high = 0 if leaf else 1, len(nodes)
+            while low < high:
+                middle = (low + high) // 2
+                if _key(page, nodes[middle]) <= key:
+                    low = middle + 1
+                else:
+                    high = middle
+            at = nodes[low - 1] if low else size
+            if at + _NODE_HEADER > size or (leaf and _key(page, at) != key):
+                return None
+            word, flags, length = _NODE.unpack_from(page, at)
+            if leaf:
+                place = at + _NODE_HEADER + length
+                return (_NUMBER.unpack_from(page, place)[0], word) if flags == _BIG and place + 8 <= size else None
+            number = word | flags << 32
+        return None
+
+    def require_run(self, first: int, size: int, name: str) -> None:
+        """The first page of a value says of itself what the value's entry says of it; LMDB frees as many pages as it names."""
+        self._run(first, size, name, True, True)
+
+
+def _in_order(keys: list[bytes] | list[int], low: bytes | int | None, high: bytes | int | None) -> bool:
+    """Each key is greater than the one before, and all are within the bounds."""
+    if any(map(ge, keys, keys[1:])):
+        return False
+    return (low is None or low <= keys[0]) and (high is None or keys[-1] < high)  # type: ignore[operator]
+
+
+def _key(page: bytes, at: int) -> bytes:
+    if at + _NODE_HEADER > len(page):
+        return b""
+    return page[at + _NODE_HEADER : at + _NODE_HEADER + _NODE.unpack_from(page, at)[2]]
+
+
+def _pages_of_head(head: bytes, first: int, least: int, exact: bool) -> int:
+    """The number of pages that a value's first page names, 0 if that cannot be. A value that shrank keeps its pages."""
+    if len(head) < _HEADER:
+        return 0
+    itself, _, flags, pages = _OVERFLOW_PAGE.unpack(head)
+    fits = pages == least if exact else pages >= least
+    return int(pages) if itself == first and flags == _OVERFLOW and fits else 0

@@ -1,0 +1,33 @@
+"""A seal: the checksum that is kept behind every value that is not a payload, over database, key and value. Pure.
+
+It covers the key as well: a changed bit there moves an entry to a place where nobody wrote it. Payloads have theirs in the index.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import xxhash
+
+from orderedmq.embedded.layout import DATABASES
+
+SIZE: Final = 8
+#: The database whose values have no seal.
+UNSEALED: Final = "payloads"
+#: The key in ``meta`` that stays plain: earlier versions read it to learn that a store is too new for them.
+FORMAT_KEY: Final = b"format"
+
+#: The seed also says where the key ends.
+_SEEDS: Final = {name: number << 16 for number, name in enumerate(DATABASES)}
+
+
+def sealed(database: str, key: bytes, value: bytes) -> bytes:
+    return value + xxhash.xxh3_64_digest(key + value, _SEEDS[database] | len(key))
+
+
+def opened(database: str, key: bytes, value: bytes) -> bytes | None:
+    """The value without its seal, or None when it is not what was written under this key."""
+    plain = value[:-SIZE]
+    if xxhash.xxh3_64_digest(key + plain, _SEEDS[database] | len(key)) != value[-SIZE:]:
+        return None
+    return plain

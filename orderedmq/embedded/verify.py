@@ -1,0 +1,168 @@
+"""Verifies a store's file before LMDB is let in, and a payload's pages before they are freed.
+
+Rules: what is verified is one snapshot, held by a read transaction, so that its pages are not used again meanwhile. Other processes may
+write: what does not fit together is read again. A store is verified whenever a process opens it, up to LIMIT pages (8 MiB: about 40
+thousand chunks, a quarter of a second); the rest is left to ``orderedmq check``. Both snapshots that the file has must be what they say
+they are: a changed bit in a transaction number would let LMDB begin at the older one, and lose the last write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from orderedmq.embedded import layout, pages, seal
+from orderedmq.embedded.pages import Meta, OverLimitError, Read, Snapshot, Tree
+from orderedmq.embedded.transaction import WRITTEN, damaged, written
+
+#: Pages of trees that are read when a store is opened.
+LIMIT: Final = 2048
+#: Free pages that are looked at then.
+FREE_LIMIT: Final = 1 << 20
+#: Times that meta pages are read again which do not fit together, and seconds in between: another process is writing them.
+TRIES: Final = 20
+PAUSE: Final = 0.005
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[Read]:
+    """Reads the store's file at a place, so many bytes. By a call, not a map: an unreadable sector is an error then, not a signal."""
+    descriptor = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Where a number is too large to be a place in a file, there is nothing.
+        yield lambda place, size: os.pread(descriptor, size, place) if place < 1 << 62 else b""
+    finally:
+        os.close(descriptor)
+
+
+def require_metas(path: Path) -> None:
+    """Before LMDB opens the file. Raises StoreError CORRUPT."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), reading(path) as read:
+        _again(path, lambda: _wrong_metas(read))
+
+
+def _wrong_metas(read: Read) -> str | None:
+    pair = pages.metas(read)
+    return None if pair is None else pages.wrong_metas(pair)
+
+
+def _again(path: Path, wrong: Callable[[], str | None]) -> None:
+    why = wrong()
+    for _ in range(TRIES):
+        if why is None:
+            return
+        time.sleep(PAUSE)
+        why = wrong()
+    if why is not None:
+        raise damaged(path, why)
+
+
+def require_sound(path: Path, env: Any) -> None:
+    """Walk the newest snapshot of an open environment. Raises StoreError CORRUPT. What is not a store of ours is passed."""
+
+    def wrong() -> str | None:
+        with env.begin() as txn:
+            pair = pages.metas(read)
+            if pair is None:
+                return None
+            now = next((meta for meta in pair if meta.transaction == txn.id()), None)
+            if now is None:
+                return f"no meta page has transaction {txn.id()}, which is the last one"
+            _require_trees(path, read, now)
+            other = pair[0] if now is pair[1] else pair[1]
+            return wrong_writer(read, other)
+
+    with reading(path) as read:
+        _again(path, wrong)
+
+
+def _require_trees(path: Path, read: Read, meta: Meta) -> None:
+    def report(what: str) -> NoReturn:
+        raise damaged(path, what)
+
+    snapshot = Snapshot(read, meta, report, LIMIT)
+    with contextlib.suppress(OverLimitError):
+        trees = snapshot.databases()
+        if "meta" not in trees:
+            return
+        names = {entry.key: snapshot.value(entry) for entry in snapshot.entries(trees["meta"], "meta")}
+        version = names.get(seal.FORMAT_KEY)
+        if version is None:
+            return
+        mine = seal.opened("meta", WRITTEN, names.get(WRITTEN, b""))
+        wrong = wrong_signature(layout.to_number(version) if len(version) == 8 else -1, mine, WRITTEN in names, meta)
+        if wrong is not None:
+            report(wrong)
+        if layout.to_number(version) > layout.FORMAT:
+            return
+        if set(trees) != set(layout.DATABASES) and layout.to_number(version) == layout.FORMAT:
+            report(f"it has databases {', '.join(sorted(trees))}")
+        # Payloads last: they are the most, and have checksums.
+        for name in sorted(trees, key=lambda name: name == seal.UNSEALED):
+            if name != "meta":
+                snapshot.walk(trees[name], name, heads=name != seal.UNSEALED)
+        snapshot.require_free(FREE_LIMIT)
+
+
+def wrong_signature(version: int, mine: bytes | None, there: bool, meta: Meta) -> str | None:
+    """What is wrong with the format and the transaction that a snapshot names: ``mine`` is WRITTEN's value, ``there`` if it has one."""
+    if version == 1:
+        return "its format is 1, and it has entries of a later one" if there else None
+    if version > layout.FORMAT and mine != written(meta.transaction):
+        # A later version's affair.
+        return None
+    if mine is None:
+        return "the note of its last transaction is missing, or fails its checksum"
+    if mine != written(meta.transaction, version):
+        return f"transaction {meta.transaction} of format {version} has the entries of another transaction or format"
+    return None
+
+
+def wrong_writer(read: Read, meta: Meta) -> str | None:
+    """What is wrong with the snapshot before the newest, as far as it says who wrote it: only its number matters to LMDB."""
+    wrong: list[str] = []
+    snapshot = Snapshot(read, meta, wrong.append, LIMIT)
+    tree: Tree | None = snapshot.databases().get("meta")
+    entries = snapshot.entries(tree, "meta") if tree is not None else ()
+    value = next((snapshot.value(entry) for entry in entries if entry.key == WRITTEN), b"")
+    said = None if wrong else seal.opened("meta", WRITTEN, value)
+    if said in (None, written(meta.transaction)):
+        return None
+    return f"the meta page of transaction {meta.transaction} has the entries of another one"
+
+
+class PayloadPages:
+    """In a write transaction: looks at the pages of payloads before they are freed. LMDB frees what the first page says."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._open = contextlib.ExitStack()
+        self._found: tuple[Snapshot, Tree] | None = None
+
+    def close(self) -> None:
+        self._open.close()
+
+    def require(self, key: bytes) -> None:
+        """Raises StoreError CORRUPT."""
+        if self._found is None:
+            read = self._open.enter_context(reading(self._path))
+            pair = pages.metas(read)
+            if pair is None:
+                return
+            snapshot = Snapshot(read, max(pair, key=lambda meta: meta.transaction), self._report)
+            tree = snapshot.databases().get(seal.UNSEALED)
+            if tree is None:
+                return
+            self._found = snapshot, tree
+        snapshot, tree = self._found
+        # What this transaction itself has stored is not on the disk yet.
+        place = snapshot.find(tree, key)
+        if place is not None:
+            snapshot.require_run(*place, seal.UNSEALED)
+
+    def _report(self, what: str) -> NoReturn:
+        raise damaged(self._path, what)

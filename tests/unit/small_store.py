@@ -1,0 +1,154 @@
+"""A small store with an entry of every kind, and everything that a user can read of one: what damage may never change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.lock import Client, Instant
+from orderedmq.membership import Subscription
+from orderedmq.model import EMBEDDED_BROKER, MESSAGE_SCHEMA, MessageQueue
+from tests.contract.support import locked, queues_of, rows
+
+GROUPS = ("g", "h")
+#: A moment at which the store is read, in µs since the epoch and in seconds since the boot.
+NOW = 1_700_000_100_000_000
+
+
+class FixedClock:
+    """So that a store is the same, and is read the same, whenever it is."""
+
+    def __init__(self, micros: int = NOW) -> None:
+        self.micros = micros
+
+    def instant(self) -> Instant:
+        return Instant("boot", self.micros / 1e6)
+
+    def wall(self) -> int:
+        return self.micros
+
+
+def make(path: Path) -> tuple[EmbeddedBroker, Client, Receipt]:
+    """The broker, still open so that its member lives, that member, and rows that are staged as batch 1 of the sink "s"."""
+    clock = FixedClock(1_700_000_000_000_000)
+    broker = EmbeddedBroker(path, clock=clock)
+    broker.admin.create_topic("gone", 2)
+    broker.log.append(queues_of(broker, "gone")[0], rows([b"gone" * 700] * 3))
+    broker.admin.create_topic("orders", 2, retention_bytes=1 << 30)
+    broker.admin.create_topic("plain", 1, compression="none")
+    first, second = queues_of(broker)
+    for number in range(4):
+        clock.micros += 1_000_000
+        keys = [f"key-{number}-{row}" for row in range(5)]
+        broker.log.append(
+            first, rows([f"{number} {row}" for row in range(5)], sharding_key=keys, tags=["a", "b", None, "a", "b"])
+        )
+    broker.log.append(second, rows(["x" * 2500], keys=["k"], properties=[[("colour", "red")]]))
+    broker.log.append(queues_of(broker, "plain")[0], rows(["p", "q" * 3000]))
+    broker.admin.delete_topic("gone")
+    me = broker.groups.join("me")
+    tokens = locked(broker, "g", me, [first, second])
+    broker.groups.commit({tokens[0]: 3, tokens[1]: 1})
+    broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"), "room")
+    broker.groups.dead_letter(tokens[0], rows(["0 1", "0 3"]), [1, 3])
+    broker.admin.seek("h", {first: 7, second: 0})
+    for number in range(3):
+        clock.micros += 1_000_000
+        staging = broker.outbox.open(SinkBatch("s", number), 0)
+        staging.add(first, rows([f"batch {number}"]))
+        staging.add(second, rows([f"batch {number}", "two"]))
+        broker.outbox.publish(SinkBatch("s", number), [staging.receipt()])
+    staging = broker.outbox.open(SinkBatch("later", 1), 0)
+    staging.add(first, rows(["staged", "z" * 2600]))
+    return broker, me, staging.receipt()
+
+
+QUEUES = tuple(MessageQueue(topic, EMBEDDED_BROKER, number) for topic, number in
+               (("orders", 0), ("orders", 1), ("plain", 0), ("%DLQ%g", 0)))  # fmt: skip
+
+
+#: What the answers of earlier versions have, too.
+TOPIC = ("name", "queues", "incarnation", "retention_seconds", "retention_bytes", "compression")
+LOCK = ("group", "queue", "owner", "client_id", "epoch", "tenure", "held", "alive", "age", "remaining")
+MEMBER = ("owner", "client_id", "subscription", "joined", "renewed", "room", "life")
+
+
+def named(value: object, names: tuple[str, ...]) -> Any:
+    return [plain(getattr(value, name)) for name in names]
+
+
+def topics(broker: EmbeddedBroker) -> Any:
+    """Also as the command lists them."""
+    described = [[plain(one) for one in broker.admin.describe_topic(topic.name)] for topic in broker.log.topics()]
+    return [[named(topic, TOPIC) for topic in broker.log.topics()], described, broker.admin.groups()]
+
+
+def group(broker: EmbeddedBroker, name: str) -> Any:
+    """Offsets, locks, members, and how often it was reset."""
+    offsets = broker.groups.offsets(name, QUEUES)
+    return {
+        "offsets": {str(queue): offset for queue, offset in offsets.items()},
+        "described": {str(queue): offset for queue, offset in broker.admin.group_offsets(name).items()},
+        "resets": broker.groups.reset_number(name),
+        "locks": [named(lock, LOCK) for lock in broker.admin.locks(name)],
+        "members": [named(member.member, MEMBER) for member in broker.admin.members(name)],
+    }
+
+
+def messages(broker: EmbeddedBroker, queue: MessageQueue) -> list[Any]:
+    """All columns of all messages, as few at a time as a slow reader takes; and what is found by time and by size."""
+    found = broker.log.bounds([queue])
+    if not found:
+        return []
+    begin, end = found[queue].min_offset, found[queue].max_offset
+    out: list[Any] = [[begin, end]]
+    at = begin
+    while at < end:
+        batch = broker.log.pull(queue, at, 7, 1 << 20, tuple(MESSAGE_SCHEMA.names))
+        assert batch.num_rows, f"{queue} has no row at {at}"
+        out += [plain(list(row.values())) for row in batch.to_pylist()]
+        at += batch.num_rows
+    stamps = [1_700_000_000_000_000 + 1_500_000 * step for step in range(1, 5)]
+    out.append([broker.log.offset_at(queue, stamp) for stamp in stamps])
+    out.append([broker.log.advance(queue, begin, end, size) for size in (10, 1000)])
+    return out
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return [plain(getattr(value, name)) for name in value.__dataclass_fields__]
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+#: Everything that a user can read, each by itself, in values of JSON.
+READS: dict[str, Callable[[EmbeddedBroker], Any]] = {
+    "identity": lambda broker: broker.identity,
+    "topics": topics,
+    **{f"messages of {queue}": partial(messages, queue=queue) for queue in QUEUES},
+    **{f"group {name}": partial(group, name=name) for name in GROUPS},
+}
+
+
+def read_all(broker: EmbeddedBroker) -> dict[str, Any]:
+    return {name: read(broker) for name, read in READS.items()}
+
+
+def write_all(broker: EmbeddedBroker, receipt: Receipt) -> dict[str, Any]:
+    """What is staged is published, a batch that was published is known, an offset moves, a topic goes; then everything again."""
+    first = queues_of(broker)[0]
+    known = broker.outbox.publish(SinkBatch("s", 2), [], skip_differing_replay=True).replayed
+    broker.outbox.publish(SinkBatch("later", 1), [receipt])
+    broker.log.append(first, rows(["after"]))
+    offsets = broker.groups.offsets("h", [first])
+    broker.admin.seek("h", {first: offsets[first] + 1})
+    broker.admin.trim("orders", {first: 9})
+    broker.admin.delete_topic("plain")
+    return {"known": known, **read_all(broker)}

@@ -1,0 +1,91 @@
+"""``orderedmq check``: exit code 0 only for a sound store, and a line for everything that is damaged."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orderedmq.cli import app
+from orderedmq.embedded.broker import EmbeddedBroker
+from tests.unit.small_store import QUEUES, FixedClock, make
+from tests.unit.test_cli import on_terminal
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    broker, _, _ = make(tmp_path / "store")
+    broker.close()
+    return tmp_path / "store"
+
+
+def lines(*arguments: object, code: int) -> list[dict[str, object]]:
+    result = CliRunner().invoke(app, ["check", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def change(store: Path, old: bytes, new: Callable[[bytes], bytes]) -> None:
+    """Every occurrence: old pages are still in the file."""
+    content = (store / "data.mdb").read_bytes()
+    assert old in content
+    (store / "data.mdb").write_bytes(content.replace(old, new(old)))
+
+
+def test_a_sound_store_is_said_to_be_so_and_left_as_it_is(store: Path) -> None:
+    before = (store / "data.mdb").read_bytes()
+    [said] = lines(store, code=0)
+    assert said.pop("path") == str(store)
+    assert said == {"sound": True, "entries": said["entries"], "payloads": 6, "payload_bytes": said["payload_bytes"]}
+    assert (store / "data.mdb").read_bytes() == before
+    assert lines("--path", store, code=0) == lines(store, code=0)
+
+
+def test_it_runs_beside_who_has_the_store_open(store: Path) -> None:
+    with EmbeddedBroker(store, clock=FixedClock()) as broker:
+        assert broker.log.topics()
+        assert lines(store, code=0)[0]["sound"]
+
+
+def test_every_damaged_thing_is_named_and_the_exit_code_is_1(store: Path) -> None:
+    change(store, b"q" * 3000, lambda old: b"Q" + old[1:])
+    change(store, b'"tenure": 2', lambda _: b'"tenure": 3')
+    change(store, b'"retention_bytes": 1073741824', lambda _: b'"retention_bytes": 1073741825')
+    *findings, said = lines(store, code=1)
+    assert said["sound"] is False
+    texts = [str(one["finding"]) for one in findings]
+    for words in (f"messages 0 to 1 of queue {QUEUES[2]}", f"lock of group 'g' on queue {QUEUES[1]}", "topic 'orders' fails"):
+        assert [text for text in texts if words in text], texts
+
+
+def test_pages_that_lmdb_would_not_survive_are_named(store: Path) -> None:
+    """Every page of a tree says that its nodes begin behind its end; nothing is left to be read."""
+    content = bytearray((store / "data.mdb").read_bytes())
+    for page in range(2, len(content) // 4096):
+        if content[page * 4096 + 10] == 2:
+            content[page * 4096 + 14 : page * 4096 + 16] = b"\xff\xff"
+    (store / "data.mdb").write_bytes(content)
+    *findings, said = lines(store, code=1)
+    assert said["sound"] is False
+    assert any("page " in str(one["finding"]) for one in findings)
+
+
+def test_what_is_no_store_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    assert lines(tmp_path, code=3) == []
+    assert lines("--namesrv", "localhost:1", code=2) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_a_person_sees_a_table(store: Path) -> None:
+    said, code = on_terminal(["check", str(store)])
+    assert code == 0
+    assert "is sound" in said
+    change(store, b'"tenure": 2', lambda _: b'"tenure": 3')
+    said, code = on_terminal(["check", str(store)])
+    assert code == 1
+    assert "finding" in said
+    assert "lock of group 'g'" in " ".join(said.split())

@@ -1,0 +1,423 @@
+"""Damage of a store's file: whatever bit has changed, a reader and a writer get the right answer or a named error.
+
+Each attempt changes one byte of a copy and reads everything there is, writes, and reads again, in a process that is bounded: one that
+hangs or dies is a finding. ``--every-byte`` changes each byte of the file once, otherwise a sample is taken.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import lmdb
+import pytest
+
+from orderedmq.broker import Receipt, SinkBatch, SourceRun
+from orderedmq.embedded import pages
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.check import check
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.verify import reading
+from orderedmq.errors import StoreError
+from orderedmq.model import OffsetRange
+from tests.contract.support import refused, rows
+from tests.unit.small_store import QUEUES, READS, FixedClock, make, read_all, write_all
+
+PROCESSES = mp.get_context("forkserver")
+# pandas: pyarrow imports it when it makes its first array.
+PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.unit.test_store_damage"])
+
+#: What a reader may be told. A format or a first page that was damaged can look like another version's, or like no store's.
+NAMED = ("ORDEREDMQ_STORE.CORRUPT", "ORDEREDMQ_STORE.NOT_A_STORE", "ORDEREDMQ_STORE.NEWER_FORMAT")
+#: Seconds after which an attempt that says nothing hangs: it takes some hundredths.
+PATIENCE = 60.0
+SAMPLE = 400
+#: Bytes of a meta page that are used.
+META_SIZE = 152
+PROCESSES_AT_ONCE = 2
+
+Change = tuple[int, int]
+
+
+@dataclass
+class World:
+    """An undamaged store, its file, and what is read of it before and after a write."""
+
+    path: Path
+    content: bytes
+    receipt: Receipt
+    answers: dict[str, Any]
+    written: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In memory where there is a place for it: an attempt waits for the disk several times."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path_factory.mktemp("damage")
+        return
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def world(folder: Path) -> Iterator[World]:
+    path = folder / "store"
+    broker, _, receipt = make(path)
+    with broker:
+        content = (path / "data.mdb").read_bytes()
+        place = copy(path, path.parent / "sound", content)
+        with EmbeddedBroker(place, clock=FixedClock()) as fresh:
+            world = World(path, content, receipt, read_all(fresh))
+        assert check(place) == []
+        with EmbeddedBroker(place, clock=FixedClock()) as fresh:
+            world.written = write_all(fresh, receipt)
+        yield world
+
+
+def copy(path: Path, place: Path, content: bytes) -> Path:
+    """A store with this file, whose members are those that live in the one at ``path``."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    (place / "owners").symlink_to(path / "owners")
+    (place / "data.mdb").write_bytes(content)
+    return place
+
+
+def judge(world: World, place: Path) -> list[str]:
+    """What came out of each read and of the writes: "right", the condition of an error, or what is wrong."""
+    out = []
+    with EmbeddedBroker(place, clock=FixedClock()) as broker:
+        for name, read in READS.items():
+            out.append(outcome(name, lambda read=read: read(broker), world.answers[name]))
+            if name == "identity" and out[0] != "right":
+                return out
+        out.append(outcome("writes", lambda: write_all(broker, world.receipt), world.written))
+    # What nobody has read may be damaged still, and other entries do not agree with it then.
+    if out[-1] == "right" and (findings := check(place)) and not any("fails" in one for one in findings):
+        out.append(f"after writes: {findings}")
+    return out
+
+
+def outcome(name: str, read: Any, expected: Any) -> str:
+    try:
+        answer = read()
+    except StoreError as error:
+        return error.condition if error.condition in NAMED and "\n" not in str(error) else f"{name}: {error}"
+    except Exception as error:
+        return f"{name}: foreign {error!r}"
+    return "right" if answer == expected else f"{name}: wrong answer {answer} instead of {expected}"
+
+
+def attempt_all(pipe: Connection, world: World, place: Path, changes: list[Change]) -> None:
+    for at, mask in changes:
+        content = bytearray(world.content)
+        content[at] ^= mask
+        copy(world.path, place, bytes(content))
+        try:
+            pipe.send(judge(world, place))
+        except Exception as error:
+            pipe.send([f"foreign {error!r}"])
+
+
+class Attempts:
+    """Works through changes in a child process; one that hangs or dies is replaced, and the change that it was at is a finding."""
+
+    def __init__(self, world: World, place: Path, changes: list[Change]) -> None:
+        self._world = world
+        self._place = place
+        self._left = changes
+        self.outcomes: Counter[str] = Counter()
+        self.findings: list[str] = []
+        self._start()
+
+    def _start(self) -> None:
+        ours, theirs = PROCESSES.Pipe()
+        self._process = PROCESSES.Process(target=attempt_all, args=(theirs, self._world, self._place, self._left), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._pipe = ours
+        self._since = time.monotonic()
+
+    def step(self) -> bool:
+        """Take what the child has found; whether there is more to do."""
+        if not self._left:
+            self._process.join()
+            return False
+        if self._pipe.poll(0.2):
+            try:
+                self._note(self._pipe.recv())
+                return True
+            except EOFError:
+                self._process.join()
+                self._note([f"the process died ({self._process.exitcode})"])
+        elif time.monotonic() - self._since < PATIENCE:
+            return True
+        else:
+            self._process.kill()
+            self._process.join()
+            self._note(["hangs"])
+        if self._left:
+            self._start()
+        return True
+
+    def _note(self, outcomes: list[str]) -> None:
+        (at, mask), self._left = self._left[0], self._left[1:]
+        self._since = time.monotonic()
+        self.outcomes["right" if set(outcomes) == {"right"} else "named"] += 1
+        wrong = [one[:600] for one in outcomes if one != "right" and one not in NAMED]
+        if wrong:
+            self.findings.append(f"byte {at} (page {at // 4096}, {at % 4096}) ^ {mask:#x}: {wrong}")
+
+
+def attempt(world: World, folder: Path, changes: list[Change]) -> Counter[str]:
+    """Try all changes; no one may have another outcome than the right answer or a named error."""
+    parts = [changes[number::PROCESSES_AT_ONCE] for number in range(PROCESSES_AT_ONCE)]
+    running = [Attempts(world, folder / str(number), part) for number, part in enumerate(parts) if part]
+    while sum(one.step() for one in running):
+        pass
+    findings = [finding for one in running for finding in one.findings]
+    assert not findings, f"{len(findings)} of {len(changes)}:\n" + "\n".join(findings[:40])
+    return sum((one.outcomes for one in running), Counter())
+
+
+@pytest.mark.timeout(4 * 3600)
+def test_a_changed_byte_gives_the_right_answer_or_a_named_error(world: World, folder: Path, every_byte: bool):
+    random = Random(7)
+    places = list(range(len(world.content)))
+    if not every_byte:
+        # Where something is written; and all that LMDB reads first.
+        written = [at for at in places if world.content[at]]
+        places = [*random.sample(written, SAMPLE), *range(META_SIZE), *range(4096, 4096 + META_SIZE)]
+    changes = [(at, 1 << random.randrange(8)) for at in places]
+    random.shuffle(changes)
+    seen = attempt(world, folder, changes)
+    assert seen["right"] > 10, "some bytes hold nothing"
+    assert seen["named"] > len(places) // 20, seen
+
+
+# -- kinds of damage ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(world: World, folder: Path) -> Path:
+    return copy(world.path, folder / "place", world.content)
+
+
+def change(place: Path, at: int, *values: bytes) -> None:
+    with open(place / "data.mdb", "r+b") as file:
+        file.seek(at)
+        file.write(b"".join(values))
+
+
+def number_at(place: Path, at: int, size: int = 8) -> int:
+    return int.from_bytes((place / "data.mdb").read_bytes()[at : at + size], "little")
+
+
+def newest(place: Path) -> int:
+    """The number of the meta page that holds."""
+    return int(number_at(place, 4096 + META_TRANSACTION) > number_at(place, META_TRANSACTION))
+
+
+def corrupt(place: Path, *words: str) -> None:
+    """Opening is refused in one line that says what to do, and a check says the same."""
+    for _ in range(2):
+        with EmbeddedBroker(place, clock=FixedClock()) as broker, refused("STORE.CORRUPT", *words, f"orderedmq check {place}"):
+            broker.log.topics()
+    assert check(place)
+
+
+META_TRANSACTION = 144
+META_MAIN_ROOT = 128
+
+
+def test_an_older_snapshot_is_not_taken_for_the_newest(place: Path):
+    """Both are whole: nothing but the transaction's number says which is newer."""
+    new = newest(place)
+    older = number_at(place, (1 - new) * 4096 + META_TRANSACTION)
+    change(place, (1 - new) * 4096 + META_TRANSACTION, (older + 2).to_bytes(8, "little"))
+    corrupt(place, "transaction")
+
+
+def test_a_newer_snapshot_is_not_taken_for_an_older_one(place: Path):
+    """Its number is lowered by two: the last write would be lost without a word."""
+    new = newest(place)
+    change(place, new * 4096 + META_TRANSACTION, (number_at(place, new * 4096 + META_TRANSACTION) - 2).to_bytes(8, "little"))
+    corrupt(place, "has the entries of another one")
+
+
+def test_a_page_that_leads_back_to_itself_ends_a_walk(place: Path):
+    """The list of databases leads to itself."""
+    content = (place / "data.mdb").read_bytes()
+    root = number_at(place, newest(place) * 4096 + META_MAIN_ROOT)
+    [at] = [at for at in range(root * 4096, root * 4096 + 4096 - 8) if content[at : at + 6] == b"groups"]
+    change(place, at + 6 + 40, root.to_bytes(8, "little"))
+    corrupt(place, "groups")
+
+
+def test_a_tree_that_lies_on_free_pages_is_an_older_one(place: Path):
+    """A root that leads to the page where the same database was before: its entries are whole, with good checksums, and old."""
+    with EmbeddedBroker(place, clock=FixedClock()) as broker:
+        queue = QUEUES[0]
+        content = (place / "data.mdb").read_bytes()
+        root = number_at(place, newest(place) * 4096 + META_MAIN_ROOT)
+        [at] = [at for at in range(root * 4096, root * 4096 + 4096 - 8) if content[at : at + 6] == b"groups"]
+        before = content[at + 6 + 40 : at + 6 + 48]
+        broker.admin.seek("h", {queue: 2})
+    content = (place / "data.mdb").read_bytes()
+    root = number_at(place, newest(place) * 4096 + META_MAIN_ROOT)
+    [at] = [at for at in range(root * 4096, root * 4096 + 4096 - 8) if content[at : at + 6] == b"groups"]
+    assert content[at + 6 + 40 : at + 6 + 48] != before
+    change(place, at + 6 + 40, before)
+    corrupt(place, "used")
+
+
+def test_pages_beyond_the_value_are_not_freed(place: Path):
+    """The first page of a payload says how many it has, which LMDB frees: three of another's."""
+    content = (place / "data.mdb").read_bytes()
+    at = content.index(b"q" * 3000) // 4096 * 4096
+    assert number_at(place, at) == at // 4096
+    change(place, at + 12, (number_at(place, at + 12, 4) + 3).to_bytes(4, "little"))
+    with EmbeddedBroker(place, clock=FixedClock()) as broker:
+        assert broker.log.bounds([QUEUES[2]])[QUEUES[2]].max_offset == 2, "readers need not look there"
+        with refused("STORE.CORRUPT", f"page {at // 4096}"):
+            broker.admin.delete_topic("plain")
+        assert broker.log.topic("plain").queues == 1
+    assert [one for one in check(place) if f"page {at // 4096}" in one]
+
+
+@pytest.mark.parametrize("database", ["topics", "queues", "groups", "locks", "dead", "batches", "tokens"])
+def test_an_entry_that_a_changed_key_has_moved_is_missed(place: Path, database: str):
+    """The key's last byte, so that it stays between its neighbours: nobody finds it where it was."""
+    opened = Store.open(place)
+    with opened.read() as txn:
+        key = [key for key, _ in txn.scan(database)][-1]
+    opened.close()
+    content = (place / "data.mdb").read_bytes()
+    for at in [at for at in range(len(content)) if content.startswith(key, at)]:
+        change(place, at + len(key) - 1, bytes([key[-1] ^ 4]))
+    opened = Store.open(place)
+    try:
+        for look in (lambda txn: txn.get(database, key), lambda txn: list(txn.scan(database, key[:-1]))):
+            with refused("STORE.CORRUPT", "fails its checksum"), opened.read() as txn:
+                look(txn)
+    finally:
+        opened.close()
+
+
+def test_damage_of_the_lock_file_is_repaired_when_the_store_is_opened(world: World, place: Path):
+    """Nobody has the store open, so LMDB makes its lock file anew."""
+    with EmbeddedBroker(place, clock=FixedClock()) as broker:
+        broker.log.topics()
+    for _ in range(3):
+        (place / "lock.mdb").write_bytes(os.urandom((place / "lock.mdb").stat().st_size))
+        with EmbeddedBroker(place, clock=FixedClock()) as broker:
+            assert read_all(broker) == world.answers
+
+
+@pytest.mark.parametrize("size", [4096, 8192, 20_000, 80_000])
+def test_a_file_that_was_cut_off_is_refused(place: Path, size: int):
+    os.truncate(place / "data.mdb", size)
+    with EmbeddedBroker(place, clock=FixedClock()) as broker, pytest.raises(StoreError) as caught:
+        broker.log.topics()
+    assert caught.value.condition in NAMED
+
+
+def test_a_damaged_note_of_what_a_run_reads_keeps_its_batch_from_being_published(place: Path):
+    run = SourceRun("query", 3, "run")
+    with EmbeddedBroker(place, clock=FixedClock()) as broker:
+        broker.outbox.register(run, QUEUES[0], OffsetRange(3, 5), None)
+        [note] = (place / "runs" / "query" / "3").iterdir()
+        content = note.read_bytes()
+        for at in range(len(content)):
+            note.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+            with refused("STORE.CORRUPT", note, "restart the query"):
+                broker.outbox.publish(SinkBatch("new", 3, run), [])
+        note.write_bytes(content)
+        assert not broker.outbox.publish(SinkBatch("new", 3, run), []).replayed
+
+
+# -- what is not damaged ------------------------------------------------------------------------------------------------------------
+
+
+def test_pages_of_any_history_are_found_sound(tmp_path: Path):
+    """Trees that grow, shrink, split and are emptied, with values of all sizes; now and then a write is given up."""
+    random = Random(5)
+    with lmdb.open(str(tmp_path), map_size=1 << 28, max_dbs=3, sync=False) as env:
+        trees = [env.open_db(name) for name in (b"a", b"b", b"c")]
+        keys: list[set[bytes]] = [set(), set(), set()]
+        for step in range(300):
+            before = [set(known) for known in keys]
+            with env.begin(write=True) as txn:
+                for _ in range(random.choice((1, 5, 60))):
+                    number = random.randrange(3)
+                    if keys[number] and random.random() < (0.3, 0.7)[step // 50 % 2]:
+                        key = random.choice(sorted(keys[number]))
+                        keys[number].discard(key)
+                        txn.delete(key, db=trees[number])
+                    else:
+                        key = random.randbytes(random.choice((1, 8, 40, 300)))
+                        keys[number].add(key)
+                        txn.put(key, random.randbytes(random.choice((0, 9, 70, 1500, 2500, 20_000))), db=trees[number])
+                if step % 17 == 0:
+                    txn.abort()
+                    keys = before
+            found: list[str] = []
+            with env.begin() as txn, reading(tmp_path) as read:
+                pair = pages.metas(read)
+                assert pair is not None
+                assert pages.wrong_metas(pair) is None
+                snapshot = pages.Snapshot(read, pair[txn.id() & 1], found.append)
+                for number, (name, tree) in enumerate(snapshot.databases().items()):
+                    entries = {entry.key: snapshot.value(entry) for entry in snapshot.entries(tree, name)}
+                    assert entries == dict(txn.cursor(db=trees[number]))
+                snapshot.require_free()
+            assert found == []
+
+
+def test_a_store_that_others_write_to_is_opened_and_checked_without_a_finding(tmp_path: Path):
+    path = tmp_path / "store"
+    with EmbeddedBroker(path) as broker:
+        broker.admin.create_topic("orders", 2)
+        queues = broker.log.queues("orders")
+    ours, theirs = PROCESSES.Pipe()
+    writers = [PROCESSES.Process(target=write_until_told, args=(path, queue.queue_id, theirs), daemon=True) for queue in queues]
+    for writer in writers:
+        writer.start()
+    assert [ours.recv() for _ in writers] == ["writing", "writing"]
+    for turn in range(60):
+        with EmbeddedBroker(path) as broker:
+            assert len(broker.log.topics()) == 1
+        if turn % 6 == 0:
+            assert check(path) == []
+    for _ in writers:
+        ours.send("enough")
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert check(path) == []
+
+
+def write_until_told(path: Path, number: int, pipe: Connection) -> None:
+    with EmbeddedBroker(path) as broker:
+        queue = broker.log.queues("orders")[number]
+        written = 0
+        while not pipe.poll():
+            broker.log.append(queue, rows([str(written) * 100]))
+            written += 1
+            if written % 20 == 0:
+                broker.admin.trim("orders", {queue: written // 2})
+            if written == 1:
+                pipe.send("writing")
+        pipe.recv()
