@@ -15,6 +15,6 @@ SEEDS = 10_000
 @pytest.fixture(scope="session")
 def seeds() -> Iterator[Many]:
     """All seeds, which have begun."""
-    many = Many(range(SEEDS), nice=19)
+    many = Many(range(SEEDS), background=True)
     yield many
     many.close()

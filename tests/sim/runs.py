@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from orderedmq.errors import OrderedMQError
@@ -77,12 +80,33 @@ def _chunk(seeds: Sequence[int], steps: int) -> Report:
     return total
 
 
-class Many:
-    """Seeds that run in ``jobs`` processes from now on; with ``nice`` only while nobody else wants the CPU."""
+def _stay_behind() -> None:
+    """Make this process run only while no other wants the CPU.
 
-    def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2, nice: int = 0) -> None:
+    Linux shares the CPU by session first (sched_autogroup), and niceness counts within a session only: so a session of its own, which is
+    nice as a whole. What then does not reach it, Ctrl-C, it notices by its parent's end.
+    """
+    os.setsid()
+    os.nice(19)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("19")
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+class Many:
+    """Seeds that run in ``jobs`` processes from now on; in the ``background`` only while nobody else wants the CPU."""
+
+    def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2, *, background: bool = False) -> None:
         # Not fork: PyArrow has threads.
-        self._pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), os.nice, (nice,))
+        spawn = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(jobs, spawn, _stay_behind if background else None)
         parts = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
         self._futures = [self._pool.submit(_chunk, part, steps) for part in parts]
 
