@@ -6,6 +6,7 @@ Trap held: 11 (locks are advisory, and a renewal is no proof).
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,9 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from ordered_source.columns import full_schema
+from ordered_source.reader import StreamReader
+from ordered_source.task import QueuePartition
 from orderedmq.lock import LockToken, Refusal
 from orderedmq.model import MessageQueue
+from orderedmq.offsets import Checkpoint, ranges
 from orderedmq.rocketmq.servers import Cluster
 from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
 
@@ -77,6 +83,36 @@ def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
     # Within the time that it trusts its locks, the loser learns it from the fence.
     assert quick.broker.groups.stale(tokens) == tokens
     assert condition(lambda: quick.broker.groups.commit({tokens[0]: 1})) == "LOCK.LOST"
+
+
+@pytest.mark.parametrize("assignment", ["exclusive", "shared"])
+def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World, assignment: str) -> None:
+    """The former run has logged a batch, holds the locks and does nothing any more; Spark commits what the restart makes of the batch."""
+    queue = quick.queues[0]
+    quick.send(queue, 20)
+    options = {"namesrvAddr": quick.cluster.address, "topic": quick.topic, "consumerGroup": quick.group, "lockTimeout": "30s"}
+    options |= {"assignment": assignment, "consumeFromWhere": "first"}
+    former, again = (StreamReader(options, full_schema(False)) for _ in range(2))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        batch = former.latestOffset(former.initialOffset(), ReadAllAvailable())
+        assert Checkpoint.from_spark(batch).next[queue] == 20
+        spans = [(one.begin, one.end) for one in again.partitions({}, batch) if isinstance(one, QueuePartition)]
+        if assignment == "exclusive":
+            assert spans == [(0, 20)], "it waits for the locks and repeats the batch"
+            assert again.latestOffset(batch, ReadAllAvailable()) == batch
+            assert quick.broker.groups.offsets(quick.group, [queue]) == {queue: 20}
+        else:
+            assert spans == []
+            # It is a member still, and has its share of the queues, until it ends.
+            former.stop()
+            following = until(lambda: again.latestOffset(batch, ReadAllAvailable()), lambda offset: offset != batch, 60)
+            span = ranges(Checkpoint.from_spark(batch), Checkpoint.from_spark(following))[queue]
+            assert (span.begin, span.end) == (0, 20), "it is entered at the group's offset, not behind the batch"
+    finally:
+        again.stop()
+        former.stop()
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("how", ["given up", "left"])
