@@ -1,6 +1,6 @@
 """The column lock_token: under which lock, of which broker, a row was read; as text, for whoever works on the rows.
 
-An account's keys are not in it: rows are shown, stored and sent elsewhere.
+An account's keys are not in it, only that there is one: rows are shown, stored and sent elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orderedmq.broker import Broker
 from orderedmq.connections import kept
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import LockError
+from orderedmq.errors import LockError, OptionError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 
@@ -20,19 +20,23 @@ if TYPE_CHECKING:
 
 
 def encode(endpoint: Endpoint, identity: str, token: LockToken | None) -> str | None:
-    """``[epoch, group, client id, identity, path or null, namesrvAddr or null]``; None without a group."""
+    """``[epoch, group, client id, identity, path or null, namesrvAddr or null, with an account?]``; None without a group."""
     if token is None:
         return None
-    fields = [token.epoch, token.group, token.client_id, identity, endpoint.path, endpoint.namesrv_addr]
+    account = endpoint.credentials is not None
+    fields = [token.epoch, token.group, token.client_id, identity, endpoint.path, endpoint.namesrv_addr, account]
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 
 def decode(
     text: str, queue: MessageQueue, credentials: Credentials | None = None, tls: TlsOptions | None = None
 ) -> tuple[Broker, LockToken]:
-    """A connection to the broker, and the token as far as the broker looks at it. Raises LockError LOST for text that is no token."""
+    """A connection to the broker, and the token as far as the broker looks at it.
+
+    Raises LockError LOST for text that is no token, OptionError MISSING without ``credentials`` where the source has an account.
+    """
     try:
-        epoch, group, client_id, identity, path, namesrv_addr = json.loads(text)
+        epoch, group, client_id, identity, path, namesrv_addr, account = json.loads(text)
         written = isinstance(epoch, int) and all(
             isinstance(one, str) for one in (group, client_id, identity, path or namesrv_addr)
         )
@@ -41,6 +45,12 @@ def decode(
     if not written:
         raise LockError(
             "LOST", f"lock_token {text!r} of queue {queue} was not written by the source; leave the column as it was read"
+        )
+    if account and credentials is None:
+        raise OptionError(
+            "MISSING",
+            f"the source reads queue {queue} in the name of an account (accessKey), which its rows do not carry: give it to the listener, too: "
+            "consume_orderly(..., credentials=orderedmq.Credentials(access_key, secret_key))",
         )
     endpoint = Endpoint(path) if path is not None else Endpoint(None, namesrv_addr, credentials, tls)
     return kept(endpoint, identity), LockToken(group, queue, "", client_id, epoch, 0)

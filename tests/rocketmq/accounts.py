@@ -24,19 +24,17 @@ ADMIN = Credentials("administrator", "secret-of-admin")
 
 _AUTH = "org.apache.rocketmq.auth."
 #: Settings of a broker that lets nobody in without a signature.
-PROPERTIES: dict[str, dict[str, object]] = {
-    "4.9.7": {"aclEnable": True},
-    "5.3.3": {
-        "authenticationEnabled": True,
-        "authenticationProvider": f"{_AUTH}authentication.provider.DefaultAuthenticationProvider",
-        "authenticationMetadataProvider": f"{_AUTH}authentication.provider.LocalAuthenticationMetadataProvider",
-        "authorizationEnabled": True,
-        "authorizationProvider": f"{_AUTH}authorization.provider.DefaultAuthorizationProvider",
-        "authorizationMetadataProvider": f"{_AUTH}authorization.provider.LocalAuthorizationMetadataProvider",
-        "initAuthenticationUser": f'{{"username":"{ADMIN.access_key}","password":"{ADMIN.secret_key}"}}',
-        "innerClientAuthenticationCredentials": f'{{"accessKey":"{ADMIN.access_key}","secretKey":"{ADMIN.secret_key}"}}',
-    },
+_SECOND: dict[str, object] = {
+    "authenticationEnabled": True,
+    "authenticationProvider": f"{_AUTH}authentication.provider.DefaultAuthenticationProvider",
+    "authenticationMetadataProvider": f"{_AUTH}authentication.provider.LocalAuthenticationMetadataProvider",
+    "authorizationEnabled": True,
+    "authorizationProvider": f"{_AUTH}authorization.provider.DefaultAuthorizationProvider",
+    "authorizationMetadataProvider": f"{_AUTH}authorization.provider.LocalAuthorizationMetadataProvider",
+    "initAuthenticationUser": f'{{"username":"{ADMIN.access_key}","password":"{ADMIN.secret_key}"}}',
+    "innerClientAuthenticationCredentials": f'{{"accessKey":"{ADMIN.access_key}","secretKey":"{ADMIN.secret_key}"}}',
 }
+PROPERTIES: dict[str, dict[str, object]] = {"4.9.7": {"aclEnable": True}, "5.3.3": _SECOND, "5.4.0": _SECOND}
 PLAIN_ACL = f"""\
 accounts:
   - accessKey: {ADMIN.access_key}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -33,9 +34,9 @@ def connect(cluster: Cluster, account: Credentials) -> RocketMQBroker:
     return RocketMQBroker(cluster.address, credentials=account)
 
 
-def source(cluster: Cluster, account: Credentials, **options: str) -> int:
+def source(cluster: Cluster, account: Credentials, **options: str | None) -> int:
     """A query's first two batches; how many rows they had."""
-    given = {
+    wanted = {
         "namesrvAddr": cluster.address,
         "accessKey": account.access_key,
         "secretKey": account.secret_key,
@@ -43,7 +44,10 @@ def source(cluster: Cluster, account: Credentials, **options: str) -> int:
         "startingOffsets": "earliest",
         **options,
     }
+    given = {name: value for name, value in wanted.items() if value is not None}
     reader = StreamReader(given, planned_schema(given))
+    # It takes the handler, which is the test run's.
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         count = 0
         start = reader.initialOffset()
@@ -55,6 +59,7 @@ def source(cluster: Cluster, account: Credentials, **options: str) -> int:
         return count
     finally:
         reader.stop()
+        signal.signal(signal.SIGTERM, handler)
 
 
 def sink(cluster: Cluster, account: Credentials, topic: str, group: str | None = None, name: str | None = None) -> str:

@@ -6,15 +6,18 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from ordered_sink.commit import BatchWriter
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from orderedmq.errors import RocketMQError, ServersError
 from orderedmq.filters import Filter
 from orderedmq.lock import LockToken
@@ -27,6 +30,7 @@ from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.acl import Credentials
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.servers import Cluster
 from tests.quick_spark import QUICK_SERVER
@@ -36,7 +40,15 @@ from tests.rocketmq.accounts import ADMIN, PLAIN_ACL, PROPERTIES, Accounts, Righ
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
 
-@pytest.fixture(scope="module", params=list(PROPERTIES))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "guarded" in metafunc.fixturenames:
+        # ACL 1.0 and 2.0.
+        few = [DEFAULT_VERSION] if "spark" in metafunc.fixturenames else ["4.9.7", DEFAULT_VERSION]
+        versions = list(PROPERTIES) if metafunc.config.getoption("all_versions") else few
+        metafunc.parametrize("guarded", versions, indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster that lets nobody in without a signature, with a topic."""
     folder: Path = tmp_path_factory.mktemp("guarded")
@@ -183,6 +195,10 @@ def make_topic(cluster: Cluster, name: str) -> str:
         return broker.admin.create_topic(name, 1).name
 
 
+def add_queues(cluster: Cluster, account: Credentials, name: str) -> None:
+    roles.command(cluster, account, "topic", "add-queues", make_topic(cluster, name), "--queues", "2", "--yes")
+
+
 def delete_topic(cluster: Cluster, account: Credentials, name: str) -> None:
     roles.command(cluster, account, "topic", "delete", make_topic(cluster, name), "--yes")
 
@@ -212,6 +228,18 @@ def beside(*arguments: str) -> Callable[[Cluster, Credentials, str], object]:
 
 ROLES: dict[str, Role] = {
     "source": Role(("source of",), lambda cluster, account, _: roles.source(cluster, account, consumerGroup="billing")),
+    "source that shares, from a time on": Role(
+        ("source of",),
+        lambda cluster, account, _: roles.source(
+            cluster,
+            account,
+            consumerGroup="billing",
+            assignment="shared",
+            startingOffsets=None,
+            startingTimestamp="1000",
+            tags="A || B",
+        ),
+    ),
     "source without a group": Role(
         ("source without",), lambda cluster, account, _: roles.source(cluster, account, messageModel="broadcasting")
     ),
@@ -229,6 +257,7 @@ ROLES: dict[str, Role] = {
     "peek": Role(("`topic describe",), run("peek", "orders")),
     "audit": Role(("`topic describe",), run("audit", "orders", "orders")),
     "topic create": Role(("`topic create`",), run("topic", "create", "NAME", "--queues", "1"), "orders"),
+    "topic add-queues": Role(("`topic create`",), add_queues, "orders"),
     "topic delete": Role(("`topic delete",), delete_topic, "orders"),
     "produce": Role(("`produce",), run("produce", "invoices", given="line"), "orders"),
     "group list": Role(("`group list`",), run("group", "list")),
@@ -294,22 +323,25 @@ def test_an_error_names_all_rights_that_are_missing(guarded: Cluster, accounts: 
             assert re.search(right.among, needed), (right, caught.value.message)
 
 
-def left_behind(cluster: Cluster) -> set[str]:
-    """What a broker keeps of groups: settings, offsets, topics of retries."""
+def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
+    """What a broker keeps of groups (settings, offsets, topics of retries), and how many messages these topics have."""
     configured = ask(cluster, ADMIN, admin.groups())
     offsets = ask(cluster, ADMIN, groups.all_consumer_offsets())
     with Client(cluster.address) as client:
-        return {*configured, *offsets, *client.topics(time.monotonic() + 20)}
+        names = {*configured, *offsets, *client.topics(time.monotonic() + 20)}
+    ends = {topic: ask(cluster, ADMIN, requests.max_offset(QUEUE._replace(topic=topic))) for topic in ("orders", "invoices")}
+    return names, ends
 
 
 @pytest.mark.timeout(300)
-def test_a_sink_that_may_not_do_all_leaves_no_group_behind(guarded: Cluster, accounts: Accounts) -> None:
+def test_a_sink_that_may_not_do_all_leaves_nothing_behind(guarded: Cluster, accounts: Accounts) -> None:
     """Each query is another sink, with a group of its own."""
     before = left_behind(guarded)
+    reads = [right for right in rights(guarded.version, "source without") if not right.is_of_topic]
     for name, row in ((None, "sink to `invoices`, without"), ("billing-none", "sink to `invoices`, `sinkGroup")):
         every = rights(guarded.version, row, **{"billing-out": "billing-none"})
         for missing in every:
-            account = accounts.make([right for right in every if right != missing])
+            account = accounts.make([*(right for right in every if right != missing), *reads])
             for _ in range(2):
                 with pytest.raises(RocketMQError, match="NO_PERMISSION"):
                     roles.sink(guarded, account, "invoices", name)
@@ -317,7 +349,7 @@ def test_a_sink_that_may_not_do_all_leaves_no_group_behind(guarded: Cluster, acc
 
 
 @pytest.mark.timeout(300)
-def test_a_source_that_may_not_do_all_leaves_no_group_behind(guarded: Cluster, accounts: Accounts) -> None:
+def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded: Cluster, accounts: Accounts) -> None:
     before = left_behind(guarded)
     every = rights(guarded.version, "source of", billing="billing-none")
     for missing in every:
@@ -325,3 +357,60 @@ def test_a_source_that_may_not_do_all_leaves_no_group_behind(guarded: Cluster, a
         with pytest.raises(RocketMQError, match="NO_PERMISSION"):
             roles.source(guarded, account, consumerGroup="billing-none")
     assert left_behind(guarded) == before
+    # This one may read, and may not see whether it has put anything aside already.
+    roles.source(guarded, accounts.make(every), consumerGroup="billing-none")
+    before = left_behind(guarded)
+    with pytest.raises(RocketMQError, match="%DLQ%billing-none"):
+        roles.put_aside(guarded, accounts.make(every), "billing-none")
+    assert left_behind(guarded) == before
+
+
+@pytest.mark.timeout(300)
+def test_queries_of_an_account_that_may_do_what_they_need(
+    guarded: Cluster, accounts: Accounts, spark: SparkSession, tmp_path: Path
+) -> None:
+    """From source to sink, and a listener that puts a message aside; what lacks a right fails with all that it lacks."""
+    every = rights(guarded.version, "source of", "`consume_orderly`", "sink to `invoices`, `sinkGroup")
+
+    def options(account: Credentials) -> dict[str, str]:
+        return {"namesrvAddr": guarded.address, "accessKey": account.access_key, "secretKey": account.secret_key}
+
+    account = options(accounts.make(every))
+    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+        broker.log.append(QUEUE, roles.row(b"poison"))
+        target = broker.log.queues("invoices")[0]
+        before = broker.log.bounds([target])[target].max_offset
+
+        def copy(given: dict[str, str]) -> None:
+            rows = spark.readStream.format("orderedmq").options(**account, topic="orders", consumerGroup="billing").load()
+            writer = rows.select("sharding_key", "body").writeStream.format("orderedmq").options(**given, topic="invoices")
+            writer = writer.options(sinkGroup="billing-out", checkpointLocation=str(tmp_path / "copy"))
+            writer.trigger(availableNow=True).start().awaitTermination()
+
+        poor = accounts.make([right for right in every if right.action not in ("Get", "PUB") and "out" not in right.resource])
+        with pytest.raises(StreamingQueryException, match=r"account '\S+' lacks .*invoices.*billing-out.*; a sink needs"):
+            copy(options(poor))
+        copy(account)
+        assert broker.log.bounds([target])[target].max_offset > before
+
+    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        if any(message.body == b"poison" for message in messages):
+            raise ValueError("poison")
+        return ConsumeOrderlyStatus.SUCCESS
+
+    reader = spark.readStream.format("orderedmq").options(**account, topic="orders", consumerGroup="billing")
+    rows = reader.options(startingOffsets="earliest", includeLockToken="true").load()
+
+    def listen_to(credentials: Credentials | None) -> None:
+        outcomes = rows.transform(
+            consume_orderly, listener, max_reconsume_times=0, suspend_current_queue_time_millis=10, credentials=credentials
+        )
+        writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "listener"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(StreamingQueryException, match=r"credentials=orderedmq\.Credentials"):
+        listen_to(None)
+    listen_to(Credentials(account["accessKey"], account["secretKey"]))
+    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+        [letters] = broker.log.queues("%DLQ%billing")
+        assert b"poison" in broker.log.pull(letters, 0, 100, 1 << 20, ("body",)).column(0).to_pylist()
