@@ -7,6 +7,7 @@ have been visible since the tasks sent them, and stay.
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -28,7 +29,10 @@ log = logging.getLogger("orderedmq")
 
 
 class _Planned:
-    """Options and columns, checked before any row; the store's identity, so that another machine's is refused."""
+    """Options and columns, checked before any row; the store's identity, so that another machine's is refused; the job's name.
+
+    Spark makes one writer for all tasks of a job, and another for each job that writes the same batch again.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> None:
         if overwrite:
@@ -55,9 +59,10 @@ class _Planned:
                         compression=self.options.compression or DEFAULT_COMPRESSION,
                     )
             self.identity = broker.identity
+        self.job = uuid.uuid4().hex
 
     def write(self, rows: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return write(rows, self.options, self.plan, self.identity, streaming=self.streaming)
+        return write(rows, self.options, self.plan, self.identity, self.job, streaming=self.streaming)
 
     def publish(self, messages: Sequence[WriterCommitMessage | None]) -> Published | None:
         """What became visible; None when no task had anything to say."""

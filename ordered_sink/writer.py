@@ -43,20 +43,27 @@ class Written(WriterCommitMessage):
     keys: bytes
 
 
-def sink_batch(options: SinkOptions, run: SourceRun | None, *, streaming: bool) -> SinkBatch:
+def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, streaming: bool) -> SinkBatch:
     """The identity under which rows are published once: (query, batch), or the user's transaction, or none."""
+    sink_id, batch_id = None, 0
     if options.txn_app_id is not None and options.txn_version is not None:
-        return SinkBatch(f"txn:{options.txn_app_id}", options.txn_version, run, options.sink_group)
-    if streaming and run is not None:
-        return SinkBatch(run.query_id, run.batch_id, run, options.sink_group)
-    return SinkBatch(None, 0, run)
+        sink_id, batch_id = f"txn:{options.txn_app_id}", options.txn_version
+    elif streaming and run is not None:
+        sink_id, batch_id = run.query_id, run.batch_id
+    group = options.sink_group if sink_id is not None else None
+    return SinkBatch(sink_id, batch_id, run, group, job, options.topic)
 
 
-def write(rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, identity: str, *, streaming: bool) -> Written:
-    """Stage all rows of one attempt of one task. Whether readers see them before the commit is the broker's nature (Capabilities)."""
+def write(
+    rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, identity: str, job: str = "", *, streaming: bool
+) -> Written:
+    """Stage all rows of one attempt of one task. Whether readers see them before the commit is the broker's nature (Capabilities).
+
+    ``job``: as `SinkBatch` has it.
+    """
     context = TaskContext.get()
     assert context is not None, "a writer runs in a Spark task"
-    batch = sink_batch(options, run_of(context.getLocalProperty), streaming=streaming)
+    batch = sink_batch(options, run_of(context.getLocalProperty), job, streaming=streaming)
     broker = kept(options.endpoint, identity)
     staging = broker.outbox.open(batch, context.partitionId())
     try:

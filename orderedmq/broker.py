@@ -117,13 +117,17 @@ class SinkBatch:
     """A batch as a sink knows it: (sink_id, batch_id) is published once; without a sink_id it has no identity.
 
     ``run`` is the Spark run that writes it, if any: what its tasks registered as their sources binds the publish. ``group``: the consumer
-    group in which a broker that knows nothing of sinks keeps what they did, if the user names one.
+    group in which a broker that knows nothing of sinks keeps what they did, if the user names one. ``job`` names the job that writes it:
+    within it a partition has the same rows in each attempt; another job may have them in other partitions. Without one, all attempts have
+    the same partitions. ``topic`` is that of all rows, where there is only one.
     """
 
     sink_id: str | None
     batch_id: int = 0
     run: SourceRun | None = None
     group: str | None = None
+    job: str = ""
+    topic: str | None = None
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
 #: What a sink writes on messages where its rows are visible before the batch is committed (RocketMQ): who sent them.
 SINK_ID: Final = "OMQ_SINK"
 SINK_BATCH: Final = "OMQ_BATCH"
+SINK_RUN: Final = "OMQ_RUN"
 SINK_PARTITION: Final = "OMQ_PARTITION"
 SINK_SEQUENCE: Final = "OMQ_SEQUENCE"
 SINK_REQUEST: Final = "OMQ_REQUEST"
@@ -60,7 +61,7 @@ RESERVED_PROPERTIES: Final = frozenset(
         "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES",
         "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
         "__BORNHOST", "BORN_TIMESTAMP", "__CRC32#", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID",
-        SINK_ID, SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST,
+        SINK_ID, SINK_BATCH, SINK_RUN, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST,
     )
 )  # fmt: skip
 #: Reserved are all names that begin so: a client's own, never stored.

@@ -1,4 +1,7 @@
-"""A sink's bookmarks in the queues of one topic: offsets of a consumer group that nobody consumes with. See lookback.py.
+"""What a sink keeps about one topic: offsets of a consumer group that nobody consumes with. See lookback.py.
+
+- The *bookmark* of each queue.
+- Under the queue's id plus ENTRIES: which run of which batch writes to the queue (`Entry`); see queue_place.py.
 
 A group says more than its offsets: a broker writes it to disk when it is made, offsets only within 5 s. So where the group is, the sink
 may have sent, bookmark or not, and the queue's history is read. Where it is not, the sink is new (or forgotten, so the queue's last
@@ -15,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
@@ -23,25 +26,63 @@ from orderedmq.rocketmq import admin_requests, requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_requests import consumer_offset, update_consumer_offset
 from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.stamp import bookmark_group, sink_mark
+from orderedmq.rocketmq.stamp import Writer, bookmark_group, sink_mark
 
 T = TypeVar("T")
+
+
+def _entry_of(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=queue.queue_id + ENTRIES)
+
+
+def _mark_place(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=MARKS)
+
 
 #: Seconds for a question with all its retries: a broker may be about to start again.
 TIMEOUT: Final = 60.0
 #: Under this queue id a topic has the mark; see group_offsets.py.
 MARKS: Final = 1 << 22
+#: Other ids that no queue has.
+ENTRIES: Final = 1 << 23
+#: All ids above are multiples of it, and all queues' ids are below it.
+_UNIT: Final = 1 << 20
+
+
+class Entry(NamedTuple):
+    """The run that writes a batch to a queue: its partitions are below ``width``. Of a batch's number, the last 15 bits."""
+
+    width: int
+    batch: int
+    run: int
+
+    @classmethod
+    def of(cls, writer: Writer) -> Entry:
+        """What must be there before the writer sends: this, or the same with a greater width."""
+        return cls(min(writer.partition + 1, (1 << 16) - 1), writer.batch & 0x7FFF, int(writer.run or "0", 16))
+
+    @classmethod
+    def parse(cls, value: int) -> Entry:
+        return cls(value >> 47, value >> 32 & 0x7FFF, value & 0xFFFF_FFFF)
+
+    @property
+    def value(self) -> int:
+        return self.width << 47 | self.batch << 32 | self.run
+
+    def covers(self, other: Entry) -> bool:
+        return self[1:] == other[1:] and self.width >= other.width
 
 
 class Bookmarks:
     """Of one sink in one topic."""
 
-    def __init__(self, client: Client, sink: str, topic: str, named: str | None = None) -> None:
+    def __init__(self, client: Client, sink: str, topic: str, named: str | None = None, *, timeout: float = TIMEOUT) -> None:
         """``named``: the group that the user chose."""
         self.group = bookmark_group(sink, topic, named)
         self._mark = sink_mark(sink) if named is not None else None
         self._client = client
         self._topic = topic
+        self._timeout = timeout
 
     def get(self, queue: MessageQueue) -> int | None:
         """None where the sink never was; before 5.0 a broker may say 0 instead."""
@@ -55,6 +96,13 @@ class Bookmarks:
             # From 5.3 on a broker wants the group to be there.
             self._make_group(queue)
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
+
+    def entry(self, queue: MessageQueue) -> Entry:
+        """All 0 where no run came."""
+        return Entry.parse(self.get(_entry_of(queue)) or 0)
+
+    def write_entry(self, queue: MessageQueue, entry: Entry) -> None:
+        self.move(_entry_of(queue), entry.value)
 
     def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool], permitted: Callable[[], None]) -> int | None:
         """The bookmark for a task that is about to write; None where it is lost.
@@ -104,7 +152,7 @@ class Bookmarks:
 
     def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
         """Of all queues of the topic at the queue's broker: the group is the broker's."""
-        route = self._client.route(self._topic, time.monotonic() + TIMEOUT)
+        route = self._client.route(self._topic, time.monotonic() + self._timeout)
         places = [place for place in route.publish_list() if place.broker_name == queue.broker_name]
         return {place: self._ask(place, requests.max_offset(place)) for place in dict.fromkeys([*places, queue])}
 
@@ -125,11 +173,7 @@ class Bookmarks:
                 raise
             # A pull makes it, too, where a broker lets groups be made so.
             with contextlib.suppress(GroupError):
-                self._ask(queue, requests.pull(queue._replace(queue_id=queue.queue_id % MARKS), self.group, 0, 1))
+                self._ask(queue, requests.pull(queue._replace(queue_id=queue.queue_id % _UNIT), self.group, 0, 1))
 
     def _ask(self, queue: MessageQueue, request: Request[T]) -> T:
-        return self._client.call(request, time.monotonic() + TIMEOUT, topic=queue.topic, broker_name=queue.broker_name)
-
-
-def _mark_place(queue: MessageQueue) -> MessageQueue:
-    return queue._replace(queue_id=MARKS)
+        return self._client.call(request, time.monotonic() + self._timeout, topic=queue.topic, broker_name=queue.broker_name)

@@ -6,7 +6,11 @@ A bookmark that is too low, or lost, makes a look longer and nothing wrong; one 
 
 Rules: what is read is believed. Rows are compared with messages by what they say, since Spark may hand a retry its rows in another
 order; of rows that say the same, as many are missing as there are more of them. An attempt's messages are the first rows it was given,
-so what a later attempt adds keeps the order of a key, as long as both were given that key's rows in the same order.
+so what a later attempt adds keeps the order of a key, as long as all rows of the key were in one task of each, in the same order.
+
+A run of the batch may have its rows in other partitions than an earlier one, so what another run sent may be any task's. It is taken by
+each task whose rows say the same: where tasks of one run have rows that say the same, several may take one message. So at the worst
+fewer messages than rows are there, never more; the commit sends what is missing then (contested.py).
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ class Lookback:
     """A walk through a queue from its end backwards, in steps that grow: `next` says what to read, `saw` takes what was there.
 
     A batch's partitions write the same queues, so nearly all that was sent since the bookmark may be others'. So a walk goes past what
-    came in one request with another partition's message, if that is more than a step, and reads the message at the other end.
+    came in one request with another partition's message, if that is more than a step, and reads the message at the other end. What
+    another run of the batch sent is read, all of it.
     """
 
     def __init__(self, writer: Writer, bookmark: int | None, end: int) -> None:
@@ -44,7 +49,10 @@ class Lookback:
         self._floor = 0 if bookmark is None else max(0, bookmark - 1)
         self._at = end
         self._step = FIRST_STEP
-        self._first: int | None = None
+        #: Per run and partition of our batch whose messages may be ours: the lowest sequence that was seen.
+        self._firsts: dict[tuple[str, int], int] = {}
+        #: The lowest offset of these.
+        self._lowest_own: int | None = None
         self._older = False
         self._newest = -1
         # A message that was read, and where the walk was then, while it goes past the rest of that message's request.
@@ -61,9 +69,12 @@ class Lookback:
     def next(self) -> OffsetRange | None:
         """What to read now; None at the end of the walk."""
         floor = self._lowest
-        # Not at our first message: what had no right to be sent may lie before it. Nor at an older batch's while ours is still to come:
-        # a late attempt of that batch sent it. Of an old batch the first message has to do, it may be the topic's first one.
-        complete = self._first in (None, 0) if self._older else self._is_old and self._first == 0
+        # Not at a first message: what had no right to be sent, or another run, may lie before it. Nor at an older batch's while first ones
+        # are still to come: a late attempt of that batch sent it. Of an old batch a distance has to do, it may be the topic's first one;
+        # it was committed, so what is not found is not sent.
+        firsts = not any(self._firsts.values())
+        far = self._is_old and self._lowest_own is not None and self._lowest_own - self._at >= PROBE
+        complete = firsts and (self._older or far)
         if self._at <= floor or complete or self._newest - self._writer.batch >= KEPT:
             return None
         begin = max(floor, self._at - self._step)
@@ -93,7 +104,9 @@ class Lookback:
             self._newest = max(self._newest, message.batch)
             self._older = self._older or message.batch < self._writer.batch
             if self._is_own(message):
-                self._first = message.sequence if self._first is None else min(self._first, message.sequence)
+                stream = (message.run, message.partition)
+                self._firsts[stream] = min(self._firsts.get(stream, message.sequence), message.sequence)
+                self._lowest_own = message.offset if self._lowest_own is None else min(self._lowest_own, message.offset)
         self._at, self._passed = looked.begin, None
         self._step = min(2 * self._step, LARGEST_STEP)
         if self._believes and messages and messages[0].offset == looked.begin:
@@ -113,10 +126,15 @@ class Lookback:
         if not messages or messages[-1].offset != self._at - 1:
             return False
         last = messages[-1]
-        return (last.batch, last.partition, last.request, last.begin) == (left.batch, left.partition, left.request, left.begin)
+        return last[1:3] == left[1:3] and (last.run, last.request, last.begin) == (left.run, left.request, left.begin)
 
     def _is_own(self, message: Found) -> bool:
-        return (message.batch, message.partition) == (self._writer.batch, self._writer.partition)
+        return may_be_of(self._writer, message)
+
+
+def may_be_of(writer: Writer, message: Found) -> bool:
+    """Whether a message may be one of the writer's rows: sent by its partition in this run, or by anyone in another run of its batch."""
+    return message.batch == writer.batch and (message.run != writer.run or message.partition == writer.partition)
 
 
 class Ledger:
@@ -124,8 +142,13 @@ class Ledger:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        #: Messages that no row was found for yet: offsets by what they say.
+        #: Messages of this partition in this run that no row was found for yet: offsets by what they say.
         self._unclaimed: dict[bytes, list[int]] = {}
+        #: The same of messages that other runs of the batch sent; and how many there were.
+        self._others: dict[bytes, list[int]] = {}
+        self.of_others = 0
+        #: The offsets of those of them that were found to be rows.
+        self.taken: list[int] = []
         self._acknowledged: list[OffsetRange] = []
         #: The sequence of the next message.
         self.sequence = 0
@@ -135,14 +158,19 @@ class Ledger:
         self.committed = False
         #: The sink's newest batch that was seen; -1: none.
         self.newest = -1
-        #: Where this partition's messages are, others' among them.
+        #: Where the messages are that may be this partition's, others' among them.
         self.span: OffsetRange | None = None
         self.found = self.sent = self.missing = 0
 
     @property
     def extra(self) -> int:
-        """Messages of this partition's that are none of the rows."""
+        """Messages of this partition in this run that are none of the rows."""
         return sum(map(len, self._unclaimed.values()))
+
+    def knows(self, committed: int) -> None:
+        """The sink's newest batch that was committed; -1: none is known."""
+        self.newest = max(self.newest, committed)
+        self.committed = self.committed or committed >= self._writer.batch
 
     def read(self, messages: Iterable[Found], end: int, bookmark: int | None = None) -> None:
         """The sink's messages in a range that was not read before. ``end``: everything below it was read."""
@@ -152,8 +180,13 @@ class Ledger:
                 message.batch == self._writer.batch and bookmark is not None and message.offset < bookmark
             ):
                 self.committed = True
-            own = (message.batch, message.partition) == (self._writer.batch, self._writer.partition)
-            if own and not any(known.begin <= message.offset < known.end for known in self._acknowledged):
+            if not may_be_of(self._writer, message):
+                continue
+            if message.run != self._writer.run:
+                self.of_others += 1
+                self._others.setdefault(message.digest, []).append(message.offset)
+                self._extend(message.offset, message.offset + 1)
+            elif not any(known.begin <= message.offset < known.end for known in self._acknowledged):
                 self._unclaimed.setdefault(message.digest, []).append(message.offset)
                 self.sequence = max(self.sequence, message.sequence + 1)
                 self._extend(message.offset, message.offset + 1)
@@ -162,8 +195,8 @@ class Ledger:
 
     def claim(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that are to be sent: those that no message was found for, unless the batch is committed."""
-        if self._unclaimed:
-            missing = [not self._take(digest) for digest in digests(rows)]
+        if self._unclaimed or self._others:
+            missing = [not (self._take(digest) or self._take_of_others(digest)) for digest in digests(rows)]
             if not all(missing):
                 self.found += rows.num_rows - sum(missing)
                 rows = rows.filter(pa.array(missing, pa.bool_()))
@@ -179,6 +212,13 @@ class Ledger:
         offsets.pop()
         if not offsets:
             del self._unclaimed[digest]
+        return True
+
+    def _take_of_others(self, digest: bytes) -> bool:
+        offsets = self._others.get(digest)
+        if not offsets:
+            return False
+        self.taken.append(offsets.pop())
         return True
 
     def acknowledged(self, offset: int, count: int) -> None:

@@ -1,11 +1,11 @@
 """The Outbox over RocketMQ: rows are sent as they are added, and a commit moves the sink's bookmarks.
 
 RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again looks in each queue for what earlier attempts
-of its partition sent, and sends what is missing (lookback.py); readers see a batch's rows before its commit, and those of an attempt
-whose batch never is. What holds of a batch with identity, once it is committed: each row is in its queue once, as long as its
-attempts were given the same rows and no request that was given up is carried out a second later (a broker refuses what has waited for
-200 ms, but a network may hold a request back for longer; the repeated messages have the same stamps then). Of a batch without identity: at
-least once.
+sent, in whatever partitions they had the rows, and sends what is missing (lookback.py); a commit sends rows for which several tasks found
+one message (contested.py). Readers see a batch's rows before its commit, and those of an attempt whose batch never is. What holds of a
+batch with identity, once it is committed: each row is in its queue once, as long as its attempts were given the same rows and no request
+that was given up is carried out a second later (a broker refuses what has waited for 200 ms, but a network may hold a request back for
+longer; the repeated messages have the same stamps then). Of a batch without identity: at least once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rocketmq import access, locks, rights
 from orderedmq.rocketmq.bookmarks import Bookmarks
 from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.contested import settle
 from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing, given_up
 from orderedmq.rocketmq.queue_writer import QueueWriter
-from orderedmq.rocketmq.receipts import Token, judge, parse_token, ranges
-from orderedmq.rocketmq.stamp import Writer, bookmark_group, sink_name
+from orderedmq.rocketmq.receipts import QueueReport, Token, judge, left_over, parse_token, ranges, taken
+from orderedmq.rocketmq.stamp import Writer, bookmark_group, run_name, sink_name
 from orderedmq.rows import normalise
 
 T = TypeVar("T")
@@ -80,16 +81,17 @@ class RocketMQOutbox:
             # Two attempts of one partition are the same rows: the first one named counts.
             chosen.setdefault(receipt.partition, parse_token(batch, receipt))
         tokens = [chosen[partition] for partition in sorted(chosen)]
-        places = ranges(tokens)
         if batch.sink_id is None:
-            return Published(False, places)
+            return Published(False, ranges([report for token in tokens for report in token.reports]))
+        settled = self._settle(batch, tokens)
+        places = ranges([*(report for token in tokens for report in token.reports), *settled])
         marks = {queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic, batch.group) for queue in places}
         self._each(
             {(queue.topic, queue.broker_name): queue for queue in places}.values(),
             lambda queue: marks[queue].require_own(queue),
         )
         try:
-            verdict = judge(batch, tokens, self._each(places, lambda queue: marks[queue].get(queue)))
+            verdict = judge(batch, tokens, self._each(places, lambda queue: marks[queue].get(queue)), settled)
         except SinkError:
             if not skip_differing_replay:
                 raise
@@ -97,8 +99,21 @@ class RocketMQOutbox:
         if verdict.differs is not None and not skip_differing_replay:
             raise SinkError("REPLAY_DIFFERS", verdict.differs)
         self._each(verdict.bookmarks, lambda queue: marks[queue].move(queue, verdict.bookmarks[queue]))
-        _warn(batch, tokens)
+        _warn(batch, tokens, settled)
         return Published(True, {}) if verdict.replayed else Published(False, places)
+
+    def _settle(self, batch: SinkBatch, tokens: Sequence[Token]) -> list[QueueReport]:
+        """Send what is missing of rows for which several tasks found one message."""
+        assert batch.sink_id is not None
+        found = taken(tokens)
+        nobodys = 1 + max((token.partition for token in tokens), default=0)
+        run = tokens[0].run if tokens else ""
+        writer = Writer(sink_name(batch.sink_id), batch.batch_id, nobodys, run, batch.group)
+        return list(self._each(found, lambda queue: settle(self._place(queue, writer), writer, found[queue])).values())
+
+    def _place(self, queue: MessageQueue, writer: Writer) -> RocketMQQueue:
+        client_id = f"sink@{uuid.uuid4().hex}"
+        return RocketMQQueue(self._client, self._log, queue, writer, client_id, self._timing, threading.Event())
 
     def _each(self, queues: Iterable[MessageQueue], what: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
         """Of many queues at the same time: each is a question to a broker."""
@@ -112,8 +127,18 @@ class RocketMQOutbox:
         """Nothing: what was sent stays. The batch's next attempt believes it, and sends what is missing."""
 
 
-def _warn(batch: SinkBatch, tokens: Sequence[Token]) -> None:
+def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueReport]) -> None:
     """Messages that nobody can take back."""
+    committed = {report.queue for token in tokens for report in token.reports if report.committed}
+    for queue, extra in left_over(tokens, settled).items():
+        if queue not in committed:
+            log.warning(
+                "queue %s has %d messages of batch %d that an earlier run of it sent and the last one did not have: readers see them; the "
+                "query is not deterministic",
+                queue,
+                extra,
+                batch.batch_id,
+            )
     for token in tokens:
         for report in token.reports:
             if report.extra and not report.committed:
@@ -150,7 +175,9 @@ class RocketMQStaging:
         self._partition = partition
         self._timing = timing
         self._writer = (
-            Writer(sink_name(batch.sink_id), batch.batch_id, partition, batch.group) if batch.sink_id is not None else None
+            Writer(sink_name(batch.sink_id), batch.batch_id, partition, run_name(batch.job), batch.group)
+            if batch.sink_id is not None
+            else None
         )
         #: Whose the locks are. Each attempt is somebody else.
         self._client_id = f"sink@{uuid.uuid4().hex}"
@@ -192,8 +219,8 @@ class RocketMQStaging:
         if self._error is not None:
             raise self._error
         reports = tuple(line.writer.report() for line in self._lines.values())
-        sink = self._writer.sink if self._writer is not None else None
-        token = Token(sink, self._batch.batch_id, self._partition, reports)
+        sink, run = (self._writer.sink, self._writer.run) if self._writer is not None else (None, "")
+        token = Token(sink, self._batch.batch_id, self._partition, reports, run)
         return Receipt(token.text(), self._partition, {queue: line.rows for queue, line in self._lines.items()})
 
     def abandon(self) -> None:

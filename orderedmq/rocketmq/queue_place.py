@@ -2,10 +2,15 @@
 
 A lock is believed in for 30 s on the connection on which it was granted, no longer: a broker that starts again has forgotten it, and a
 broker that was away may have given it to another (RocketMQ's lock is advisory). A send ends before the broker would give the lock away.
+
+Attempts of one partition exclude each other by a lock of their run and partition. Runs of one batch exclude each other by the queue's
+*entry*, a number that names the run that writes: whoever gets a lock looks whether the entry is his run's. Where another run's stands,
+he waits until he has the locks of all partitions of that run, and changes the entry while he has them; a gate lets one at a time do so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -22,7 +27,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
 from orderedmq.rocketmq import access, requests, rights
 from orderedmq.rocketmq.backoff import Backoff
-from orderedmq.rocketmq.bookmarks import Bookmarks
+from orderedmq.rocketmq.bookmarks import Bookmarks, Entry
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.connection import Connection
 from orderedmq.rocketmq.encode import SendBody
@@ -30,12 +35,14 @@ from orderedmq.rocketmq.group_requests import lock, unlock
 from orderedmq.rocketmq.lookback import PROBE
 from orderedmq.rocketmq.queue_writer import Start
 from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.stamp import COLUMNS, Writer, bookmark_group, found, lock_place
+from orderedmq.rocketmq.stamp import COLUMNS, Writer, found, lock_place
 
 #: A producer's group: nothing is looked up by it.
 PRODUCER_GROUP: Final = "OMQ_SINK"
 #: Bytes of bodies that are read at once when a task looks back.
 _READ_BYTES: Final = 16 * 1024 * 1024
+#: Times that an attempt finds another run at the queue in spite of its lock: that one had lost its own.
+_TAKE_OVERS: Final = 20
 _LOCK_RETRY: Final = Backoff(first=0.02, most=0.5)
 _VISIBLE_RETRY: Final = Backoff(first=0.004, most=0.1)
 _SEND_RETRY: Final = Backoff(first=0.02, most=1.0)
@@ -79,8 +86,11 @@ class RocketMQQueue:
         self._timing = timing
         self._stop = stop
         self._waits = waits
-        self._group = bookmark_group(writer.sink, queue.topic, writer.group) if writer is not None else ""
-        self._lock_place = lock_place(writer.sink, queue, writer.partition) if writer is not None else queue
+        if writer is not None:
+            self._bookmarks = Bookmarks(client, writer.sink, queue.topic, writer.group)
+            self._entry = Entry.of(writer)
+            self._own = self._lock_of(self._entry, writer.partition)
+        self._entered = False
         # In the name of the sink's own group where the account may read in no other.
         self._log = log.reading(Reading(self._group)) if writer is not None else log
         # The connection on which the lock was granted, and when it was asked for.
@@ -96,6 +106,50 @@ class RocketMQQueue:
 
     def acquire(self) -> None:
         """Raises LockError HELD_BY_OTHER."""
+        if not self._entered:
+            self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
+            self._entered = True
+        got = self._lock_all([self._own])
+        assert got is not None
+        self._granted, self._held = got, True
+        for _ in range(_TAKE_OVERS):
+            if self._is_ours():
+                return
+            self._take_over()
+        raise LockError("HELD_BY_OTHER", f"queue {self.queue} is taken by other runs of the same batch again and again")
+
+    def _is_ours(self) -> bool:
+        """Whether our run is the one that writes to the queue; another one that comes then waits for the lock that we have."""
+        return self._bookmarks.entry(self.queue).covers(self._entry)
+
+    def _take_over(self) -> None:
+        """Make our run the one that writes to the queue, when no attempt of the run that did has a lock any more.
+
+        The locks of that run's attempts are held meanwhile: whoever gets one later finds that the queue is ours.
+        """
+        assert self._writer is not None
+        gate = lock_place(self._writer.sink, self.queue, "gate")
+        held = [gate]
+        if self._lock_all(held, unless=self._is_ours) is None:
+            return
+        try:
+            there = self._bookmarks.entry(self.queue)
+            if there.covers(self._entry):
+                return
+            if there.batch == self._entry.batch and there.run != self._entry.run:
+                held += [self._lock_of(there, partition) for partition in range(there.width)]
+                self._lock_all(held, keeps=gate)
+            self._bookmarks.write_entry(self.queue, self._entry._replace(width=max(there.width, self._entry.width)))
+        finally:
+            self._unlock(held, time.monotonic() + self._timing.send_timeout)
+
+    def _lock_all(
+        self, places: list[MessageQueue], keeps: MessageQueue | None = None, unless: Callable[[], bool] = lambda: False
+    ) -> tuple[Connection, float] | None:
+        """The connection on which all of these were granted, and when it was asked; None as soon as ``unless`` is true.
+
+        Waits for others. What is granted without the rest is given back, ``keeps`` apart. Raises LockError HELD_BY_OTHER.
+        """
         began = time.monotonic()
         yields = began + self._timing.lock_yield * random.uniform(0.5, 1.5)
         failures = refusals = 0
@@ -103,26 +157,44 @@ class RocketMQQueue:
             asked = time.monotonic()
             try:
                 connection = self._connect(asked + self._timing.send_timeout)
-                if self._lock(connection, asked + self._timing.send_timeout):
-                    self._granted, self._held = (connection, asked), True
+                got = connection.call(lock(self._group, self._client_id, places), asked + self._timing.send_timeout)
+                if got.issuperset(places):
                     self._settle(None)
-                    return
+                    return connection, asked
+                self._unlock(sorted(got - {keeps}), asked + self._timing.send_timeout)
                 failures = 0
             except RocketMQUnavailableError as error:
                 failures += 1
                 self.pause(error, failures)
                 continue
+            if unless():
+                return None
             refusals += 1
             if asked - began > self._timing.lock_wait:
                 raise LockError(
                     "HELD_BY_OTHER",
-                    f"another attempt of the same task writes to queue {self.queue}, for {asked - began:.0f} s (group {self._group}): this one "
-                    "has to wait for its end; one that died is gone after 60 s, so the other one lives, or its broker's clock was set",
+                    f"another attempt of the same task or batch writes to queue {self.queue}, for {asked - began:.0f} s (group {self._group}): "
+                    "this one has to wait for its end; one that died is gone after 60 s, so the other one lives, or its broker's clock was set",
                 )
             if asked > yields:
                 self._waits()
                 yields = time.monotonic() + self._timing.lock_yield * random.uniform(0.5, 1.5)
             self._wait(_LOCK_RETRY.delay(refusals, random.random()))
+
+    def _unlock(self, places: list[MessageQueue], deadline: float) -> None:
+        """Of another attempt's lock it takes nothing away. Where it fails the locks end by themselves."""
+        if places:
+            with contextlib.suppress(RocketMQUnavailableError):
+                self._connect(deadline).call(unlock(self._group, self._client_id, places), deadline)
+
+    def _lock_of(self, entry: Entry, partition: int) -> MessageQueue:
+        """What attempts of one partition lock in a run."""
+        assert self._writer is not None
+        return lock_place(self._writer.sink, self.queue, f"{entry.run:08x}/{min(partition, entry.width - 1)}")
+
+    @property
+    def _group(self) -> str:
+        return self._bookmarks.group
 
     def keep(self) -> bool:
         if self._granted is None:
@@ -152,30 +224,29 @@ class RocketMQQueue:
                 waits += 1
                 time.sleep(_VISIBLE_RETRY.delay(waits, random.random()))
             if self._held:
-                # Of another attempt's lock it takes nothing away.
                 self._granted, self._held = None, False
-                self._connect(deadline).call(unlock(self._group, self._client_id, [self._lock_place]), deadline)
+                self._unlock([self._own], deadline)
         except RocketMQUnavailableError:
             # Everything is stored; the lock ends by itself.
             pass
 
     def _lock(self, connection: Connection, deadline: float) -> bool:
-        return self._lock_place in connection.call(lock(self._group, self._client_id, [self._lock_place]), deadline)
+        return self._own in connection.call(lock(self._group, self._client_id, [self._own]), deadline)
 
     # --- reading
 
     def start(self) -> Start:
-        assert self._writer is not None
-        bookmarks = Bookmarks(self._client, self._writer.sink, self.queue.topic, self._writer.group)
-        bookmark = bookmarks.enter(self.queue, self._seen_before, self._require_rights)
+        # Asked for under the lock: the batch may have been committed while it was waited for.
+        bookmark = self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
         end = self.end()
         if bookmark is not None and bookmark > end:
-            # The topic was deleted and made again. Higher than the truth it would hide messages, so it goes to the beginning.
-            bookmarks.move(self.queue, 0)
+            # Higher than the truth it would hide messages, so it goes to the beginning.
+            self._bookmarks.move(self.queue, 0)
             bookmark = None
         return Start(end, bookmark)
 
-    def _require_rights(self) -> None:
+    def require_rights(self) -> None:
+        """Raises RocketMQError NO_PERMISSION for an account that may not do all that a sink does."""
         access.require(self._client, rights.of_sink(self.queue.topic, self._group), rights.SINK)
 
     def least(self) -> int:
@@ -209,7 +280,8 @@ class RocketMQQueue:
             yield batch
             begin = batch.column(0)[-1].as_py() + 1
 
-    def _seen_before(self, end: int) -> bool:
+    def seen_before(self, end: int) -> bool:
+        """Whether messages of the sink stand shortly before an offset."""
         assert self._writer is not None
         begin = max(self.least(), end - PROBE)
         return any(found(batch, self._writer) for batch in self.read(begin, end))

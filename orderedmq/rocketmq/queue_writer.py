@@ -19,7 +19,7 @@ from orderedmq.model import SINK_REQUEST, MessageQueue
 from orderedmq.rocketmq.encode import SendBody, encode
 from orderedmq.rocketmq.lookback import Ledger, Lookback
 from orderedmq.rocketmq.message_id import UniqueKeys
-from orderedmq.rocketmq.receipts import QueueReport
+from orderedmq.rocketmq.receipts import QueueReport, pack
 from orderedmq.rocketmq.stamp import Writer, found
 
 #: What a UNIQ_KEY has as its maker's address; the random salt is what makes it unique.
@@ -27,10 +27,11 @@ _HOST: Final = b"\x7f\x00\x00\x01"
 
 
 class Start(NamedTuple):
-    """A queue when an attempt first comes there: its end, and the sink's bookmark, if one is known."""
+    """A queue when an attempt first comes there: its end; the sink's bookmark, if one is known; its newest committed batch, or -1."""
 
     end: int
     bookmark: int | None
+    committed: int = -1
 
 
 class Place(Protocol):
@@ -39,7 +40,7 @@ class Place(Protocol):
     queue: MessageQueue
 
     def acquire(self) -> None:
-        """Get the queue's lock, waiting for another attempt to give it back or to be gone."""
+        """Get the queue's lock, waiting for another attempt of the partition, and for those of other runs of the batch, to be gone."""
         ...
 
     def keep(self) -> bool:
@@ -114,6 +115,8 @@ class QueueWriter:
             ledger.extra,
             ledger.committed,
             ledger.newest,
+            ledger.of_others,
+            pack(ledger.taken),
         )
 
     def let_go(self) -> None:
@@ -140,6 +143,7 @@ class QueueWriter:
     def _look_back(self) -> None:
         assert self._writer is not None
         start = self._place.start()
+        self._ledger.knows(start.committed)
         walk = Lookback(self._writer, start.bookmark, start.end)
         steps = 0
         while (wanted := walk.next()) is not None:

@@ -1,9 +1,13 @@
 """What a sink writes on each message, so that a task finds out what of its rows is in a queue already. Pure.
 
-A stamp is (sink, batch, partition, sequence, request), in five properties. Sequences count from 0 the messages that a partition's
-task, in all its attempts, has in one queue for one batch: they grow with the offset, so 0 is the first one. The request is the sequence
-of the first message that was sent with this one: a broker stores what comes in one request in one piece (``CommitLog.asyncPutMessages``
-holds the queue's lock for a whole batch), so whoever looks for other messages can go past all of it.
+A stamp is (sink, batch, run, partition, sequence, request), in six properties. A run is one Spark job that writes the batch: within it a
+partition has the same rows in every attempt, in another run the same rows may be in other partitions. Sequences count from 0 the messages
+that a partition's task, in all its attempts of one run, has in one queue for one batch: they grow with the offset, so 0 is the first one.
+The request is the sequence of the first message that was sent with this one: a broker stores what comes in one request in one piece
+(``CommitLog.asyncPutMessages`` holds the queue's lock for a whole batch), so whoever looks for other messages can go past all of it.
+
+A message *may be* a task's if an attempt of the same partition of its run sent it, or any task of another run of the batch. Messages
+without a run were sent by a release that stamped none, or for a writer that names none.
 """
 
 from __future__ import annotations
@@ -18,7 +22,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.model import SINK_BATCH, SINK_ID, SINK_PARTITION, SINK_REQUEST, SINK_SEQUENCE, MessageQueue, is_reserved
+from orderedmq.model import (
+    SINK_BATCH,
+    SINK_ID,
+    SINK_PARTITION,
+    SINK_REQUEST,
+    SINK_RUN,
+    SINK_SEQUENCE,
+    MessageQueue,
+    is_reserved,
+)
 from orderedmq.rows import reserved
 
 #: Consumer groups of sinks, which nobody consumes with: they keep a sink's bookmarks, and its tasks exclude each other by their locks.
@@ -35,11 +48,14 @@ _FEW: Final = 8
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes: one partition of one batch of a sink. ``sink`` is as `sink_name` gives it, ``group`` the sink's, if the user names one."""
+    """Who writes: one partition of one batch of a sink, in one run. ``sink`` is as `sink_name` gives it, ``run`` as `run_name`, ``group`` the
+    sink's, if the user names one.
+    """
 
     sink: str
     batch: int
     partition: int
+    run: str = ""
     group: str | None = None
 
     def properties(self, sequence: int, count: int) -> dict[str, pa.Array | str]:
@@ -47,13 +63,14 @@ class Writer:
         return {
             SINK_ID: self.sink,
             SINK_BATCH: str(self.batch),
+            **({SINK_RUN: self.run} if self.run else {}),
             SINK_PARTITION: str(self.partition),
             SINK_SEQUENCE: pa.array(np.arange(sequence, sequence + count)).cast(pa.string()),
         }
 
 
 class Found(NamedTuple):
-    """A message of the sink. ``digest`` is that of its content where it is the writer's own, else empty."""
+    """A message of the sink. ``digest`` is that of its content where it may be the writer's, else empty."""
 
     offset: int
     batch: int
@@ -62,6 +79,7 @@ class Found(NamedTuple):
     digest: bytes
     #: The sequence of the first message of its request; its own where that is not known.
     request: int
+    run: str = ""
 
     @property
     def begin(self) -> int:
@@ -76,6 +94,13 @@ def sink_name(sink_id: str) -> str:
     return "#" + blake2b(sink_id.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
 
+def run_name(job: str) -> str:
+    """The run of a job, short: 32 bits as hexadecimal digits, not all 0; "" for none."""
+    if not job:
+        return ""
+    return f"{int.from_bytes(blake2b(job.encode(), digest_size=4).digest(), 'big') or 1:08x}"
+
+
 def bookmark_group(sink: str, topic: str, named: str | None = None) -> str:
     """The consumer group whose offsets are the sink's bookmarks in a topic's queues: ``named`` by the user, else after the sink."""
     return named or GROUP_PREFIX + _digest_of(sink, topic)
@@ -86,12 +111,12 @@ def is_bookmark_group(group: str) -> bool:
     return _BOOKMARK_GROUP.fullmatch(group) is not None
 
 
-def lock_place(sink: str, queue: MessageQueue, partition: int) -> MessageQueue:
-    """What attempts of one partition lock at a queue's broker in the sink's group: other partitions write to the queue at the same time.
+def lock_place(sink: str, queue: MessageQueue, name: str) -> MessageQueue:
+    """What attempts lock at a queue's broker in the sink's group: several tasks write to the queue at the same time, under several names.
 
     A broker locks what it is given, whether it has such a queue or not.
     """
-    return queue._replace(broker_name=f"{queue.broker_name}/{_digest_of(sink, queue.topic)}/{partition}")
+    return queue._replace(broker_name=f"{queue.broker_name}/{_digest_of(sink, queue.topic)}/{name}")
 
 
 def sink_mark(sink: str) -> int:
@@ -104,7 +129,7 @@ def _digest_of(sink: str, topic: str) -> str:
 
 
 def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
-    """The sink's messages among those read with `COLUMNS`: all of the writer's own, of others' the last one, and the first of each batch.
+    """The sink's messages among those read with `COLUMNS`: all that may be the writer's, of others the last one, and the first of each batch.
 
     In the order of their offsets. A stamp that makes no sense is none.
     """
@@ -124,8 +149,10 @@ def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
         if not pc.all(sound).as_py():
             return found(messages.filter(sound), writer)
     batches, partitions, sequences, requests = (stamp.cast(pa.int64()).to_numpy() for stamp in stamps)
+    runs = pc.fill_null(pc.map_lookup(messages.column("properties"), SINK_RUN, "last"), "")
+    same_run = pc.equal(runs, writer.run).to_numpy(zero_copy_only=False)
     offsets = messages.column("queue_offset").to_numpy()
-    own = (batches == writer.batch) & (partitions == writer.partition)
+    own = (batches == writer.batch) & (~same_run | (partitions == writer.partition))
     others = np.flatnonzero(~own)
     _, first = np.unique(batches[others], return_index=True)
     chosen = np.union1d(np.flatnonzero(own), np.union1d(others[first], others[-1:]))
@@ -138,6 +165,7 @@ def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
             int(sequences[at]),
             next(contents) if own[at] else b"",
             int(min(requests[at], sequences[at])),
+            runs[at].as_py(),
         )
         for at in chosen
     ]
@@ -151,9 +179,11 @@ def _found_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
         if named.get(SINK_ID) != writer.sink or not all(re.fullmatch(_NUMBER, number) for number in numbers):
             continue
         batch, partition, sequence, request = map(int, numbers)
-        [said] = digests(messages.slice(at, 1)) if (batch, partition) == (writer.batch, writer.partition) else [b""]
+        run = named.get(SINK_RUN) or ""
+        own = batch == writer.batch and (run != writer.run or partition == writer.partition)
+        [said] = digests(messages.slice(at, 1)) if own else [b""]
         offset = messages.column("queue_offset")[at].as_py()
-        out.append(Found(offset, batch, partition, sequence, said, min(request, sequence)))
+        out.append(Found(offset, batch, partition, sequence, said, min(request, sequence), run))
     return out
 
 

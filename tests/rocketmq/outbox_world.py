@@ -82,14 +82,20 @@ class World:
         self._clients.append(client)
         return RocketMQOutbox(client, RocketMQLog(client), timing=timing or self.timing)
 
-    def batch(self, number: int = 0) -> SinkBatch:
-        return SinkBatch(self.sink, number)
+    def batch(self, number: int = 0, job: str = "") -> SinkBatch:
+        return SinkBatch(self.sink, number, job=job, topic=self.topic)
 
     def write(
-        self, names: Sequence[str], batch: int = 0, partition: int = 0, outbox: RocketMQOutbox | None = None, size: int = 0
+        self,
+        names: Sequence[str],
+        batch: int = 0,
+        partition: int = 0,
+        outbox: RocketMQOutbox | None = None,
+        size: int = 0,
+        job: str = "",
     ) -> Receipt:
         """One attempt of a task that has these rows for the first queue."""
-        staging = (outbox or self.outbox()).open(self.batch(batch), partition)
+        staging = (outbox or self.outbox()).open(self.batch(batch, job), partition)
         staging.add(self.queue, rows(names, size))
         return staging.receipt()
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -129,6 +130,60 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, worlds: list[World], mon
     assert len(restarts) == 1
     for queue in world.queues:
         assert world.bodies(queue)[3000 if queue == world.queue else 0 :] == numbered(40) + numbered(40, 1000)
+
+
+# --- the same batch in other partitions
+
+
+def test_a_batch_that_is_written_again_in_other_partitions_is_there_once(everywhere: World) -> None:
+    """By a job of two tasks, of which one was interrupted; by one of three that dies before its commit; by one of one."""
+    world = everywhere
+    names = numbered(300)
+    # What the release before sent has no run in its stamps.
+    world.write(names[:150], partition=0)
+    world.write(names[150:200], partition=1)
+    for job, count in (("second", 3), ("third", 1)):
+        parts = [names[part::count] for part in range(count)]
+        receipts = [world.write(part, partition=number, job=job) for number, part in enumerate(parts)]
+        assert sorted(world.bodies()) == sorted(names)
+    assert not world.outbox().publish(world.batch(job="third"), receipts).replayed
+    again = [world.write(names[part::2], partition=part, job="fourth") for part in range(2)]
+    assert world.outbox().publish(world.batch(job="fourth"), again).replayed
+    assert sorted(world.bodies()) == sorted(names)
+
+
+def test_rows_of_several_tasks_that_say_the_same_are_all_there(everywhere: World) -> None:
+    """What an earlier run sent is found by each of them; the commit sends the rest, also when it is repeated."""
+    world = everywhere
+    world.write(["a1"] * 3 + ["b1"], job="first")
+    parts = [["a1", "a1", "b1"], ["a1", "a1", "c1"], ["a1"]]
+    receipts = [world.write(part, partition=number, job="second") for number, part in enumerate(parts)]
+    assert Counter(world.bodies()) == {"a1": 3, "b1": 1, "c1": 1}
+    published = world.outbox().publish(world.batch(job="second"), receipts)
+    assert not published.replayed
+    assert published.ranges == {world.queue: OffsetRange(0, 7)}
+    for job in ("second", "third"):
+        receipts = [world.write(part, partition=number, job=job) for number, part in enumerate(parts)]
+        assert world.outbox().publish(world.batch(job=job), receipts).replayed
+    assert Counter(world.bodies()) == {"a1": 5, "b1": 1, "c1": 1}
+
+
+def test_a_run_waits_for_a_task_of_an_earlier_one_that_is_still_at_work(quick: World) -> None:
+    names = numbered(60)
+    late = quick.outbox().open(quick.batch(job="first"), 5)
+    late.add(quick.queue, rows(names[:20]))
+    until(lambda: len(quick.bodies()) == 20)
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [pool.submit(quick.write, names[part::2], 0, part, job="second") for part in range(2)]
+        # For longer than a lock lives that nobody renews.
+        for part in range(1, 12):
+            time.sleep(0.4)
+            late.add(quick.queue, rows(names[20 + part : 21 + part]))
+        assert not any(task.done() for task in tasks)
+        late.receipt()
+        receipts = [task.result(20) for task in tasks]
+    assert sorted(quick.bodies()) == sorted(names)
+    assert not quick.outbox().publish(quick.batch(job="second"), receipts).replayed
 
 
 # --- how far a task looks

@@ -111,7 +111,7 @@ def assert_stamps_are_unique(world: World) -> None:
             found = world.log.pull(queue, at, 1 << 20, 1 << 30, ("properties",)).column(0).to_pylist()
             at += len(found)
             seen.update(
-                (str(queue), *(dict(pairs)[f"OMQ_{name}"] for name in ("BATCH", "PARTITION", "SEQUENCE")))
+                (str(queue), *(dict(pairs).get(f"OMQ_{name}", "") for name in ("BATCH", "RUN", "PARTITION", "SEQUENCE")))
                 for pairs in found
                 if "OMQ_SINK" in dict(pairs)
             )
@@ -371,7 +371,7 @@ def test_an_attempt_of_a_batch_that_was_committed_meanwhile_sends_nothing(quick:
 def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
     quick: World, network: Network, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Connections cut anywhere, attempts that die or run twice, retries in another order, replays of committed batches."""
+    """Connections cut anywhere, attempts that die or run twice, retries in another order, runs with other partitions, replays."""
     draw = random.Random(seed)
     real = RocketMQQueue.send
 
@@ -388,10 +388,10 @@ def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
     monkeypatch.setattr(RocketMQQueue, "send", send)
     expected: dict[MessageQueue, list[list[str]]] = {queue: [] for queue in quick.queues}
 
-    def task(number: int, partition: int, given: dict[MessageQueue, list[str]]) -> Receipt:
-        """Attempts until one ends well, each with a client of its own."""
+    def task(batch: SinkBatch, partition: int, given: dict[MessageQueue, list[str]], dies: bool) -> Receipt | None:
+        """Attempts until one ends well, each with a client of its own; only one where the driver is going to die."""
         while True:
-            staging = quick.outbox(network.address).open(quick.batch(number), partition)
+            staging = quick.outbox(network.address).open(batch, partition)
             try:
                 for queue in draw.sample(sorted(given), len(given)):
                     names = shuffled(given[queue], draw)
@@ -401,28 +401,37 @@ def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
                 return staging.receipt()
             except MemoryError:
                 staging.abandon()
+                if dies:
+                    return None
 
     for number in range(8):
-        plan = [
-            {queue: numbered(draw.randint(0, 60), 10_000 * number + 1000 * partition) for queue in quick.queues}
-            for partition in range(2)
-        ]
-        for given in plan:
-            for queue, names in given.items():
-                expected[queue].append(names)
-        for _ in range(draw.randint(1, 2)):
+        plan = {queue: numbered(draw.randint(0, 120), 10_000 * number) for queue in quick.queues}
+        for queue, names in plan.items():
+            expected[queue].append(names)
+        runs = draw.randint(1, 3)
+        for run in range(runs):
+            count = draw.randint(1, 3)
+            homes = {key: draw.randrange(count) for key in "abc"}
+            parts = [
+                {queue: [name for name in names if homes[name[0]] == part] for queue, names in plan.items()}
+                for part in range(count)
+            ]
+            batch = quick.batch(number, f"job {number} {run}")
+            dies = run < runs - 1 and draw.random() < 0.5
             with ThreadPoolExecutor(4) as pool:
                 # The first partition may have a second attempt at the same time.
-                tasks = [pool.submit(task, number, p, plan[p]) for p in (0, 1, 0)[: draw.randint(2, 3)]]
-                receipts = [one.result() for one in tasks]
-            quick.outbox().publish(quick.batch(number), receipts)
-    for queue, parts in expected.items():
+                attempts = [*range(count), *([0] if draw.random() < 0.5 else [])]
+                tasks = [pool.submit(task, batch, part, parts[part], dies) for part in attempts]
+                receipts = [receipt for one in tasks if (receipt := one.result()) is not None]
+            if not dies:
+                quick.outbox().publish(batch, receipts)
+    for queue, batches in expected.items():
         found = quick.bodies(queue)
-        assert sorted(found) == sorted(name for part in parts for name in part)
-        for part in parts:
-            there = [name for name in found if name in set(part)]
+        assert sorted(found) == sorted(name for names in batches for name in names)
+        for names in batches:
+            there = [name for name in found if name in set(names)]
             for key in "abc":
-                assert [name for name in there if name[0] == key] == [name for name in part if name[0] == key]
+                assert [name for name in there if name[0] == key] == [name for name in names if name[0] == key]
     assert_stamps_are_unique(quick)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,8 +28,10 @@ from orderedmq.broker import Broker, SinkBatch
 from orderedmq.errors import OptionError
 from orderedmq.key_hash import key_hash64
 from orderedmq.rocketmq.servers import Cluster
+from tests.faults.points import until
 
 ROWS = 3000
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -95,6 +101,54 @@ def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_on
     assert min(counts(broker, topic)) > ROWS // 20
     run()
     assert Counter(bodies(broker, topic)) == Counter(f"row-{number // 2 * 2}" for number in range(ROWS))
+
+
+def stamps(broker: Broker, topic: str) -> list[dict[str, str]]:
+    """Who sent each message."""
+    out: list[dict[str, str]] = []
+    for queue, end in zip(broker.log.queues(topic), counts(broker, topic)):
+        at = 0
+        while at < end:
+            rows = broker.log.pull(queue, at, end - at, 1 << 24, ("properties",))
+            out += [dict(pairs) for pairs in rows.column("properties").to_pylist()]
+            at += rows.num_rows
+    return out
+
+
+def file_job(cores: int, address: str, topic: str, folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tests.rocketmq.file_job", str(cores), address, topic, str(folder)]
+    with (folder / f"job-{cores}.txt").open("wb") as errors:
+        return subprocess.Popen(command, cwd=ROOT, stdout=errors, stderr=errors, start_new_session=True)
+
+
+def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(quick_locks: Cluster, tmp_path: Path) -> None:
+    """Files are split by the number of cores, so the batch's rows are in other partitions. Some rows of several splits say the same."""
+    topic, files, lines = "files", 3, 2000
+    expected: Counter[str] = Counter()
+    (tmp_path / "rows").mkdir()
+    for file in range(files):
+        texts = [f"row-{file}-{line}" if line % 10 else f"same-{line % 100}" for line in range(lines)]
+        expected.update(texts)
+        text = "".join(f'{{"sharding_key": "{text[:5]}{len(text)}", "body": "{text}"}}\n' for text in texts)
+        (tmp_path / "rows" / f"{file}.json").write_text(text)
+    (tmp_path / "hold").touch()
+    with orderedmq.connect(namesrv_addr=quick_locks.address) as broker:
+        broker.admin.create_topic(topic, 4)
+        with file_job(2, quick_locks.address, topic, tmp_path) as killed:
+            until((tmp_path / "reached").exists, "a task has sent some of its rows", 120)
+            until(lambda: sum(counts(broker, topic)) > files * lines // 3, "the first task has sent its rows", 60)
+            # Python and the JVM; the workers end when they notice.
+            os.killpg(killed.pid, signal.SIGKILL)
+        there = sum(counts(broker, topic))
+        assert there < files * lines
+        (tmp_path / "hold").unlink()
+        with file_job(4, quick_locks.address, topic, tmp_path) as again:
+            assert again.wait(180) == 0, (tmp_path / "job-4.txt").read_text()[-3000:]
+        assert Counter(bodies(broker, topic)) == expected
+        sent = Counter((found["OMQ_RUN"], found["OMQ_PARTITION"]) for found in stamps(broker, topic))
+    runs = Counter(run for run, _ in sent)
+    assert len(runs) == 2
+    assert sorted(runs.values())[-1] > 2, "the batch was not in other partitions"
 
 
 def test_a_key_in_two_tasks_is_warned_of_in_words_that_are_true_of_rows_that_are_out(

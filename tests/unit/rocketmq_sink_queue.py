@@ -13,6 +13,8 @@ import pyarrow as pa
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_SCHEMA, MessageQueue
+from orderedmq.rocketmq import receipts
+from orderedmq.rocketmq.contested import settle
 from orderedmq.rocketmq.encode import SendBody
 from orderedmq.rocketmq.properties import parse_properties
 from orderedmq.rocketmq.queue_writer import QueueWriter, Start
@@ -54,12 +56,13 @@ def split(body: SendBody) -> list[Stored]:
 
 @dataclass
 class Queue:
-    """A queue, who has its lock, and the sink's bookmark in it."""
+    """A queue, who has its lock, the sink's bookmark in it, and the sink's newest committed batch."""
 
     messages: list[Stored] = field(default_factory=list)
     owner: object = None
     bookmark: int | None = None
     first_visit: bool = True
+    committed: int = -1
 
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         for at in range(begin, end, 3):
@@ -75,12 +78,13 @@ class Queue:
             }
             yield pa.record_batch({name: pa.array(columns[name], MESSAGE_SCHEMA.field(name).type) for name in COLUMNS})
 
-    def named(self, batch: int, partition: int) -> list[str]:
-        """The rows that are there, by their names."""
+    def named(self, batch: int, partition: int | None = None) -> list[str]:
+        """The rows that are there, by their names: a partition's, or all."""
         return [
             message.properties["name"]
             for message in self.messages
-            if (message.properties.get("OMQ_BATCH"), message.properties.get("OMQ_PARTITION")) == (str(batch), str(partition))
+            if message.properties.get("OMQ_BATCH") == str(batch)
+            and (partition is None or message.properties["OMQ_PARTITION"] == str(partition))
         ]
 
 
@@ -110,7 +114,7 @@ class FakePlace:
     def start(self) -> Start:
         if self._world.first_visit:
             self._world.bookmark, self._world.first_visit = len(self._world.messages), False
-        return Start(len(self._world.messages), self._world.bookmark)
+        return Start(len(self._world.messages), self._world.bookmark, self._world.committed)
 
     def least(self) -> int:
         return 0
@@ -165,18 +169,26 @@ def attempt(place: FakePlace, writer: Writer, names: list[str], draw: random.Ran
     work.let_go()
     reports = (work.report(),) if names else ()
     return Receipt(
-        Token(writer.sink, writer.batch, writer.partition, reports).text(),
+        Token(writer.sink, writer.batch, writer.partition, reports, writer.run).text(),
         writer.partition,
         {QUEUE: len(names)} if names else {},
     )
 
 
-def commit(world: Queue, batch: SinkBatch, receipts: list[Receipt]) -> Verdict:
-    verdict = judge(batch, [parse_token(batch, receipt) for receipt in receipts], {QUEUE: world.bookmark})
+def commit(world: Queue, batch: SinkBatch, given: list[Receipt], place: FakePlace | None = None) -> Verdict:
+    """As the outbox does it; ``place`` is where rows are sent that several tasks found in one message."""
+    tokens = [parse_token(batch, receipt) for receipt in given]
+    settled = []
+    for messages in receipts.taken(tokens).values():
+        writer = Writer(SINK, batch.batch_id, 1 + max(token.partition for token in tokens), tokens[0].run)
+        settled.append(settle(place or FakePlace(world, lambda: "ok"), writer, messages))
+    verdict = judge(batch, tokens, {QUEUE: world.bookmark}, settled)
     for bookmark in verdict.bookmarks.values():
         world.bookmark = bookmark
+    if verdict.differs is None:
+        world.committed = max(world.committed, batch.batch_id)
     return verdict
 
 
-def written(world: Queue, batch: int, names: list[str], partition: int = 0) -> Receipt:
-    return attempt(FakePlace(world, lambda: "ok"), Writer(SINK, batch, partition), names, random.Random(0))
+def written(world: Queue, batch: int, names: list[str], partition: int = 0, run: str = "") -> Receipt:
+    return attempt(FakePlace(world, lambda: "ok"), Writer(SINK, batch, partition, run), names, random.Random(0))

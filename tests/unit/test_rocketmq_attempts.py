@@ -5,9 +5,11 @@ The queue is a list in memory; what decides and encodes is the real thing. Each 
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -16,10 +18,11 @@ from hypothesis import strategies as st
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import RocketMQError, SinkError
-from orderedmq.rocketmq import encode, lookback, queue_writer, stamp
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq import encode, lookback, queue_writer, receipts, stamp
 from orderedmq.rocketmq.lookback import KEPT, Ledger, Lookback
 from orderedmq.rocketmq.queue_writer import QueueWriter, Start
-from orderedmq.rocketmq.receipts import QueueReport, Token, judge, parse_token
+from orderedmq.rocketmq.receipts import QueueReport, Token, Verdict, judge, parse_token
 from orderedmq.rocketmq.stamp import Found, Writer
 from tests.unit.rocketmq_sink_queue import QUEUE, SINK, Crash, FakePlace, Queue, Stored, attempt, commit, rows_of, written
 
@@ -40,46 +43,99 @@ def shuffled(names: list[str], draw: random.Random) -> list[str]:
     return out
 
 
+class Layout:
+    """How one run has a batch's rows in partitions."""
+
+    def __init__(self, names: list[str], run: str, draw: random.Random) -> None:
+        self.run = run
+        count = draw.randint(1, 3)
+        kind = draw.choice(["by key", "by key", "split", "any"])
+        numbers = {key: draw.randrange(count) for key in "ab"}
+        cuts = sorted(draw.randint(0, len(names)) for _ in range(count))
+        self.partitions: list[list[str]] = [[] for _ in range(count)]
+        for place, name in enumerate(names):
+            split = sum(place >= cut for cut in cuts[1:])
+            number = {"by key": numbers[name[0]], "split": split, "any": draw.randrange(count)}[kind]
+            self.partitions[number].append(name)
+        #: All rows of a key are in one task.
+        self.ordered = all(sum(key in {name[0] for name in part} for part in self.partitions) < 2 for key in "ab")
+
+
 def scenario(draw: random.Random) -> None:
-    """Batches of two partitions, each written by attempts that may crash, until one does not. Asserts what must hold."""
+    """Batches that are written by runs with partitions of their own, some of which die, until one does not. Asserts what must hold."""
     world = Queue([Stored(b"old", {}) for _ in range(draw.randint(0, 9))])
-    expected: list[tuple[int, int, list[str]]] = []
+    expected: list[tuple[int, list[str], bool]] = []
     for number in range(draw.randint(1, 4)):
         batch = SinkBatch(SINK, number)
-        plan = {
-            partition: [f"{draw.choice('ab')}{draw.randint(0, 2)}" for _ in range(draw.choice([0, 2, 6, 12]))]
-            for partition in range(2)
-        }
-        expected += [(number, partition, names) for partition, names in plan.items()]
-        tries = draw.randint(1, 3)
-        for run in range(tries):
+        names = [f"{draw.choice('ab')}{draw.randint(0, 2)}" for _ in range(draw.choice([0, 2, 6, 12, 18]))]
+        # Of a release that stamped none, the first run has no name.
+        first = draw.random() < 0.2
+        runs = [Layout(names, "" if first and not run else f"{number}{run:07}", draw) for run in range(draw.randint(1, 4))]
+        if draw.random() < 0.3:
+            # Often enough the same rows are in the same partitions.
+            for layout in runs:
+                layout.partitions, layout.ordered = runs[0].partitions, runs[0].ordered
+        expected.append((number, names, all(layout.ordered for layout in runs)))
+        for place, layout in enumerate(runs):
+            last = place == len(runs) - 1
+            # The driver dies before all tasks have ended.
+            lives = len(layout.partitions) if last or draw.random() < 0.5 else draw.randrange(len(layout.partitions))
+            earlier = runs[: place + 1]
             receipts = []
-            for partition, names in plan.items():
-                # Tasks that did not crash in an earlier run of the batch run again with it.
-                receipts += run_task(world, Writer(SINK, number, partition), names, draw)
+            for partition in draw.sample(range(len(layout.partitions)), lives):
+                receipts += run_task(world, number, layout, partition, earlier, draw)
                 if draw.random() < 0.2:
                     world.messages.append(Stored(b"x", {"KEYS": "x"}))
+            if not last and draw.random() < 0.4:
+                spoilt = draw.randrange(len(layout.partitions))
+                try_once(world, number, layout, spoilt, lambda: draw.choice(["ok", "ok", "crash", "crash after"]), draw)
             committed = world.bookmark
-            if run == tries - 1 or draw.random() < 0.3:
-                verdict = commit(world, batch, receipts)
+            if last or (lives == len(layout.partitions) and draw.random() < 0.3):
+                verdict = commit_until_it_does_not_die(world, batch, receipts, draw)
                 assert verdict.differs is None, verdict
             if draw.random() < 0.2:
                 # A broker that was killed.
                 world.bookmark = draw.choice([None, committed])
-    for number, partition, names in expected:
-        there = world.named(number, partition)
-        assert Counter(there) == Counter(names), (number, partition, names, there)
-        for key in "ab":
+                world.committed = draw.choice([world.committed, number - 1])
+    for number, names, ordered in expected:
+        there = world.named(number)
+        assert Counter(there) == Counter(names), (number, names, there)
+        for key in "ab" if ordered else "":
             assert [name for name in there if name[0] == key] == [name for name in names if name[0] == key]
     sequences = Counter(
-        tuple(message.properties[name] for name in ("OMQ_BATCH", "OMQ_PARTITION", "OMQ_SEQUENCE"))
+        tuple(message.properties.get(name) for name in ("OMQ_BATCH", "OMQ_RUN", "OMQ_PARTITION", "OMQ_SEQUENCE"))
         for message in world.messages
         if "OMQ_SINK" in message.properties
     )
     assert max(sequences.values(), default=1) == 1, sequences
 
 
-def run_task(world: Queue, writer: Writer, names: list[str], draw: random.Random) -> list[Receipt]:
+def commit_until_it_does_not_die(world: Queue, batch: SinkBatch, receipts: list[Receipt], draw: random.Random) -> Verdict:
+    while True:
+        faults = draw.randint(0, 2)
+
+        def fate() -> str:
+            nonlocal faults
+            faults -= 1
+            return draw.choice(["crash", "crash after", "stored", "lost"]) if faults >= 0 else "ok"
+
+        try:
+            return commit(world, batch, receipts, FakePlace(world, fate))
+        except Crash:
+            continue
+
+
+def try_once(world: Queue, number: int, layout: Layout, partition: int, fate: Callable[[], str], draw: random.Random) -> None:
+    names = layout.partitions[partition]
+    with contextlib.suppress(Crash):
+        attempt(FakePlace(world, fate), Writer(SINK, number, partition, layout.run), shuffled(names, draw), draw)
+
+
+def run_task(
+    world: Queue, number: int, layout: Layout, partition: int, earlier: list[Layout], draw: random.Random
+) -> list[Receipt]:
+    """Attempts until one ends well. Beside it, others of the same task, and late ones of ``earlier`` runs."""
+    names = layout.partitions[partition]
     while True:
         faults = draw.randint(0, 4)
 
@@ -91,14 +147,12 @@ def run_task(world: Queue, writer: Writer, names: list[str], draw: random.Random
             return "ok"
 
         def rival() -> None:
-            try:
-                attempt(
-                    FakePlace(world, lambda: draw.choice(["ok", "ok", "stored", "crash"])), writer, shuffled(names, draw), draw
-                )
-            except Crash:
-                pass
+            other = draw.choice(earlier)
+            place = partition if other is layout else draw.randrange(len(other.partitions))
+            try_once(world, number, other, place, lambda: draw.choice(["ok", "ok", "stored", "crash"]), draw)
 
         try:
+            writer = Writer(SINK, number, partition, layout.run)
             return [attempt(FakePlace(world, fate, rival), writer, shuffled(names, draw), draw)]
         except Crash:
             continue
@@ -128,7 +182,7 @@ def _never_looks_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _stops_at_the_first_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Lookback.next
-    monkeypatch.setattr(Lookback, "next", lambda self: None if self._first is not None else real(self))
+    monkeypatch.setattr(Lookback, "next", lambda self: None if self._firsts else real(self))
 
 
 def _does_not_look_after_a_lost_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,14 +216,37 @@ def _takes_its_own_acknowledged_rows_for_others(monkeypatch: pytest.MonkeyPatch)
 
 
 def _takes_anothers_partition_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what another task of the same run sent."""
     real = stamp.found
 
     def found_any(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
-        every = [real(messages, Writer(writer.sink, writer.batch, partition)) for partition in range(2)]
-        own = {message.offset: message for some in every for message in some if message.digest}
-        return [own.get(message.offset, message)._replace(partition=writer.partition) for message in every[0]]
+        return [message._replace(run="another") for message in real(messages, replace(writer, run="none"))]
 
     monkeypatch.setattr(queue_writer, "found", found_any)
+
+
+def _takes_only_what_its_own_partition_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever run: as it was before messages were stamped with theirs."""
+    real = stamp.found
+
+    def found_own(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
+        return [message._replace(run=writer.run) for message in real(messages, writer)]
+
+    monkeypatch.setattr(queue_writer, "found", found_own)
+
+
+def _leaves_rows_out_for_which_one_message_was_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts, "taken", lambda tokens: {})
+
+
+def _sends_a_row_again_for_each_message_that_was_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there may be other messages of the same content that nobody took."""
+    real = receipts.taken
+
+    def taken(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
+        return {queue: {at: count for at, count in found.items() if count > 1} for queue, found in real(tokens).items()}
+
+    monkeypatch.setattr(receipts, "taken", taken)
 
 
 def _goes_past_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +289,9 @@ BUGS = [
     _takes_equal_rows_for_one,
     _takes_its_own_acknowledged_rows_for_others,
     _takes_anothers_partition_for_its_own,
+    _takes_only_what_its_own_partition_sent,
+    _leaves_rows_out_for_which_one_message_was_taken_twice,
+    _sends_a_row_again_for_each_message_that_was_taken_twice,
     _goes_past_its_own_requests,
     _a_bookmark_that_is_too_high,
     _sends_without_the_lock,
@@ -258,13 +338,14 @@ def test_a_replay_with_other_rows_differs_and_sends_nothing(names: list[str]) ->
 
 @pytest.mark.usefixtures("small")
 def test_a_replay_of_the_second_partition_with_other_rows_differs_too() -> None:
-    """Its own first message is not the batch's."""
+    """Its own first message is not the batch's. That the batch was committed is known from its bookmark only."""
     world = Queue()
     names = [f"a{number}" for number in range(9)]
     for number in range(2):
         commit(world, SinkBatch(SINK, number), [written(world, number, names, partition) for partition in range(2)])
     before = list(world.messages)
     for partition in range(2):
+        world.committed = -1
         verdict = commit(world, SinkBatch(SINK, 1), [written(world, 1, [*names, "b1"], partition)])
         assert verdict.replayed
         assert "1 rows are not there" in (verdict.differs or "")
@@ -274,7 +355,7 @@ def test_a_replay_of_the_second_partition_with_other_rows_differs_too() -> None:
 @pytest.mark.usefixtures("small")
 def test_that_a_look_ends_at_the_first_message_of_its_own_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Lookback.next
-    monkeypatch.setattr(Lookback, "next", lambda self: None if self._first == 0 else real(self))
+    monkeypatch.setattr(Lookback, "next", lambda self: None if 0 in self._firsts.values() else real(self))
     with pytest.raises(AssertionError):
         test_a_replay_of_the_second_partition_with_other_rows_differs_too()
 

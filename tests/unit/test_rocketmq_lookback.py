@@ -36,9 +36,13 @@ def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
         ([Found(99, 9, 0, 0, b"x", 0)], True),
         ([Found(98, 8, 0, 5, b"", 5), Found(99, 9, 0, 5, b"x", 5)], True),
         ([Found(98, 8, 0, 5, b"", 5), Found(99, 9, 0, 0, b"x", 0)], False),
-        # An old batch: its first message, an older one, a hundred newer ones.
+        # Another run of ours, too: all of its first messages, as far as any of it was seen.
+        ([Found(98, 9, 0, 0, b"x", 0, "r"), Found(99, 9, 0, 0, b"x", 0)], True),
+        ([Found(97, 8, 0, 5, b"", 5), Found(98, 9, 0, 3, b"x", 3, "r"), Found(99, 9, 0, 0, b"x", 0)], True),
+        ([Found(97, 8, 0, 5, b"", 5), Found(98, 9, 7, 0, b"x", 0, "r"), Found(99, 9, 0, 0, b"x", 0)], False),
+        # An old batch: its first messages, an older one, a hundred newer ones.
         ([Found(99, 10, 0, 0, b"", 0)], True),
-        ([Found(98, 9, 0, 0, b"x", 0), Found(99, 10, 0, 0, b"", 0)], False),
+        ([Found(98, 9, 0, 0, b"x", 0), Found(99, 10, 0, 0, b"", 0)], True),
         ([Found(98, 8, 0, 0, b"x", 0), Found(99, 10, 0, 0, b"", 0)], False),
         ([Found(99, 9 + KEPT - 1, 0, 0, b"", 0)], True),
         ([Found(99, 9 + KEPT, 0, 0, b"", 0)], False),
@@ -47,6 +51,16 @@ def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
         walk = Lookback(writer, None, 100)
         walk.saw(messages)
         assert (walk.next() is not None) is goes_on, messages
+
+
+def test_a_look_for_an_old_batch_ends_some_way_before_its_first_message() -> None:
+    """There may be no older one: it is the topic's first, or the sink's first in an old topic."""
+    messages: list[Found | None] = [None] * 100_000
+    messages[90_000:90_003] = [Found(90_000 + number, 9, number, 0, b"x", 0, "r") for number in range(3)]
+    messages[90_003] = Found(90_003, 10, 0, 0, b"", 0)
+    counted, reads = walked(Lookback(Writer(SINK, 9, 0), 90_004, len(messages)), messages)
+    assert sorted(message.offset for message in counted) == [90_000, 90_001, 90_002, 90_003]
+    assert reads < 15
 
 
 def test_a_look_ends_at_the_bookmark_and_never_reads_a_message_twice() -> None:
@@ -112,6 +126,21 @@ def test_a_look_that_goes_past_requests_ends_where_messages_were_deleted() -> No
         walk.begins(min(least, len(messages)))
         counted, _ = walked(walk, messages)
         assert [message.offset for message in counted if message.digest] == ([500] if least <= 500 else [])
+
+
+def test_a_look_reads_all_that_another_run_of_the_batch_sent() -> None:
+    """In whatever partition; what other tasks of the same run sent is passed by."""
+    messages: list[Found | None] = []
+    for partition in range(3):
+        messages += [
+            message and message._replace(run="old") for message in request(len(messages), 9, partition, 0, 500, own=True)
+        ]
+        messages += [
+            message and message._replace(run="new") for message in request(len(messages), 9, partition, 0, 20_000, own=False)
+        ]
+    counted, reads = walked(Lookback(Writer(SINK, 9, 7, "new"), None, len(messages)), messages)
+    assert sum(bool(message.digest) for message in counted) == 1500
+    assert reads < 40
 
 
 def compare_walks(draw: random.Random) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
+from orderedmq.reading import Reading
+from orderedmq.rocketmq.bookmarks import ENTRIES, Entry
 from orderedmq.rocketmq.codes import RequestCode
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing
 from orderedmq.rocketmq.request import Request
@@ -35,9 +39,12 @@ class FakeStop:
 
     def __init__(self) -> None:
         self.is_set = False
+        self.meanwhile: list[Callable[[], None]] = []
 
     def wait(self, seconds: float) -> bool:
         time.sleep(seconds)
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
         return self.is_set
 
 
@@ -49,10 +56,37 @@ def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderedmq.rocketmq.queue_place.time", time)
 
 
+class FakeBroker:
+    """Locks by name and holder, and a group's numbers."""
+
+    def __init__(self) -> None:
+        self.locks: dict[MessageQueue, str] = {}
+        self.numbers: dict[int, int] = {}
+
+    def answer(self, request: Request[Any]) -> Any:
+        if request.code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
+            asked = json.loads(bytes(request.body))
+            client = asked["clientId"]
+            places = [MessageQueue(place["topic"], place["brokerName"], place["queueId"]) for place in asked["mqSet"]]
+            if request.code == RequestCode.LOCK_BATCH_MQ:
+                granted = [place for place in places if self.locks.setdefault(place, client) == client]
+                return frozenset(granted)
+            for place in places:
+                if self.locks.get(place) == client:
+                    del self.locks[place]
+        if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
+            self.numbers[int(request.ext["queueId"])] = int(request.ext["commitOffset"])
+        if request.code == RequestCode.QUERY_CONSUMER_OFFSET:
+            number = int(request.ext["queueId"])
+            return self.numbers.get(number, 1 if number == 0 else 0)
+        return 0
+
+
 class FakeConnection:
     """Grants the lock, or not, after a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, broker: FakeBroker | None = None) -> None:
+        self.broker = broker or FakeBroker()
         self.closed = False
         self.grants = True
         self.takes = 0.0
@@ -61,9 +95,9 @@ class FakeConnection:
     def call(self, request: Request[Any], deadline: float) -> Any:
         self.asked.append(request.code)
         time.sleep(self.takes)
-        if request.code == RequestCode.LOCK_BATCH_MQ:
-            return frozenset({QUEUE}) if self.grants else frozenset()
-        return 0
+        if request.code == RequestCode.LOCK_BATCH_MQ and not self.grants:
+            return frozenset()
+        return self.broker.answer(request)
 
     def close(self) -> None:
         self.closed = True
@@ -81,7 +115,7 @@ class FakeClient:
 
     def connection(self, address: str, deadline: float) -> FakeConnection:
         if self.used.closed:
-            self.used = FakeConnection()
+            self.used = FakeConnection(self.used.broker)
         return self.used
 
     def call(self, request: Request[Any], deadline: float, **where: str) -> Any:
@@ -91,18 +125,29 @@ class FakeClient:
         self.doubts += 1
 
 
+class FakeLog:
+    """Nothing is read."""
+
+    def reading(self, how: Reading) -> FakeLog:
+        return self
+
+
 class Case:
-    def __init__(self, writer: Writer | None = Writer("s", 0, 0)) -> None:  # noqa: B008
+    def __init__(self, writer: Writer | None = Writer("s", 0, 0), name: str = "me", broker: FakeBroker | None = None) -> None:  # noqa: B008
         self.client = FakeClient()
+        self.broker = self.client.used.broker = broker or FakeBroker()
+        if broker is None and writer is not None:
+            self.broker.numbers[ENTRIES] = Entry.of(writer).value
         self.stop = FakeStop()
         self.waits = 0
-        self.place = RocketMQQueue(self.client, None, QUEUE, writer, "me", TIMING, self.stop, self._waits)  # type: ignore[arg-type]
+        self.place = RocketMQQueue(self.client, FakeLog(), QUEUE, writer, name, TIMING, self.stop, self._waits)  # type: ignore[arg-type]
 
     def _waits(self) -> None:
         self.waits += 1
 
     @property
     def locks(self) -> int:
+        """Requests for locks, of a run that has the queue already."""
         return self.client.used.asked.count(RequestCode.LOCK_BATCH_MQ)
 
 
@@ -203,3 +248,80 @@ def test_a_broker_that_is_busy_full_or_away_is_borne_with_for_a_while(sub: str, 
     assert caught.value is error
     assert TIMING.patience <= time.monotonic() - began < TIMING.patience + 2
     assert bool(case.client.doubts) is doubts
+
+
+# --- runs of one batch
+
+
+def attempt_of(broker: FakeBroker, run: str, partition: int, batch: int = 7) -> Case:
+    return Case(Writer("s", batch, partition, run), f"{run}-{partition}", broker)
+
+
+OLD, NEW = "0000000a", "0000000b"
+
+
+def test_tasks_of_one_run_have_a_queue_at_the_same_time() -> None:
+    broker = FakeBroker()
+    tasks = [attempt_of(broker, OLD, partition) for partition in (1, 0, 3)]
+    began = time.monotonic()
+    for task in tasks:
+        task.place.acquire()
+    assert all(task.place.keep() for task in tasks)
+    assert time.monotonic() == began
+    assert Entry.parse(broker.numbers[ENTRIES]) == Entry(4, 7, 10)
+    for task in tasks:
+        task.place.release(0)
+    assert not broker.locks
+
+
+def test_another_run_of_the_batch_waits_until_no_task_of_the_first_has_the_queue() -> None:
+    broker = FakeBroker()
+    old = [attempt_of(broker, OLD, partition) for partition in (0, 2)]
+    for task in old:
+        task.place.acquire()
+    new = attempt_of(broker, NEW, 0)
+    new.stop.meanwhile = [lambda: old[1].place.release(0), lambda: None, lambda: old[0].place.release(0)]
+    new.place.acquire()
+    assert not new.stop.meanwhile
+    assert new.place.keep()
+    assert Entry.parse(broker.numbers[ENTRIES]) == Entry(3, 7, 11)
+    assert list(broker.locks.values()) == [f"{NEW}-0"]
+
+
+def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> None:
+    """One that never came to the queue before, and one that lost its lock."""
+    for came_before in (False, True):
+        broker = FakeBroker()
+        attempt_of(broker, OLD, 3).place.acquire()
+        broker.locks.clear()
+        late = attempt_of(broker, OLD, 1)
+        if came_before:
+            late.place.acquire()
+            broker.locks.clear()
+            late.client.used.close()
+        new = attempt_of(broker, NEW, 0)
+        new.place.acquire()
+        with pytest.raises(LockError, match="HELD_BY_OTHER"):
+            late.place.acquire()
+        late.stop.meanwhile = [lambda new=new: new.place.release(0)]  # type: ignore[misc]
+        late.place.acquire()
+        assert Entry.parse(broker.numbers[ENTRIES]).run == 10
+        # The other one's next task comes after that one.
+        sibling = attempt_of(broker, NEW, 1)
+        with pytest.raises(LockError, match="HELD_BY_OTHER"):
+            sibling.place.acquire()
+
+
+def test_another_batch_waits_for_nobody() -> None:
+    broker = FakeBroker()
+    attempt_of(broker, OLD, 0).place.acquire()
+    began = time.monotonic()
+    attempt_of(broker, NEW, 0, batch=8).place.acquire()
+    assert time.monotonic() == began
+
+
+def test_an_entry_is_one_number_of_63_bits() -> None:
+    for entry in (Entry(1, 0, 1), Entry(65535, 32767, 0xFFFF_FFFF), Entry.of(Writer("s", 2**62, 10**6, "ffffffff"))):
+        assert Entry.parse(entry.value) == entry
+        assert 0 < entry.value < 2**63
+    assert Entry.parse(0) == (0, 0, 0)

@@ -1,0 +1,49 @@
+"""Rows of several tasks for which the same messages were found: what is missing of them is sent at the commit. No sockets here.
+
+A batch that is written again in other partitions finds messages of an earlier run, and tasks that have rows of the same content may take
+one message for more than one row. All that were taken are in the queue, so their content is read there, once for each row, and goes
+through a writer as the rows of one more task would: of rows that say the same it finds as many as there are messages, and sends the rest.
+A commit that died on the way is repeated like any task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from orderedmq.errors import DataLossError
+from orderedmq.model import PRODUCER_COLUMNS
+from orderedmq.rocketmq.queue_writer import Place, QueueWriter
+from orderedmq.rocketmq.receipts import QueueReport
+from orderedmq.rocketmq.stamp import Writer
+from orderedmq.rows import normalise
+
+
+def settle(place: Place, writer: Writer, taken: Mapping[int, int]) -> QueueReport:
+    """Have as many messages in the queue as rows. ``taken``: offsets of messages, and how many tasks have each as one of their rows.
+
+    ``writer`` is of the run, with a partition that no task has. Raises DataLossError AGED_OUT for a message that is gone meanwhile, and
+    what `QueueWriter.write` raises.
+    """
+    work = QueueWriter(place, writer, writer.partition)
+    where = f"queue {place.queue} (batch {writer.batch})"
+    offsets = np.array(sorted(taken), dtype=np.int64)
+    counts = np.array([taken[offset] for offset in offsets.tolist()])
+    read = rows = 0
+    for batch in place.read(int(offsets[0]), int(offsets[-1]) + 1):
+        _, places, chosen = np.intersect1d(batch.column("queue_offset").to_numpy(), offsets, return_indices=True)
+        names = [name for name in PRODUCER_COLUMNS if name in batch.schema.names]
+        again = batch.select(names).take(pa.array(np.repeat(places, counts[chosen])))
+        work.write(normalise(again, where), rows)
+        read, rows = read + len(places), rows + again.num_rows
+    work.let_go()
+    if read < len(offsets):
+        raise DataLossError(
+            "AGED_OUT",
+            f"{len(offsets) - read} messages of {where}, which an earlier attempt sent, were deleted by the broker before the batch was "
+            "committed, so rows of the same content cannot be told: let the topic keep its messages for longer (fileReservedTime), and "
+            "start the query again",
+        )
+    return work.report()

@@ -1,0 +1,87 @@
+"""A Spark driver of its own that writes a folder of JSON lines to a topic, in as many tasks as it has cores.
+
+    python -m tests.rocketmq.file_job CORES NAMESERVER TOPIC FOLDER
+
+While the file FOLDER/hold is there, the tasks but the first stop half-way with their rows sent, and make FOLDER/reached.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from ordered_sink import writer
+from ordered_sink.commit import StreamWriter
+from orderedmq.java import ensure_java
+from pyspark_orderedmq import DefaultSource
+
+FORMAT = "orderedmq_held"
+#: Rows after which a task sends.
+STEP = 100
+
+
+class HeldWriter(StreamWriter):
+    """StreamWriter, sending little by little, and stopping where it is told."""
+
+    folder = ""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        writer.GATHER_ROWS = STEP  # type: ignore[misc]
+        return super().write(self._held(iterator))
+
+    def _held(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        hold = Path(self.folder, "hold")
+        for batch in batches:
+            for at in range(0, batch.num_rows, STEP):
+                if context.partitionId() and at > batch.num_rows // 2 and hold.exists():
+                    Path(self.folder, "reached").touch()
+                    while hold.exists():
+                        time.sleep(0.05)
+                yield batch.slice(at, STEP)
+
+
+class HeldSource(DefaultSource):
+    """The format ``orderedmq`` with that writer."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> HeldWriter:
+        options = dict(self.options)
+        folder = options.pop("folder")
+        made = HeldWriter(options, schema, overwrite)
+        made.folder = folder
+        return made
+
+
+def main(cores: str, address: str, topic: str, folder: str) -> None:
+    ensure_java()
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    builder = SparkSession.builder.master(f"local[{cores}]").appName("orderedmq-files")
+    # Files are split by the number of cores.
+    for name, value in {"spark.ui.enabled": "false", "spark.sql.files.openCostInBytes": "1"}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(HeldSource)
+    rows = spark.readStream.schema("sharding_key string, body string").json(f"{folder}/rows")
+    sink = rows.writeStream.format(FORMAT).options(namesrvAddr=address, topic=topic, folder=folder)
+    query = sink.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
