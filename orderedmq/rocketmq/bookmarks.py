@@ -2,6 +2,8 @@
 
 - The *bookmark* of each queue.
 - Under the queue's id plus ENTRIES: which run of which batch writes to the queue (`Entry`); see queue_place.py.
+- Under COMMITTED, at every broker: the sink's newest committed batch, and 1. A batch has rows in some queues only, but a repeat of it with
+  other rows may come to any.
 
 A group says more than its offsets: a broker writes it to disk when it is made, offsets only within 5 s. So where the group is, the sink
 may have sent, bookmark or not, and the queue's history is read. Where it is not, the sink is new (or forgotten, so the queue's last
@@ -23,6 +25,7 @@ from typing import Final, NamedTuple, TypeVar
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import admin_requests, requests
+from orderedmq.rocketmq.asking import ask_queues
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_requests import consumer_offset, update_consumer_offset
 from orderedmq.rocketmq.request import Request
@@ -35,6 +38,10 @@ def _entry_of(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=queue.queue_id + ENTRIES)
 
 
+def _committed_at(queue: MessageQueue) -> MessageQueue:
+    return queue._replace(queue_id=COMMITTED)
+
+
 def _mark_place(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=MARKS)
 
@@ -45,8 +52,10 @@ TIMEOUT: Final = 60.0
 MARKS: Final = 1 << 22
 #: Other ids that no queue has.
 ENTRIES: Final = 1 << 23
+COMMITTED: Final = 1 << 24
 #: All ids above are multiples of it, and all queues' ids are below it.
 _UNIT: Final = 1 << 20
+_LARGEST: Final = (1 << 63) - 1
 
 
 class Entry(NamedTuple):
@@ -97,6 +106,38 @@ class Bookmarks:
             self._make_group(queue)
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
 
+    def with_committed(self, queue: MessageQueue) -> tuple[int | None, int]:
+        """The bookmark, and the newest batch that is known to be committed; -1: none."""
+        places = [queue, _committed_at(queue), _mark_place(queue)]
+        asked = [(queue, consumer_offset(self.group, place)) for place in places[: 2 if self._mark is None else 3]]
+        bookmark, committed, *mark = ask_queues(self._client, asked, time.monotonic() + self._timeout)
+        if mark and mark[0] != self._mark:
+            return None, -1
+        return bookmark, (committed or 0) - 1
+
+    def commit(self, queue: MessageQueue, batch: int) -> None:
+        """The batch is committed: note it at the queue's broker, where `require_own` has looked."""
+        known = self.get(_committed_at(queue)) or 0
+        if known <= batch:
+            self.move(_committed_at(queue), min(batch + 1, _LARGEST))
+
+    def commit_elsewhere(
+        self, queue: MessageQueue, batch: int, seen_before: Callable[[int], bool], permitted: Callable[[], None]
+    ) -> None:
+        """The same at a broker that has none of the batch's rows. For ``seen_before`` and ``permitted`` see `enter`."""
+        if self.with_committed(queue)[1] < 0:
+            if self._mark is not None and self.get(_mark_place(queue)) not in (None, 0, self._mark):
+                # Another sink's, which may live.
+                return
+            # Whoever makes the group sets the bookmarks first.
+            self.enter(queue, seen_before, permitted)
+        self.commit(queue, batch)
+
+    def forget(self, queue: MessageQueue) -> None:
+        """The topic was deleted and made again: what is kept of the queue would hide messages."""
+        self.move(queue, 0)
+        self.move(_committed_at(queue), 0)
+
     def entry(self, queue: MessageQueue) -> Entry:
         """All 0 where no run came."""
         return Entry.parse(self.get(_entry_of(queue)) or 0)
@@ -124,7 +165,7 @@ class Bookmarks:
         for place, end in ends.items():
             self.move(place, end)
         if self._mark is not None:
-            self.move(_mark_place(queue), self._mark)
+            self._sign(queue, self._mark)
         return ends[queue]
 
     def require_own(self, queue: MessageQueue) -> None:
@@ -133,13 +174,18 @@ class Bookmarks:
             return
         found = self.get(_mark_place(queue))
         if not found:
-            self.move(_mark_place(queue), self._mark)
+            self._sign(queue, self._mark)
         elif found != self._mark:
             raise GroupError(
                 "IN_USE",
                 f"sinkGroup {self.group!r} has the bookmarks of another query (or txnAppId, or checkpoint) that writes to topic "
                 f"{self._topic!r} (broker {queue.broker_name}): stop that one, or set another sinkGroup for this one, and start it again",
             )
+
+    def _sign(self, queue: MessageQueue, mark: int) -> None:
+        """Make it this sink's: what another one committed says nothing."""
+        self.move(_committed_at(queue), 0)
+        self.move(_mark_place(queue), mark)
 
     def _own(self, queue: MessageQueue) -> int | None:
         return self.get(queue) if self._mark is None or self._is_marked(queue) else None

@@ -10,6 +10,7 @@ longer; the repeated messages have the same stamps then). Of a batch without ide
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -22,7 +23,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
-from orderedmq.errors import SinkError, TopicError
+from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rocketmq import access, locks, rights
@@ -42,6 +43,8 @@ log = logging.getLogger("orderedmq")
 
 #: Queues that one task writes at the same time.
 PARALLEL: Final = 16
+#: Seconds for a question to a broker that has none of a batch's rows.
+_OTHER_BROKERS: Final = 5.0
 #: Bytes of rows that wait for their queues, of one task, above which whoever adds more has to wait.
 WAITING_BYTES: Final = 64 * 1024 * 1024
 
@@ -74,7 +77,8 @@ class RocketMQOutbox:
         """Note that the batch is complete; its rows can be read already. No group's offsets move here.
 
         Raises SinkError REPLAY_DIFFERS for a batch that was committed with other rows, as far as its tasks could see that in the queues
-        that they write now; BATCH_TOO_OLD; TOKEN_GONE for receipts that are not of this batch.
+        that they write now; BATCH_TOO_OLD; TOKEN_GONE for receipts that are not of this batch. Of a batch that was committed nothing is
+        sent; see `_note` for how that is known.
         """
         chosen: dict[int, Token] = {}
         for receipt in receipts:
@@ -99,6 +103,7 @@ class RocketMQOutbox:
         if verdict.differs is not None and not skip_differing_replay:
             raise SinkError("REPLAY_DIFFERS", verdict.differs)
         self._each(verdict.bookmarks, lambda queue: marks[queue].move(queue, verdict.bookmarks[queue]))
+        self._note(batch, places)
         _warn(batch, tokens, settled)
         return Published(True, {}) if verdict.replayed else Published(False, places)
 
@@ -114,6 +119,33 @@ class RocketMQOutbox:
     def _place(self, queue: MessageQueue, writer: Writer) -> RocketMQQueue:
         client_id = f"sink@{uuid.uuid4().hex}"
         return RocketMQQueue(self._client, self._log, queue, writer, client_id, self._timing, threading.Event())
+
+    def _note(self, batch: SinkBatch, places: Iterable[MessageQueue]) -> None:
+        """That the batch is committed, at each broker of its topics: a repeat with other rows may come to queues that it has no rows in.
+
+        A broker that has none of its rows and cannot be asked is passed over. Where a batch names no topic (a topic column), topics that
+        it has no rows for are not noted.
+        """
+        assert batch.sink_id is not None
+        sink = sink_name(batch.sink_id)
+        must = {(queue.topic, queue.broker_name): queue for queue in places}
+        topics = {queue.topic for queue in must.values()} | ({batch.topic} if batch.topic is not None else set())
+        others: dict[tuple[str, str], MessageQueue] = {}
+        for topic in topics:
+            with contextlib.suppress(TopicError, RocketMQUnavailableError):
+                route = self._client.route(topic, time.monotonic() + _OTHER_BROKERS)
+                others.update({(topic, queue.broker_name): queue for queue in route.publish_list()})
+
+        def note(queue: MessageQueue) -> None:
+            if must.get((queue.topic, queue.broker_name)) == queue:
+                Bookmarks(self._client, sink, queue.topic, batch.group).commit(queue, batch.batch_id)
+                return
+            marks = Bookmarks(self._client, sink, queue.topic, batch.group, timeout=_OTHER_BROKERS)
+            place = self._place(queue, Writer(sink, batch.batch_id, 0, group=batch.group))
+            with contextlib.suppress(OrderedMQError):
+                marks.commit_elsewhere(queue, batch.batch_id, place.seen_before, place.require_rights)
+
+        self._each({**others, **must}.values(), note)
 
     def _each(self, queues: Iterable[MessageQueue], what: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
         """Of many queues at the same time: each is a question to a broker."""

@@ -237,13 +237,13 @@ class RocketMQQueue:
 
     def start(self) -> Start:
         # Asked for under the lock: the batch may have been committed while it was waited for.
-        bookmark = self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
+        bookmark, committed = self._bookmarks.with_committed(self.queue)
         end = self.end()
         if bookmark is not None and bookmark > end:
             # Higher than the truth it would hide messages, so it goes to the beginning.
-            self._bookmarks.move(self.queue, 0)
-            bookmark = None
-        return Start(end, bookmark)
+            self._bookmarks.forget(self.queue)
+            bookmark, committed = None, -1
+        return Start(end, bookmark, committed)
 
     def require_rights(self) -> None:
         """Raises RocketMQError NO_PERMISSION for an account that may not do all that a sink does."""

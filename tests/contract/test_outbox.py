@@ -135,6 +135,21 @@ def test_the_same_batch_with_other_rows_per_queue_is_refused_and_can_be_skipped(
         assert state(broker, ["orders"]) == before
 
 
+def test_the_same_batch_again_with_rows_in_a_queue_that_had_none_is_refused_and_nothing_is_written(broker: Broker):
+    first, second, third = queues_of(broker)
+
+    def batch(job: str) -> SinkBatch:
+        return SinkBatch("sink", 0, SourceRun("query", 0, job), job=job, topic="orders")
+
+    broker.outbox.publish(batch("a"), [staged(broker, batch("a"), 0, (first, "ab"))])
+    for job, parts in (("b", [(second, "ab")]), ("c", [(first, "ab"), (second, "c")]), ("d", [(third, "x")])):
+        receipt = staged(broker, batch(job), 0, *parts)
+        with refused("SINK.REPLAY_DIFFERS", "batch 0"):
+            broker.outbox.publish(batch(job), [receipt])
+        assert broker.outbox.publish(batch(job), [receipt], skip_differing_replay=True).replayed
+        assert [bodies(broker, queue) for queue in (first, second, third)] == [["a", "b"], [], []]
+
+
 @pytest.mark.parametrize("values", ["abc", "b", "ac"])
 def test_the_same_batch_again_with_other_rows_in_a_queue_is_refused_and_can_be_skipped(broker: Broker, values: str):
     queue = queues_of(broker)[0]

@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
-from orderedmq.broker import Published, SinkBatch
-from orderedmq.errors import GroupError, MessageError, RocketMQError, TopicError
-from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, OffsetRange
+from orderedmq.broker import Published, Receipt, SinkBatch
+from orderedmq.errors import GroupError, MessageError, RocketMQError, SinkError, TopicError
+from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
 from orderedmq.rocketmq import admin_requests, group_requests, requests
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.bookmarks import Bookmarks
@@ -186,6 +186,49 @@ def test_a_run_waits_for_a_task_of_an_earlier_one_that_is_still_at_work(quick: W
     assert not quick.outbox().publish(quick.batch(job="second"), receipts).replayed
 
 
+# --- a committed batch with other rows
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["", "bookmarks lost"])
+def test_a_committed_batch_that_comes_again_with_other_rows_is_refused_before_any_is_sent(
+    everywhere: World, forgotten: bool
+) -> None:
+    """1,000 rows in two queues; then 320 of them are others, and some of these are for the third queue."""
+    world = everywhere
+
+    def receipts(job: str, parts: list[dict[MessageQueue, list[str]]]) -> list[Receipt]:
+        made = []
+        for partition, given in enumerate(parts):
+            staging = world.outbox().open(world.batch(job=job), partition)
+            for queue, names in given.items():
+                staging.add(queue, rows(names))
+            made.append(staging.receipt())
+        return made
+
+    first, second, third = world.queues[:3]
+    world.outbox().publish(world.batch(), receipts("first", [{first: numbered(500), second: numbered(500, 500)}]))
+    if forgotten:
+        for queue in world.queues:
+            Bookmarks(world.client, world.sink, world.topic).move(queue, 0)
+    others: list[list[dict[MessageQueue, list[str]]]] = [
+        [{first: numbered(500), second: numbered(180, 500), third: numbered(320, 5000)}],
+        [{first: numbered(340), second: numbered(340, 500)}, {first: numbered(160, 5000), third: numbered(160, 6000)}],
+        [{third: numbered(1)}],
+    ]
+    for number, parts in enumerate(others):
+        again = receipts(f"again {number}", parts)
+        with pytest.raises(SinkError, match=r"REPLAY_DIFFERS.*batch 0.*none of these has been sent"):
+            world.outbox().publish(world.batch(job=f"again {number}"), again)
+        assert world.outbox().publish(world.batch(job=f"again {number}"), again, skip_differing_replay=True).replayed
+        assert [len(world.bodies(queue)) for queue in (first, second, third)] == [500, 500, 0]
+    # A batch without any row is known again, too.
+    world.outbox().publish(world.batch(1), [world.outbox().open(world.batch(1, "empty"), 0).receipt()])
+    late = world.write(numbered(3), 1, job="late")
+    with pytest.raises(SinkError, match="REPLAY_DIFFERS"):
+        world.outbox().publish(world.batch(1, "late"), [late])
+    assert [len(world.bodies(queue)) for queue in (first, second, third)] == [500, 500, 0]
+
+
 # --- how far a task looks
 
 
@@ -225,7 +268,8 @@ def test_a_forgotten_bookmark_costs_time_and_nothing_else(quick: World, deleted:
     receipt = quick.write(names)
     quick.outbox().publish(quick.batch(), [receipt])
     forget()
-    assert not quick.outbox().publish(quick.batch(), [quick.write(names)]).replayed
+    # That the batch is committed is noted beside the bookmarks, in the same group.
+    assert quick.outbox().publish(quick.batch(), [quick.write(names)]).replayed is not deleted
     quick.outbox().publish(quick.batch(1), [quick.write(numbered(10), 1)])
     assert quick.bodies()[5000:] == names + numbered(10)
 
