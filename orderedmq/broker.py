@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
@@ -59,6 +60,12 @@ class TopicInfo:
     retention_seconds: float | None = None
     retention_bytes: int | None = None
     compression: str = "none"
+
+
+class Keep(Enum):
+    """In place of a setting that stays as it is; None is a value of its own."""
+
+    KEEP = "keep"
 
 
 @dataclass(frozen=True)
@@ -346,6 +353,11 @@ class Admin(Protocol):
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         """Grow a topic to ``queues`` queues (never shrinks). Keys map to other queues from then on."""
+
+    def alter_topic(
+        self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
+    ) -> TopicInfo:
+        """Change how long messages are kept, from the next write or trim on. Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED."""
 
     def delete_topic(self, name: str) -> None:
         """Delete messages and every group's offsets of the topic."""

@@ -17,7 +17,7 @@ from orderedmq.cli.shell import EXIT_CODES, JsonOption, NamesrvOption, PathOptio
 
 #: Commands that have commands: the module, and what --help says.
 GROUPS: Final = {
-    "topic": ("topics", "Create, inspect, trim and delete topics."),
+    "topic": ("topics", "Create, inspect, alter, trim and delete topics."),
     "group": ("groups", "How far consumer groups are; seek and delete."),
     "lock": ("locks", "Who owns which queue; release."),
     "dlq": ("dlq", "Dead letters: messages that a listener gave up. List and replay."),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import typer
 
-from orderedmq.broker import Log
+from orderedmq.broker import Log, QueueBounds
 from orderedmq.cli import places
+from orderedmq.cli.follow import Lines, arrivals
 from orderedmq.cli.shell import Column, Shell, command, moment, short_moment
 from orderedmq.cli.topics import Name
 from orderedmq.errors import OffsetError, OptionError
@@ -50,8 +53,19 @@ def peek(
     ] = None,
     offset: Annotated[int | None, typer.Option(min=0, help="Begin at this offset; needs --queue.", show_default=False)] = None,
     last: Annotated[int | None, typer.Option(min=1, help="The last so many messages.", show_default=False)] = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many messages.")] = 10,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "-n", "--count", min=1, help="At most so many messages (default: 10; no limit with --follow).", show_default=False
+        ),
+    ] = None,
     key: Annotated[str | None, typer.Option(help="Only messages with this sharding key.", show_default=False)] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Show new messages as they come, until Ctrl-C; --last or --offset: and those before."
+        ),
+    ] = False,
 ) -> None:
     """Show messages: the first of a topic, or from an offset on, or the last; of several queues in the order of their arrival.
 
@@ -63,16 +77,14 @@ def peek(
         queues = broker.log.queues(topic)
         if queue is not None:
             queues = [places.one(queue, queues)]
-        most = last or count
-        found = [part for one in queues for part in _look(broker.log, one, offset, most, key, backwards=last is not None)]
-    if len(queues) > 1 and found:
-        # Each queue's messages stay in order: their times never go back.
-        table = pa.Table.from_batches(found)
-        order = pc.sort_indices(
-            table, [(name, "ascending") for name in ("store_timestamp", "broker_name", "queue_id", "queue_offset")]
-        )
-        found = table.take(order).to_batches()
-    rows = [_readable(row) for part in found for row in part.to_pylist()]
+        most = last or count or 10
+        look = Look(broker.log, (*_COLUMNS, "properties") if shell.json else _COLUMNS, key)
+        if follow:
+            _follow(shell, look, topic, None if queue is None else queues[0], offset, last, count)
+            return
+        bounds = broker.log.bounds(queues)
+        found = [part for one, at in bounds.items() for part in look.some(one, at, offset, most, backwards=last is not None)]
+    rows = _rows(found)
     columns: tuple[Column, ...] = (
         *places.columns(rows, topic=False),
         Column("queue_offset", "offset", right=True),
@@ -88,37 +100,105 @@ def peek(
     shell.show(rows[-most:] if last else rows[:most], columns, none="no messages")
 
 
-def _look(
-    log: Log, queue: MessageQueue, offset: int | None, most: int, key: str | None, *, backwards: bool
-) -> list[pa.RecordBatch]:
-    """The first or last ``most`` messages of a queue, of those with ``key`` if it is given."""
-    at = log.bounds([queue])[queue]
-    begin, end = at.min_offset, at.max_offset
-    if offset is not None:
-        if offset > end:
-            raise OffsetError("BEYOND_END", f"queue {queue} ends at {end}, there is no offset {offset}")
-        begin = max(begin, offset)
-    if backwards and key is None:
-        begin = max(begin, end - most)
-    out: list[pa.RecordBatch] = []
-    rows = 0
-    while begin < end and (backwards or rows < most):
-        batch = log.pull(queue, begin, min(_PULL_ROWS, end - begin) if key or backwards else most - rows, _PULL_BYTES, _COLUMNS)
-        begin += batch.num_rows
-        place = _COLUMNS.index("store_timestamp")
-        batch = batch.set_column(place, "store_timestamp", batch.column(place).cast(pa.int64()))
-        if key is not None:
-            batch = batch.filter(pc.fill_null(pc.equal(batch["sharding_key"], key), False))
-        out.append(batch)
-        rows += batch.num_rows
-        while backwards and rows - out[0].num_rows >= most:
-            rows -= out.pop(0).num_rows
-    return out
+def _follow(
+    shell: Shell, look: Look, topic: str, queue: MessageQueue | None, offset: int | None, last: int | None, count: int | None
+) -> None:
+    """Show what comes, until Ctrl-C or until ``count`` messages were shown."""
+
+    def there() -> list[MessageQueue]:
+        found = look.log.queues(topic)
+        return found if queue is None else [one for one in found if one == queue]
+
+    bounds = look.log.bounds(there())
+    positions = {one: at.max_offset if offset is None else _begin(one, at, offset) for one, at in bounds.items()}
+    shown, lines = 0, Lines(shell)
+    if sys.stdout.isatty():
+        shell.note("waiting for messages; Ctrl-C ends")
+    try:
+        if last is not None:
+            before = [part for one, at in bounds.items() for part in look.some(one, at, None, last, backwards=True)]
+            rows = _rows(before)[-last:]
+            shown += len(rows)
+            lines.show(rows, body_text)
+        if count is not None and shown >= count:
+            return
+        for parts in arrivals(look.log, there, positions, look.pull, shell.note):
+            rows = _rows([look.of_key(part) for part in parts])[: None if count is None else max(0, count - shown)]
+            shown += len(rows)
+            lines.show(rows, body_text)
+            if count is not None and shown >= count:
+                return
+    except KeyboardInterrupt:
+        # The usual end.
+        return
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is looked at: some columns of messages, all or those of one sharding key."""
+
+    log: Log
+    columns: tuple[str, ...]
+    key: str | None
+
+    def pull(self, queue: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
+        """Messages of whatever key from ``begin`` on, times as numbers."""
+        batch = self.log.pull(queue, begin, min(_PULL_ROWS, end - begin), _PULL_BYTES, self.columns)
+        place = self.columns.index("store_timestamp")
+        return batch.set_column(place, "store_timestamp", batch.column(place).cast(pa.int64()))
+
+    def of_key(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if self.key is None else batch.filter(pc.fill_null(pc.equal(batch["sharding_key"], self.key), False))
+
+    def some(
+        self, queue: MessageQueue, at: QueueBounds, offset: int | None, most: int, *, backwards: bool
+    ) -> list[pa.RecordBatch]:
+        """The first or last ``most`` messages of a queue."""
+        begin, end = at.min_offset if offset is None else _begin(queue, at, offset), at.max_offset
+        if backwards and self.key is None:
+            begin = max(begin, end - most)
+        out: list[pa.RecordBatch] = []
+        rows = 0
+        while begin < end and (backwards or rows < most):
+            batch = self.pull(queue, begin, end if self.key or backwards else min(end, begin + most - rows))
+            begin += batch.num_rows
+            out.append(self.of_key(batch))
+            if not batch.num_rows:
+                # The broker has lost its tail since it told the bounds.
+                break
+            rows += out[-1].num_rows
+            while backwards and rows - out[0].num_rows >= most:
+                rows -= out.pop(0).num_rows
+        return out
+
+
+def _begin(queue: MessageQueue, at: QueueBounds, offset: int) -> int:
+    """Raises OffsetError BEYOND_END."""
+    if offset > at.max_offset:
+        raise OffsetError(
+            "BEYOND_END",
+            f"queue {queue} ends at {at.max_offset}, there is no offset {offset}; give --offset {at.max_offset} or less",
+        )
+    return max(at.min_offset, offset)
+
+
+def _rows(parts: list[pa.RecordBatch]) -> list[dict[str, Any]]:
+    """Messages in the order of their arrival. Each queue's stay in order: their times never go back."""
+    if not parts:
+        return []
+    table = pa.Table.from_batches(parts)
+    if all(pc.count_distinct(table[name]).as_py() <= 1 for name in ("broker_name", "queue_id")):
+        return [_readable(row) for row in table.to_pylist()]
+    names = ("store_timestamp", "broker_name", "queue_id", "queue_offset")
+    order = pc.sort_indices(table, [(name, "ascending") for name in names])
+    return [_readable(row) for row in table.take(order).to_pylist()]
 
 
 def _readable(row: dict[str, Any]) -> dict[str, Any]:
     body: bytes = row.pop("body")
     row["store_timestamp"] = moment(row["store_timestamp"])
+    if "properties" in row:
+        row["properties"] = dict(row["properties"] or ())
     where = {"topic": row.pop("topic"), "broker": row.pop("broker_name"), "queue_id": row.pop("queue_id")}
     return {**where, **row, **body_fields(body)}
 

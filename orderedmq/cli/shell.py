@@ -172,8 +172,13 @@ class Shell:
             raise typer.Exit(REFUSED)
 
     @contextlib.contextmanager
-    def progress(self, what: str, total: int | None = None, text: Callable[[float], str] | None = None) -> Iterator[Bar]:
-        """A bar on standard error, if that is a terminal. ``text``: how a number of what is counted is written."""
+    def progress(
+        self, what: str, total: int | None = None, text: Callable[[float], str] | None = None, *, typing: bool = False
+    ) -> Iterator[Bar]:
+        """A bar on standard error, if that is a terminal. ``text``: how a number of what is counted is written.
+
+        ``typing``: somebody types lines there meanwhile, over which nothing is drawn.
+        """
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         columns = (
@@ -184,7 +189,7 @@ class Shell:
             TimeElapsedColumn(),
         )
         shown = console(stderr=True)
-        with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as progress:
+        with Progress(*columns, console=shown, disable=typing or not shown.is_terminal, transient=True) as progress:
             yield Bar(progress, progress.add_task(what, total=total, done=""), text or number)
 
 

@@ -1,12 +1,13 @@
-"""``orderedmq topic``: create, list, describe, add-queues, trim, delete."""
+"""``orderedmq topic``: create, list, describe, alter, add-queues, trim, delete."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from orderedmq.broker import TopicInfo
+from orderedmq.broker import Keep, TopicInfo
 from orderedmq.cli import completion, places
 from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
@@ -15,7 +16,9 @@ from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.option_values import invalid, parse_duration, parse_size, shown
 from orderedmq.source_options import EARLIEST, LATEST, parse_offsets_json
 
-app = commands("Create, inspect, trim and delete topics.")
+T = TypeVar("T")
+
+app = commands("Create, inspect, alter, trim and delete topics.")
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=completion.topics)]
 Queues = Annotated[int, typer.Option("--queues", min=1, max=MAX_QUEUES, help="How many queues.", show_default=False)]
@@ -146,6 +149,40 @@ def describe(shell: Shell, name: Name) -> None:
         Column("last_stored", "newest (UTC)", short_moment),
     )
     shell.show(rows, columns, title=f"{name}: {topic.queues} queues, {', '.join(kept)}")
+
+
+@command(app, "alter")
+def alter(
+    shell: Shell,
+    name: Name,
+    retention_time: Annotated[
+        str | None,
+        typer.Option(help="Keep messages so long: 7d, 12h, 30m; none: for ever.", metavar="TIME", show_default=False),
+    ] = None,
+    retention_size: Annotated[
+        str | None,
+        typer.Option(help="Keep so many bytes in all: 10g, 500m; none: no limit.", metavar="SIZE", show_default=False),
+    ] = None,
+) -> None:
+    """Change how long a topic keeps its messages. What is due then goes with the next write, or with topic trim."""
+    if retention_time is None and retention_size is None:
+        raise OptionError("MISSING", "nothing to change; give --retention-time, --retention-size or both")
+    with shell.broker() as broker:
+        changed = broker.admin.alter_topic(
+            name,
+            retention_seconds=_changed(retention_time, parse_retention),
+            retention_bytes=_changed(retention_size, lambda text: parse_size(text.strip(), "--retention-size")),
+        )
+    kept = [duration(changed.retention_seconds)] if changed.retention_seconds is not None else []
+    kept += [f"up to {size(changed.retention_bytes)}"] if changed.retention_bytes is not None else []
+    shell.done(topic_row(changed), f"topic {name} keeps messages {' and '.join(kept) or 'for ever'}")
+
+
+def _changed(text: str | None, parse: Callable[[str], T]) -> T | Keep | None:
+    """What an option asks for: nothing, no limit, or a value."""
+    if text is None:
+        return Keep.KEEP
+    return None if text.strip().lower() == "none" else parse(text)
 
 
 @command(app, "add-queues")

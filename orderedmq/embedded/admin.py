@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orderedmq import lock as rules
-from orderedmq.broker import LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
+from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.chunk import CODECS
 from orderedmq.embedded.clock import Clock
@@ -53,11 +53,7 @@ class EmbeddedAdmin:
         _check_queues(name, queues)
         if compression not in CODECS:
             raise OptionError("INVALID", f"compression {compression!r} of topic {name!r} is not one of {', '.join(CODECS)}")
-        for value, what in ((retention_seconds, "retention_seconds"), (retention_bytes, "retention_bytes")):
-            if value is not None and value <= 0:
-                raise OptionError(
-                    "INVALID", f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever"
-                )
+        _check_retention(name, retention_seconds, retention_bytes)
         topic = TopicInfo(name, queues, new_incarnation(), retention_seconds, retention_bytes, compression)
         with self._open(True).write() as txn:
             if txn.get("topics", name.encode()) is not None:
@@ -65,6 +61,16 @@ class EmbeddedAdmin:
             put_topic(txn, topic)
             self._put_queues(txn, topic, 0)
         return topic
+
+    def alter_topic(
+        self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
+    ) -> TopicInfo:
+        _check_retention(name, retention_seconds, retention_bytes)
+        asked = {"retention_seconds": retention_seconds, "retention_bytes": retention_bytes}
+        with self._write() as txn:
+            changed = replace(topic_of(txn, name), **{what: value for what, value in asked.items() if value is not Keep.KEEP})  # type: ignore[arg-type]
+            put_topic(txn, changed)
+        return changed
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         _check_queues(name, queues)
@@ -257,6 +263,14 @@ def _require(txn: Transaction, group: str) -> None:
 def _clear(txn: Transaction, database: str, group: str) -> None:
     for key in [key for key, _ in txn.scan(database, layout.group_prefix(group))]:
         txn.delete(database, key)
+
+
+def _check_retention(name: str, seconds: float | Keep | None, size: int | Keep | None) -> None:
+    for value, what in ((seconds, "retention_seconds"), (size, "retention_bytes")):
+        if isinstance(value, int | float) and value <= 0:
+            raise OptionError(
+                "INVALID", f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever"
+            )
 
 
 def _check_queues(name: str, queues: int) -> None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
-from orderedmq.broker import QueueInfo, TopicInfo
+from orderedmq.broker import Keep, QueueInfo, TopicInfo
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, topic_exists
 from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
 from orderedmq.rocketmq import admin_requests
@@ -54,15 +54,21 @@ class TopicAdmin:
             ("compression", compression, DEFAULT_COMPRESSION),
         ):
             if value != default:
-                raise OptionError(
-                    "UNSUPPORTED",
-                    f"{what} of topic {name!r} cannot be set: RocketMQ has it for a whole broker only (fileReservedTime, compressType); "
-                    "leave it out",
-                )
+                raise _not_of_topics(what, name)
         there = self._counts(name)
         if there:
             raise topic_exists(name, sum(there.values()))
         self._resize(name, dict.fromkeys(self._masters(), 0), queues)
+        return self._log.topic(name)
+
+    def alter_topic(
+        self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
+    ) -> TopicInfo:
+        """Raises OptionError UNSUPPORTED for any change."""
+        for what, value in (("a retention by age", retention_seconds), ("a retention by size", retention_bytes)):
+            if value is not Keep.KEEP:
+                self._log.queues(name)
+                raise _not_of_topics(what, name)
         return self._log.topic(name)
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
@@ -202,6 +208,14 @@ def _unregistered(name: str) -> NoReturn:
     raise RocketMQUnavailableError(
         "TIMEOUT",
         f"the brokers made topic {name!r}, and the nameserver does not know its queues after {_REGISTERED:.0f} s: do all brokers report to it?",
+    )
+
+
+def _not_of_topics(what: str, topic: str) -> OptionError:
+    return OptionError(
+        "UNSUPPORTED",
+        f"{what} of topic {topic!r} cannot be set: RocketMQ has it for a whole broker only (fileReservedTime, compressType); leave it out, "
+        "or set it in the broker's configuration",
     )
 
 

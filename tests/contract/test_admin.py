@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -175,6 +177,30 @@ def test_retention_by_age_deletes_whole_chunks_that_are_too_old(broker: Broker, 
     assert broker.admin.trim("t") == {queue: 2 * BIG + 1}
     assert broker.log.bounds([queue])[queue] == QueueBounds(4 * BIG + 1, 4 * BIG + 1)
     assert broker.admin.trim("t") == {}
+
+
+@needs("topic settings")
+def test_a_retention_that_is_changed_counts_from_the_next_write(place: Place, broker: Broker, clock: FakeClock):
+    made = broker.admin.create_topic("t", 1, retention_bytes=1 << 30)
+    queue = queues_of(broker, "t")[0]
+    for _ in range(3):
+        broker.log.append(queue, rows(range(BIG)))
+        clock.pass_(40)
+    altered = place.connect().admin.alter_topic("t", retention_seconds=100.0)
+    assert altered == replace(made, retention_seconds=100.0) == broker.log.topic("t")
+    assert broker.log.bounds([queue])[queue] == QueueBounds(0, 3 * BIG)
+    broker.log.append(queue, rows(["last"]))
+    assert broker.log.bounds([queue])[queue] == QueueBounds(BIG, 3 * BIG + 1)
+    assert broker.admin.alter_topic("t", retention_seconds=None, retention_bytes=None) == replace(made, retention_bytes=None)
+    clock.pass_(1000)
+    assert broker.admin.trim("t") == {}
+    with refused("OPTION.INVALID", "retention_seconds"):
+        broker.admin.alter_topic("t", retention_seconds=0)
+
+
+def test_a_missing_topic_is_not_altered(broker: Broker):
+    with refused("TOPIC.MISSING", "'none'"):
+        broker.admin.alter_topic("none", retention_seconds=10.0)
 
 
 @needs("topic settings")

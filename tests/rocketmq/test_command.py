@@ -80,6 +80,19 @@ def test_peek_takes_a_queue_by_its_name_and_never_by_its_place_in_a_list(world: 
     assert where(run("peek", world.topic, "-q", "2")) == []
 
 
+def test_follow_reads_both_brokers_and_a_retention_is_refused_by_name(world: World, run: Run) -> None:
+    for queue in world.queues:
+        world.send(queue, 1)
+    assert sorted(where(run("peek", world.topic, "--follow", "--last", "4", "-n", "4"))) == FOUR
+    said = run("topic", "alter", world.topic, "--retention-time", "7d", code=2)
+    assert "OPTION.UNSUPPORTED" in said
+    assert "fileReservedTime" in said
+    produced = run("produce", world.topic, "--file", __file__, "--tags", "red", "--property", "region=eu")
+    assert produced[0]["messages"] > 50
+    [row] = run("peek", world.topic, "-q", "broker-b/1", "--last", "1")
+    assert (row["tags"], row["properties"]["region"]) == ("red", "eu")
+
+
 def test_one_queues_lock_is_released(world: World, run: Run) -> None:
     client = world.broker.groups.join("query")
     world.broker.groups.heartbeat(world.group, client, world.shared())

@@ -403,7 +403,21 @@ def test_json_objects_have_their_key_in_a_field(run: Run, broker: Broker, tmp_pa
         (["--format", "json"], b'{"a":1}\n\xff\n', 1, "line 2 of the input is not UTF-8"),
         (["--key-separator", ":"], "a:1\nb\n", 1, "line 2 of the input has no ':'"),
         (["--key-separator", ":"], b"\xff:1", 1, "line 1 of the input is not UTF-8"),
-        ([], "x" * (5 << 20), 1, "TOO_LARGE"),
+        ([], "small\n" + "x" * (5 << 20) + "\n", 1, "TOO_LARGE.*line 2 of the input has a body of 5242880 bytes"),
+        (
+            ["--key-separator", ":"],
+            "a:1\n" + "k" * 5000 + ":1\n",
+            1,
+            "KEY_TOO_LONG.*line 2 of the input has a sharding key of 5000",
+        ),
+        (["--tags", "A", "--tags-field", "t"], "", 2, "CONFLICT"),
+        (["--format", "lines", "--tags-field", "t"], "", 2, "CONFLICT.*exclude --format lines"),
+        (["--format", "lines", "--property-field", "t"], "", 2, "CONFLICT.*exclude --format lines"),
+        (["--tags", ""], "", 2, "option --tags is empty"),
+        (["--property", "region"], "", 2, "write for example --property region=eu"),
+        (["--property", "=eu"], "", 2, "write for example --property region=eu"),
+        (["--property", "TAGS=x"], "", 2, "give another name, or --tags for a tag"),
+        (["--property", "a=1", "--property", "a=2"], "", 2, "given twice"),
         ([], "x" * (9 << 20), 1, "TOO_LARGE|longer than any message"),
         (["--key", "k", "--key-separator", ":"], "", 2, "CONFLICT"),
         (["--key", "k", "--format", "lines"], "", 2, "CONFLICT"),
@@ -431,6 +445,69 @@ def test_what_cannot_be_produced(
     assert re.search(says, result.stderr)
     assert result.stdout == ""
     assert bodies(broker, "a") == [[], []]
+
+
+def pulled(broker: Broker, topic: str, *columns: str) -> list[tuple[Any, ...]]:
+    """Columns of the messages of a topic of one queue."""
+    [queue] = broker.log.queues(topic)
+    batch = broker.log.pull(queue, 0, 1000, 1 << 24, columns)
+    return list(zip(*(batch[name].to_pylist() for name in columns), strict=True))
+
+
+def test_every_message_gets_tags_and_properties(run: Run, broker: Broker) -> None:
+    run("produce", "a", "--queues", "1", "--tags", "red", "--property", "region=eu", "--property", "q=a=b", input="1\n2\n")
+    given = ("red", [("region", "eu"), ("q", "a=b")])
+    assert pulled(broker, "a", "body", "tags", "properties") == [(b"1", *given), (b"2", *given)]
+    assert [(row["tags"], row["properties"]) for row in run("peek", "a")] == [("red", {"region": "eu", "q": "a=b"})] * 2
+
+
+def test_fields_of_objects_are_tags_and_properties(run: Run, broker: Broker) -> None:
+    objects = [
+        '{"k": "x", "t": "A", "geo": {"land": "de"}, "n": 7}',
+        "",
+        '{"k": "y", "t": "", "n": ""}',
+        '{"k": "z", "n": 1.5}',
+    ]
+    fields = ("--tags-field", "t", "--property-field", "land=geo.land", "--property-field", "n", "--property", "src=test")
+    run("produce", "a", "--queues", "1", "--key", "k", *fields, input="\n".join(objects))
+    assert pulled(broker, "a", "sharding_key", "tags", "properties") == [
+        ("x", "A", [("src", "test"), ("land", "de"), ("n", "7")]),
+        ("y", None, [("src", "test")]),
+        ("z", None, [("src", "test"), ("n", "1.5")]),
+    ]
+    # A field says that lines are objects, without --key as well.
+    assert "not JSON" in CliRunner().invoke(app, ["produce", "a", *fields, "--path", str(broker.path)], input="no").stderr  # type: ignore[attr-defined]
+
+
+def test_nothing_is_drawn_over_what_is_typed(store: Path, broker: Broker) -> None:
+    broker.admin.create_topic("a", 1)
+    [queue] = broker.log.queues("a")
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "produce", "a", "--path", str(store)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT, close_fds=True)
+    os.close(theirs)
+    said = b""
+
+    def read_until(done: Callable[[], bool]) -> None:
+        nonlocal said
+        deadline = time.monotonic() + 60
+        while not done():
+            assert time.monotonic() < deadline, said
+            if select.select([ours], [], [], 0.05)[0]:
+                said += os.read(ours, 4096)
+
+    read_until(lambda: b"Ctrl-D" in said)
+    for number, line in enumerate((b"hello\n", b"world\n"), 1):
+        os.write(ours, line)
+        # A bar is drawn ten times a second: it has had its time when the line is written.
+        read_until(lambda number=number: broker.log.bounds([queue])[queue].max_offset == number)  # type: ignore[misc]
+    os.write(ours, b"\x04")
+    read_until(lambda: b"wrote 2 messages" in said)
+    assert process.wait(60) == 0
+    os.close(ours)
+    # Not one control character, and nothing between what was typed.
+    assert b"\x1b" not in said
+    assert said.startswith(b"reading lines from the terminal; end with Ctrl-D\r\nhello\r\nworld\r\nwrote 2 messages")
 
 
 def test_what_was_written_before_an_error_stays_and_is_counted(store: Path, broker: Broker, tmp_path: Path) -> None:
@@ -467,6 +544,88 @@ def test_peek(run: Run, text: Run) -> None:
     run("produce", "bytes", "--queues", "1", input=b"\xff\x00")
     assert run("peek", "bytes")[0]["body_hex"] == "ff00"
     assert "0xff00" in text("peek", "bytes")
+
+
+class Following:
+    """``peek --follow`` in a process of its own."""
+
+    def __init__(self, store: Path, *arguments: str) -> None:
+        command = [*COMMAND, "peek", "a", "--follow", "--path", str(store), *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT)
+
+    def rows(self, count: int) -> list[tuple[int, str]]:
+        assert self.process.stdout is not None
+        found = [json.loads(self.process.stdout.readline()) for _ in range(count)]
+        return [(row["queue_id"], row["body"]) for row in found]
+
+    def end(self) -> str:
+        """What it says to Ctrl-C, after which it ends as it should."""
+        self.process.send_signal(signal.SIGINT)
+        left, said = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0
+        assert left == b""
+        return said.decode()
+
+
+def test_follow_shows_what_comes_until_ctrl_c(store: Path, broker: Broker) -> None:
+    broker.admin.create_topic("a", 2)
+    first, second = broker.log.queues("a")
+    rows = {body: pa.record_batch({"body": [body], "sharding_key": [body[0]]}) for body in ("x0", "x1", "y0", "x2", "y1")}
+    for body in ("x0", "x1"):
+        broker.log.append(first, rows[body])
+    all_of_it, of_key = Following(store, "--last", "1"), Following(store, "--queue", "0", "--offset", "1", "--key", "x")
+    assert all_of_it.rows(1) == of_key.rows(1) == [(0, "x1")]
+    broker.log.append(second, rows["y0"])
+    assert all_of_it.rows(1) == [(1, "y0")]
+    broker.log.append(first, rows["x2"])
+    assert all_of_it.rows(1) == of_key.rows(1) == [(0, "x2")]
+    # A queue that is new.
+    broker.admin.add_queues("a", 3)
+    broker.log.append(broker.log.queues("a")[2], rows["y1"])
+    assert all_of_it.rows(1) == [(2, "y1")]
+    assert all_of_it.end() == of_key.end() == ""
+
+
+def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Path, broker: Broker) -> None:
+    broker.admin.create_topic("a", 1)
+    [queue] = broker.log.queues("a")
+    for body in ("0", "1", "2"):
+        broker.log.append(queue, pa.record_batch({"body": [body]}))
+    result = CliRunner().invoke(app, ["peek", "a", "-f", "-q", "0", "--offset", "1", "-n", "2", "--path", str(store)])
+    assert [json.loads(line)["body"] for line in result.stdout.splitlines()] == ["1", "2"]
+    result = CliRunner().invoke(app, ["peek", "a", "-f", "--last", "2", "-n", "2", "--no-json", "--path", str(store)])
+    assert [line.split()[-1] for line in result.stdout.splitlines()] == ["1", "2"]
+    following = Following(store, "--last", "1")
+    assert following.rows(1) == [(0, "2")]
+    broker.admin.delete_topic("a")
+    broker.admin.create_topic("a", 1)
+    _, said = following.process.communicate(timeout=60)
+    # Either state may be seen first.
+    assert following.process.returncode in (1, 3)
+    assert b"DATA_LOSS.TOPIC_RECREATED" in said or b"TOPIC.MISSING" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_follow_on_a_terminal(store: Path, broker: Broker) -> None:
+    broker.admin.create_topic("a", 1)
+    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": ["two\nlines"], "sharding_key": ["k"]}))
+    said, status = on_terminal(["peek", "a", "--follow", "--last", "1", "--path", str(store)], (b"two lines", CTRL_C))
+    assert status == 0
+    assert "Ctrl-C ends" in said
+    assert re.search(r"0 +0  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d  k  -  two lines\r\n", said)
+    assert "Traceback" not in said
+
+
+def test_alter(run: Run, text: Run) -> None:
+    run("topic", "create", "a", "--queues", "1", "--retention-time", "7d")
+    [row] = run("topic", "alter", "a", "--retention-size", "10g")
+    assert (row["retention_seconds"], row["retention_bytes"]) == (604_800, 10 << 30)
+    assert "keeps messages 12 h and up to 10.0 GiB" in text("topic", "alter", "a", "--retention-time", "12h")
+    assert "keeps messages for ever" in text("topic", "alter", "a", "--retention-time", "none", "--retention-size", "NONE")
+    assert run("topic", "list")[0]["retention_seconds"] is None
+    assert "nothing to change; give --retention-time" in run("topic", "alter", "a", code=2)
+    assert "for example 7d" in run("topic", "alter", "a", "--retention-time", "soon", code=2)
+    assert "no topic 'b'; orderedmq topic list" in run("topic", "alter", "b", "--retention-time", "1d", code=3)
 
 
 # Groups and locks.
@@ -591,6 +750,9 @@ def test_on_a_terminal_there_are_tables_and_questions(store: Path, broker: Broke
     assert (status, len(broker.log.topics())) == (code, left)
 
 
+CTRL_C = b"\x03"
+
+
 def on_terminal(arguments: list[str], answer: tuple[bytes, bytes] | None = None) -> tuple[str, int]:
     """What a command says on a terminal, and its exit code. ``answer``: what to wait for, and what to type then."""
     ours, theirs = pty.openpty()
@@ -609,7 +771,11 @@ def on_terminal(arguments: list[str], answer: tuple[bytes, bytes] | None = None)
             break
         said += part
         if answer is not None and answer[0] in said:
-            os.write(ours, answer[1])
+            if answer[1] == CTRL_C:
+                # It is not the terminal that the process is controlled by.
+                process.send_signal(signal.SIGINT)
+            else:
+                os.write(ours, answer[1])
             answer = None
     os.close(ours)
     return said.decode(), process.wait(60)

@@ -1,0 +1,87 @@
+"""``orderedmq peek --follow``: messages as they come."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from orderedmq.broker import Log
+from orderedmq.cli.shell import Shell, console
+from orderedmq.errors import DataLossError
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+
+#: Seconds between two looks where the broker does not tell cheaply that nothing changed, and where it does.
+_LOOK: Final = 0.5
+_GLANCE: Final = 0.1
+
+Pull = Callable[[MessageQueue, int, int], pa.RecordBatch]
+
+
+def arrivals(
+    log: Log,
+    queues: Callable[[], Sequence[MessageQueue]],
+    positions: dict[MessageQueue, int],
+    pull: Pull,
+    note: Callable[[str], None],
+) -> Iterator[list[pa.RecordBatch]]:
+    """Batches of messages from ``positions`` on, as they come, without an end; each queue's in order. A queue that is new is read whole.
+
+    Raises TopicError MISSING when the topic is deleted, DataLossError TOPIC_RECREATED.
+    """
+    while True:
+        changed = log.change()
+        there = queues()
+        found = []
+        for queue, at in log.bounds(list(there)).items():
+            begin = positions.setdefault(queue, at.min_offset)
+            if begin > at.max_offset:
+                raise DataLossError(
+                    "TOPIC_RECREATED",
+                    f"queue {queue} ends at {at.max_offset}, and its messages up to {begin} were there before: topic {queue.topic!r} was "
+                    "deleted and created again, or its broker lost messages; run the command again",
+                )
+            if begin < at.min_offset:
+                note(
+                    f"messages {begin} to {at.min_offset - 1} of queue {queue} were deleted by retention before they were shown"
+                )
+                begin = at.min_offset
+            if begin < at.max_offset:
+                batch = pull(queue, begin, at.max_offset)
+                begin += batch.num_rows
+                # None where the broker has lost its tail since it told the bounds.
+                found += [batch] if batch.num_rows else []
+            positions[queue] = begin
+        if found:
+            yield found
+            continue
+        time.sleep(_LOOK if changed is None else _GLANCE)
+        while changed is not None and log.change() == changed:
+            time.sleep(_GLANCE)
+
+
+class Lines:
+    """Messages for a person, one line each: a table would have to know the widest of those to come."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._console = console()
+        self._place = 0
+
+    def show(self, rows: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]) -> None:
+        """JSON lines, or lines of place, offset, time, key and body; on their way when it returns."""
+        from rich.text import Text
+
+        for row in rows:
+            if self._shell.json:
+                self._shell.emit(row)
+                continue
+            place = str(row["queue_id"]) if row["broker"] == EMBEDDED_BROKER else f"{row['broker']}/{row['queue_id']}"
+            self._place = max(self._place, len(place))
+            when = f"{row['store_timestamp'][:10]} {row['store_timestamp'][11:19]}"
+            said = (f"{place:>{self._place}} {row['queue_offset']:>8}", when, row["sharding_key"], row["tags"], text(row))
+            self._console.print(Text("  ".join(" ".join((part or "-").splitlines()) for part in said)), soft_wrap=True)
+        sys.stdout.flush()

@@ -1,0 +1,194 @@
+"""Lines of a file or a terminal as messages: where one ends, and what is body, key, tag and property in it."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq import json_field
+from orderedmq.errors import MessageError, SchemaError
+from orderedmq.json_field import BadJson
+from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, PROPERTIES_TYPE
+from orderedmq.sharding_key import KeyType, check_lines
+
+#: Bytes of lines that are appended at once; what comes slowly is appended after so many seconds.
+BLOCK_BYTES: Final = 8 * 1024 * 1024
+LINGER: Final = 0.2
+#: A line longer than any message can be is not worth collecting.
+_LONGEST: Final = 2 * MAX_BODY_BYTES
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a line is: a JSON object, or a body with or without a key before it.
+
+    ``key``, ``tags_field`` and the values of ``property_fields`` are fields of the objects; ``tags`` and ``properties`` are the same for all
+    messages.
+    """
+
+    json: bool = False
+    key: str | None = None
+    separator: str | None = None
+    key_type: KeyType = "text"
+    tags: str | None = None
+    tags_field: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    property_fields: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_lines(source: IO[bytes]) -> Iterator[tuple[int, pa.Array]]:
+    """Blocks of whole lines with the number of the first one, from 1."""
+    first, rest = 1, b""
+    for block in _blocks(source):
+        whole, newline, tail = block.rpartition(b"\n")
+        if not newline:
+            rest += tail
+            if len(rest) > _LONGEST:
+                raise SchemaError("WRONG_TYPE", f"line {first} is longer than any message may be ({MAX_BODY_BYTES} bytes)")
+            continue
+        lines = (rest + whole).split(b"\n")
+        rest = tail
+        yield first, _stripped(lines)
+        first += len(lines)
+    if rest:
+        yield first, _stripped([rest])
+
+
+def _stripped(lines: list[bytes]) -> pa.Array:
+    """Without the carriage returns of a file from Windows."""
+    column = pa.array(lines, pa.binary())
+    returned = pc.ends_with(column, b"\r")
+    if not pc.any(returned).as_py():
+        return column
+    return pc.if_else(returned, pc.binary_slice(column, 0, -1), column)
+
+
+def _blocks(source: IO[bytes]) -> Iterator[bytes]:
+    """What there is, up to BLOCK_BYTES; never waiting longer than LINGER once there is something."""
+    try:
+        descriptor = source.fileno()
+    except (OSError, io.UnsupportedOperation):
+        while block := source.read(BLOCK_BYTES):
+            yield block
+        return
+    parts: list[bytes] = []
+    held, until = 0, 0.0
+    while True:
+        if parts and not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
+            part = None
+        else:
+            part = os.read(descriptor, BLOCK_BYTES - held)
+            if part and not parts:
+                until = time.monotonic() + LINGER
+            parts.append(part)
+            held += len(part)
+        if not part or held >= BLOCK_BYTES:
+            if held:
+                yield b"".join(parts)
+            parts, held = [], 0
+        if part == b"":
+            return
+
+
+def messages(lines: pa.Array, first: int, form: Form) -> pa.RecordBatch:
+    """Messages of lines, the first of which has the number ``first``. Raises SchemaError or MessageError that names a line."""
+    numbers: Sequence[int] = range(first, first + len(lines))
+    keys = tags = None
+    properties: list[pa.Array] = []
+    if form.json:
+        blank = pc.equal(pc.binary_length(pc.utf8_trim_whitespace(_as_text(lines, first))), 0)
+        if pc.any(blank).as_py():
+            numbers = pa.array(np.asarray(numbers)).filter(pc.invert(blank)).to_pylist()
+            lines = lines.filter(pc.invert(blank))
+        # Without a key the objects are still looked at: a field that none has.
+        keys = _field(lines, form.key or "", numbers)
+        if form.key is None:
+            keys = None
+        elif keys.null_count:
+            row = int(pc.index(keys.is_null(), True).as_py())
+            raise SchemaError(
+                "MISSING_COLUMN",
+                f"line {numbers[row]} of the input has no field {form.key!r}: a message without a key has no order; filter it out",
+            )
+        if form.tags_field is not None:
+            tags = _field(lines, form.tags_field, numbers)
+            # RocketMQ has no empty tag.
+            tags = pc.if_else(pc.equal(tags, ""), pa.scalar(None, pa.string()), tags)
+        properties = [_field(lines, name, numbers) for name in form.property_fields.values()]
+    elif form.separator is not None:
+        text = _as_text(lines, first)
+        place = pc.find_substring(text, form.separator)
+        if pc.any(pc.less(place, 0)).as_py():
+            row = int(pc.index(pc.less(place, 0), True).as_py())
+            raise SchemaError(
+                "MISSING_COLUMN", f"line {numbers[row]} of the input has no {form.separator!r} between key and body"
+            )
+        parts = pc.split_pattern(text, form.separator, max_splits=1)
+        keys, lines = pc.list_element(parts, 0), pc.list_element(parts, 1)
+    if keys is not None:
+        check_lines(keys, form.key_type, numbers)
+    _check_length(lines, "body", MAX_BODY_BYTES, "TOO_LARGE", numbers)
+    columns = {"body": lines}
+    if keys is not None:
+        _check_length(keys, "sharding key", MAX_KEY_BYTES, "KEY_TOO_LONG", numbers)
+        columns["sharding_key"] = keys
+    if form.tags is not None:
+        tags = pa.repeat(pa.scalar(form.tags, pa.string()), len(lines))
+    if tags is not None:
+        _check_length(tags, "tag", MAX_KEY_BYTES, "KEY_TOO_LONG", numbers)
+        columns["tags"] = tags
+    if form.properties or properties:
+        columns["properties"] = _properties(form, properties, len(lines))
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _field(objects: pa.Array, name: str, numbers: Sequence[int]) -> pa.Array:
+    """The text of a field; null where it is missing or null. Raises SchemaError WRONG_TYPE."""
+    try:
+        return json_field.values(objects, name)
+    except BadJson as error:
+        raise SchemaError("WRONG_TYPE", f"line {numbers[error.row]} of the input: {error.why}") from error
+
+
+def _properties(form: Form, fields: Sequence[pa.Array], count: int) -> pa.Array:
+    same = list(form.properties.items())
+    if not fields:
+        return pa.array([same] * count, PROPERTIES_TYPE)
+    rows = zip(*(column.to_pylist() for column in fields), strict=True)
+    # RocketMQ has no property without a value.
+    return pa.array(
+        [same + [(name, value) for name, value in zip(form.property_fields, row, strict=True) if value] for row in rows],
+        PROPERTIES_TYPE,
+    )
+
+
+def _check_length(column: pa.Array, what: str, most: int, sub: str, numbers: Sequence[int]) -> None:
+    lengths = pc.fill_null(pc.binary_length(column), 0)
+    longest = pc.max(lengths).as_py() or 0
+    if longest > most:
+        row = int(pc.index(pc.greater(lengths, most), True).as_py())
+        raise MessageError(
+            sub,
+            f"line {numbers[row]} of the input has a {what} of {lengths[row].as_py()} bytes, at most {most} are allowed; shorten it",
+        )
+
+
+def _as_text(lines: pa.Array, first: int) -> pa.Array:
+    try:
+        return lines.cast(pa.string())
+    except pa.ArrowInvalid as error:
+        for row, line in enumerate(lines.to_pylist()):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                raise SchemaError("WRONG_TYPE", f"line {first + row} of the input is not UTF-8") from error
+        raise
