@@ -18,7 +18,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
@@ -96,14 +96,13 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
     except FileNotFoundError:
         return []
     for path in files:
-        text, _, checksum = path.read_bytes().decode(errors="replace").partition("\n")
-        if checksum != f"{_checksum(text)}\n":
+        record = _record(path)
+        if record is None:
             raise StoreError(
                 "CORRUPT",
                 f"{path}, in which a task of batch {run.batch_id} noted what it reads, fails its checksum: the disk or another program "
                 "changed it; restart the query, whose next run notes it anew",
             )
-        record = json.loads(text)
         queue = MessageQueue(record["topic"], EMBEDDED_BROKER, record["queue_id"])
         span = OffsetRange(record["begin"], record["end"])
         proof = None
@@ -119,13 +118,20 @@ def names(store: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for path in (store / FOLDER).glob("*/*/*"):
         try:
-            record = json.loads(path.read_text())
-        except (OSError, ValueError):
-            # Removed, or about to be written.
+            record = _record(path)
+        except FileNotFoundError:
             continue
-        if record.get("token") is not None and record.get("query", [None, None])[1] is not None:
+        # One that is damaged, or only about to be written, says no name.
+        if record is not None and record["token"] is not None and record["query"][1] is not None:
             found[record["token"][2]] = record["query"][1]
     return found
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    """What a task has noted; None where it fails its checksum."""
+    text, _, checksum = path.read_bytes().decode(errors="replace").partition("\n")
+    record: dict[str, Any] = json.loads(text) if checksum == f"{_checksum(text)}\n" else {}
+    return record or None
 
 
 def _forget_before(query: Path, batch_id: int) -> None:
