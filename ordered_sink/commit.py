@@ -70,7 +70,7 @@ class _Planned:
         if not written:
             return None
         self._check_keys(written)
-        with reach(self.options.endpoint, identity=self.identity) as broker:
+        with reach(self.options.endpoint, identity=self.identity, seen_here=True) as broker:
             return broker.outbox.publish(
                 written[0].batch,
                 [message.receipt for message in written],
@@ -82,7 +82,7 @@ class _Planned:
     def discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         receipts = [message.receipt for message in messages if isinstance(message, Written)]
         if receipts:
-            with reach(self.options.endpoint, identity=self.identity) as broker:
+            with reach(self.options.endpoint, identity=self.identity, seen_here=True) as broker:
                 broker.outbox.discard(receipts)
 
     def _check_keys(self, written: Sequence[Written]) -> None:

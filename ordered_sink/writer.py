@@ -64,7 +64,7 @@ def write(
     context = TaskContext.get()
     assert context is not None, "a writer runs in a Spark task"
     batch = sink_batch(options, run_of(context.getLocalProperty), job, streaming=streaming)
-    broker = kept(options.endpoint, identity)
+    broker = kept(options.endpoint, identity, run=batch.run.run_id if streaming and batch.run is not None else "")
     staging = broker.outbox.open(batch, context.partitionId())
     try:
         seed = batch.batch_id * 65537 + context.partitionId()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from orderedmq.broker import Broker
 from orderedmq.endpoint import Endpoint
@@ -43,34 +43,53 @@ def connect(
     return EmbeddedBroker(Path(path), identity=identity, map_size=map_size)
 
 
-def reach(endpoint: Endpoint, *, identity: str | None = None) -> Broker:
-    """A connection to the broker that options name."""
-    return connect(
-        endpoint.path, namesrv_addr=endpoint.namesrv_addr, credentials=endpoint.credentials, tls=endpoint.tls, identity=identity
-    )
+def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = False) -> Broker:
+    """A connection to the broker that options name.
+
+    ``seen_here``: this machine had the broker ``identity`` at that place, so if it has not any more, it was replaced, moved or deleted.
+    """
+    if endpoint.path is not None:
+        from orderedmq.embedded.broker import EmbeddedBroker
+
+        return EmbeddedBroker(Path(endpoint.path), identity=identity, seen_here=seen_here)
+    return connect(namesrv_addr=endpoint.namesrv_addr, credentials=endpoint.credentials, tls=endpoint.tls, identity=identity)
 
 
-_kept: dict[tuple[Endpoint, str], tuple[int, tuple[int, int], Broker]] = {}
+_kept: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}
+#: The store that each of the last runs of queries wrote to.
+_written: dict[tuple[Endpoint, str], str] = {}
+_MOST_RUNS: Final = 100
 
 
-def kept(endpoint: Endpoint, identity: str) -> Broker:
+def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
     """A connection that stays open for the life of this process: an executor's worker runs many short tasks.
 
-    A store that was deleted and made anew at the same place, and a fork, lead to a new connection.
+    A fork leads to a new one. One to a store that is not there any more raises StoreError when it is used, until a query of the store
+    that is there now comes. ``run``: a query's run that writes; it is refused (StoreError REPLACED) where it came with another store before.
     """
-    place = (0, 0)
-    if endpoint.path is not None:
-        try:
-            status = os.stat(os.path.join(endpoint.path, "data.mdb"))
-            place = (status.st_dev, status.st_ino)
-        except FileNotFoundError:
-            pass
+    if run and endpoint.path is not None and _remembered(endpoint, run, identity) != identity:
+        from orderedmq.embedded.store_file import not_the_same
+
+        raise not_the_same(endpoint.path)
     known = _kept.get((endpoint, identity))
-    if known is not None:
-        if known[:2] == (os.getpid(), place):
-            return known[2]
-        if known[0] == os.getpid():
-            known[2].close()
+    if known is not None and known[0] == os.getpid():
+        return known[1]
     broker = reach(endpoint, identity=identity)
-    _kept[(endpoint, identity)] = (os.getpid(), place, broker)
+    if endpoint.path is not None and broker.identity:
+        _close_former(endpoint)
+    _kept[(endpoint, identity)] = (os.getpid(), broker)
     return broker
+
+
+def _close_former(endpoint: Endpoint) -> None:
+    """Connections to stores that were at this place: open files of theirs would keep their room on the disk."""
+    for key, (pid, broker) in list(_kept.items()):
+        if key[0] == endpoint and pid == os.getpid():
+            broker.close()
+            _kept[key] = (pid, reach(endpoint, identity=key[1], seen_here=True))
+
+
+def _remembered(endpoint: Endpoint, run: str, identity: str) -> str:
+    while len(_written) >= _MOST_RUNS and (endpoint, run) not in _written:
+        del _written[next(iter(_written))]
+    return _written.setdefault((endpoint, run), identity)

@@ -219,6 +219,7 @@ class StoreError(OrderedMQError):
             "NOT_A_STORE",
             "NOT_EMPTY",
             "OTHER_MACHINE",
+            "REPLACED",
             "NETWORK_FILE_SYSTEM",
             "PERMISSION",
             "PLATFORM",

@@ -15,6 +15,7 @@ from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.embedded.store import Store
+from orderedmq.embedded.store_file import not_the_same
 from orderedmq.errors import StoreError
 
 
@@ -22,10 +23,18 @@ class EmbeddedBroker:
     """A connection to the store in one directory. Several may share it, in one process and in many."""
 
     def __init__(
-        self, path: Path, *, identity: str | None = None, map_size: int | None = None, clock: Clock | None = None
+        self,
+        path: Path,
+        *,
+        identity: str | None = None,
+        seen_here: bool = False,
+        map_size: int | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        """``identity``: of the store that is expected there; ``seen_here``: it was there, on this machine."""
         self.path = Path(os.path.abspath(path))
         self._expected = identity
+        self._seen_here = seen_here
         self._map_size = map_size
         self._clock: Clock = clock or SystemClock()
         self._opened: Store | None = None
@@ -40,18 +49,20 @@ class EmbeddedBroker:
             except StoreError as error:
                 if self._expected is None or error.sub != "MISSING":
                     raise
-                raise self._elsewhere("there is no store") from error
+                raise self._unexpected("there is no store") from error
             if self._expected is not None and store.identity != self._expected:
                 store.close()
-                raise self._elsewhere("there is another store")
+                raise self._unexpected("there is another store")
             self._opened = store
         return self._opened
 
-    def _elsewhere(self, what: str) -> StoreError:
+    def _unexpected(self, what: str) -> StoreError:
+        if self._seen_here:
+            return not_the_same(self.path)
         return StoreError(
             "OTHER_MACHINE",
-            f"{what} at {self.path} on this machine: the embedded broker serves one machine; use namesrvAddr for a cluster, or a local "
-            "master",
+            f"{what} at {self.path} on this machine, not the one that the query was planned with: the embedded broker serves one machine; "
+            "use namesrvAddr for a cluster, or a local master; if the store was replaced or moved meanwhile, start the query again",
         )
 
     @property

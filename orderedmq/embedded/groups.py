@@ -103,6 +103,7 @@ class EmbeddedGroups:
         self.life = LOCK_LIFE
 
     def join(self, owner: str) -> Client:
+        self._store.require_here()
         with self._store.mapped("join a group"):
             presence = Presence(self._store.path, owner)
         self._present[presence.client.client_id] = presence

@@ -44,7 +44,8 @@ class Presence:
 
     def close(self) -> None:
         if self._descriptor is not None:
-            with contextlib.suppress(FileNotFoundError):
+            # The store may have been moved away, or something else stand there.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._path.unlink()
             os.close(self._descriptor)
             self._descriptor = None

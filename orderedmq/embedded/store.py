@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import resource
-import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ import lmdb
 from orderedmq.embedded import formats, layout, verify
 from orderedmq.embedded.gate import Gate
 from orderedmq.embedded.place import drop_pages, file_system, refuse_other_files
+from orderedmq.embedded.store_file import File, Whereabouts, file_at, recognised
 from orderedmq.embedded.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
 
@@ -75,15 +75,21 @@ T = TypeVar("T")
 
 
 class Store:
-    """The environment of one directory in this process; ``open`` shares it, the last ``close`` closes it."""
+    """The environment of one store in this process; ``open`` shares it, the last ``close`` closes it.
 
-    _shared: ClassVar[dict[str, Store]] = {}
+    Each use makes sure that a path still leads to its file, and raises StoreError REPLACED or MISSING otherwise.
+    """
+
+    _shared: ClassVar[dict[File, Store]] = {}
     _guard: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, path: Path, map_size: int) -> None:
-        self.path = path
+        self._path = path
         self.map_size = map_size
+        #: Of the store and its file: a copy is another store.
         self.identity = ""
+        #: None until it was opened for the first time.
+        self._whereabouts: Whereabouts | None = None
         self._users = 0
         self._writes = 0
         self._closed = False
@@ -98,10 +104,7 @@ class Store:
     @staticmethod
     def exists(path: Path) -> bool:
         """Raises PermissionError where a directory above cannot be entered."""
-        try:
-            return stat.S_ISREG(os.stat(path / "data.mdb").st_mode)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+        return file_at(path) is not None
 
     @classmethod
     def require_there(cls, path: Path) -> None:
@@ -133,13 +136,12 @@ class Store:
             raise _no_permission(path, error) from error
         if not create:
             cls.require_there(path)
-        key = os.path.realpath(path)
         with cls._guard:
-            store = cls._shared.get(key)
+            store = cls._open_here(path)
             if store is None:
                 store = cls(path, map_size or MAP_SIZE)
                 store._environment(create=create)
-                cls._shared[key] = store
+                cls._shared[store._known.file] = store
             store._users += 1
             return store
 
@@ -152,7 +154,8 @@ class Store:
         """
         # Nobody opens it meanwhile: an environment is opened once per process.
         with cls._guard, contextlib.ExitStack() as stack:
-            store = cls._shared.get(os.path.realpath(path))
+            file = file_at(path)
+            store = cls._shared.get(file) if file is not None else None
             stack.enter_context((store or cls(path, MAP_SIZE)).mapped("open"))
             env = store._env if store is not None else None
             if env is None:
@@ -160,12 +163,45 @@ class Store:
             with env.begin() as txn:
                 yield txn.id()
 
+    @classmethod
+    def _open_here(cls, path: Path) -> Store | None:
+        """The store that this process has open, if ``path`` leads to it."""
+        file = file_at(path)
+        store = cls._shared.get(file) if file is not None else None
+        if store is None:
+            return None
+        store._known.also(path)
+        try:
+            store._environment()
+        except StoreError as error:
+            # Its handle was given up (`_drop`, `_forget`), and another store has got its file's number since.
+            if error.sub != "REPLACED":
+                raise
+            return None
+        return store
+
+    @property
+    def path(self) -> Path:
+        """A path that leads to the store, if one of those does by which it was opened."""
+        return self._path if self._whereabouts is None else self._whereabouts.path
+
+    @property
+    def _known(self) -> Whereabouts:
+        assert self._whereabouts is not None, "it was opened"
+        return self._whereabouts
+
+    def require_here(self) -> None:
+        """Raises StoreError REPLACED or MISSING when the path leads to another store, or none. For what lies beside the store's file."""
+        if self._whereabouts is not None:
+            self._whereabouts.require()
+
     def close(self) -> None:
         with self._guard:
             self._users -= 1
             if self._users <= 0:
                 self._closed = True
-                self._shared.pop(os.path.realpath(self.path), None)
+                if self._shared.get(self._known.file) is self:
+                    del self._shared[self._known.file]
                 self._drop()
 
     def _drop(self) -> None:
@@ -180,6 +216,7 @@ class Store:
         self._opening, self._unmapping, self._gate = threading.Lock(), threading.Lock(), Gate()
 
     def _environment(self, *, create: bool = False) -> tuple[Any, dict[str, Any]]:
+        self.require_here()
         env, handles = self._env, self._handles
         if env is not None:
             return env, handles
@@ -190,11 +227,14 @@ class Store:
                 if create:
                     self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 verify.require_metas(self.path)
+                before = file_at(self.path)
                 env = self._lmdb(create)
                 try:
                     env.reader_check()
                     verify.require_sound(self.path, env)
-                    handles, self.identity = formats.prepare(env, self.path, create)
+                    handles, store_id = formats.prepare(env, self.path, create)
+                    file, self.identity = recognised(self.path, before, store_id, self.identity)
+                    self._whereabouts = self._whereabouts or Whereabouts(self._path, file)
                 except BaseException:
                     env.close()
                     raise
@@ -252,6 +292,8 @@ class Store:
             transaction = Transaction(txn, handles, self.path, payloads.require)
             yield transaction
             transaction.sign()
+        # Nobody would ever see what went into a store that is gone.
+        self.require_here()
 
     def spare(self, work: Callable[[Transaction], T]) -> T:
         """A write that must go on where the map is full, which gets some more then: a renewal, or what gives room back."""

@@ -130,7 +130,8 @@ def plain(value: Any) -> Any:
 
 #: Everything that a user can read, each by itself, in values of JSON.
 READS: dict[str, Callable[[EmbeddedBroker], Any]] = {
-    "identity": lambda broker: broker.identity,
+    # Of the store, wherever its file is.
+    "identity": lambda broker: broker.identity.partition("-")[0],
     "topics": topics,
     **{f"messages of {queue}": partial(messages, queue=queue) for queue in QUEUES},
     **{f"group {name}": partial(group, name=name) for name in GROUPS},

@@ -1,0 +1,82 @@
+"""A store that is replaced, moved or deleted under a running query fails it by name, and soon: source and sink."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from orderedmq import connect
+from tests.faults.points import until
+from tests.spark.conftest import Rig
+
+
+def gone(rig: Rig) -> None:
+    shutil.rmtree(rig.path)
+
+
+def copied(rig: Rig) -> None:
+    """As a restore from a backup makes it: the same messages and topics, another file."""
+    former = rig.path + "-former"
+    shutil.move(rig.path, former)
+    shutil.copytree(former, rig.path)
+
+
+def fails(query: Any) -> str:
+    """Why the query failed: soon, a minute is for a busy machine."""
+    with pytest.raises(StreamingQueryException) as caught:
+        assert query.awaitTermination(60), "the query is still active"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("happen", "condition"), [(gone, "MISSING"), (copied, "REPLACED")])
+def test_an_idle_query_fails_by_name_when_its_store_is_gone(happen: Callable[[Rig], None], condition: str, rig: Rig) -> None:
+    rig.topic("in", 2, rows=10)
+    query = (
+        rig.stream(topic="in", consumerGroup="g")
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(rig.folder / "ck"))
+        .start()
+    )
+    queues = rig.broker.log.queues("in")
+    until(lambda: sum(rig.broker.groups.offsets("g", queues).values()) == 10, "all is read", 60)
+    happen(rig)
+    text = fails(query)
+    assert f"[ORDEREDMQ_STORE.{condition}] the store at {rig.path} was" in text
+    assert "while it was in use" in text
+
+
+def test_a_query_that_writes_fails_by_name_when_its_store_is_replaced(rig: Rig) -> None:
+    rig.topic("out", 2)
+    landing = rig.folder / "landing"
+    landing.mkdir()
+    number = 0
+
+    def arrive() -> None:
+        nonlocal number
+        number += 1
+        (landing / f".{number}").write_text(f"row {number}\n")
+        (landing / f".{number}").rename(landing / f"{number}.txt")
+
+    query = rig.start(
+        rig.spark.readStream.text(str(landing)).withColumnRenamed("value", "body"), topic="out", shardingKey="body"
+    )
+
+    def out() -> int:
+        with connect(rig.path) as broker:
+            return sum(at.max_offset for at in broker.log.bounds(broker.log.queues("out")).values())
+
+    for _ in range(3):
+        arrive()
+        until(lambda: out() == number, "it is written", 60)
+    copied(rig)
+
+    def ended() -> bool:
+        arrive()
+        return not query.isActive
+
+    until(ended, "the query has failed", 60)
+    assert f"[ORDEREDMQ_STORE.REPLACED] the store at {rig.path} was replaced" in fails(query)

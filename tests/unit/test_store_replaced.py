@@ -1,0 +1,275 @@
+"""A store that is replaced, moved or deleted while it is in use: whoever uses it is told so at once, and nobody else is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orderedmq import connect
+from orderedmq.broker import Broker, SinkBatch
+from orderedmq.connections import kept, reach
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.store_file import file_at
+from orderedmq.endpoint import Endpoint
+from orderedmq.errors import StoreError
+from orderedmq.membership import Subscription
+from orderedmq.model import MessageQueue
+from tests.contract.support import bodies, locked, refused, rows
+
+QUEUE = MessageQueue("orders", "embedded", 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def broker(path: Path) -> Iterator[Broker]:
+    with connect(path) as broker:
+        broker.admin.create_topic("orders", 1)
+        broker.log.append(QUEUE, rows("ab"))
+        yield broker
+
+
+def away(path: Path) -> Path:
+    """The store is moved."""
+    return path.rename(path.with_name("elsewhere"))
+
+
+def deleted(path: Path) -> None:
+    shutil.rmtree(path)
+
+
+def anew(path: Path) -> None:
+    """Another store stands there."""
+    away(path)
+    with connect(path) as other:
+        other.admin.create_topic("orders", 1)
+        other.log.append(QUEUE, rows("xyz"))
+
+
+def copied(path: Path) -> None:
+    """A copy of the store stands there, as a restore from a backup makes it."""
+    shutil.copytree(away(path), path)
+
+
+def linked(path: Path) -> None:
+    """The path is a link now, to a copy."""
+    shutil.copytree(away(path), path.with_name("copy"))
+    path.symlink_to(path.with_name("copy"))
+
+
+GONE: list[tuple[Callable[[Path], Any], str]] = [
+    (away, "STORE.MISSING"),
+    (deleted, "STORE.MISSING"),
+    (anew, "STORE.REPLACED"),
+    (copied, "STORE.REPLACED"),
+    (linked, "STORE.REPLACED"),
+]
+
+
+@pytest.mark.parametrize(("happen", "condition"), GONE)
+def test_every_use_of_an_open_connection_is_refused_by_name(
+    happen: Callable[[Path], Any], condition: str, path: Path, broker: Broker
+) -> None:
+    client = broker.groups.join("me")
+    [token] = locked(broker, "g", client, [QUEUE])
+    staging = broker.outbox.open(SinkBatch("sink", 1), 0)
+    happen(path)
+    uses: list[Callable[[], Any]] = [
+        broker.log.change,
+        lambda: broker.log.bounds([QUEUE]),
+        lambda: broker.log.pull(QUEUE, 0, 10, 1 << 20, ("body",)),
+        lambda: broker.log.append(QUEUE, rows("c")),
+        lambda: broker.groups.join("another"),
+        lambda: broker.groups.members("g"),
+        lambda: broker.groups.heartbeat("g", client, Subscription("shared", "orders", "averagely")),
+        lambda: broker.groups.renew([token]),
+        lambda: broker.groups.check(token),
+        lambda: broker.groups.commit({token: 1}),
+        partial(staging.add, QUEUE, rows("c")),
+        lambda: broker.outbox.publish(SinkBatch("sink", 2), []),
+        lambda: broker.admin.create_topic("t", 1),
+        broker.admin.groups,
+    ]
+    for use in uses:
+        with refused(condition, path):
+            use()
+    # What ends ends without a foreign error.
+    with refused(condition, path):
+        broker.groups.leave(client)
+    broker.close()
+
+
+def test_a_new_connection_has_the_new_store_and_the_old_one_still_none(path: Path, broker: Broker) -> None:
+    copied(path)
+    with connect(path) as after:
+        after.log.append(QUEUE, rows("new"))
+        with refused("STORE.REPLACED"):
+            bodies(broker, QUEUE)
+        assert bodies(after, QUEUE) == ["a", "b", "n", "e", "w"]
+        broker.close()
+        assert bodies(after, QUEUE) == ["a", "b", "n", "e", "w"]
+        with connect(path) as third:
+            assert third.identity == after.identity
+    with connect(path.with_name("elsewhere")) as former:
+        assert bodies(former, QUEUE) == ["a", "b"]
+
+
+def test_a_store_that_is_put_back_goes_on(path: Path, broker: Broker) -> None:
+    elsewhere = away(path)
+    with refused("STORE.MISSING"):
+        bodies(broker, QUEUE)
+    elsewhere.rename(path)
+    assert bodies(broker, QUEUE) == ["a", "b"]
+
+
+def test_a_store_that_is_open_by_another_path_goes_on_there(path: Path, broker: Broker) -> None:
+    link = path.with_name("link")
+    link.symlink_to(path)
+    with connect(link) as by_link:
+        assert bodies(by_link, QUEUE) == ["a", "b"]
+        link.unlink()
+        link.symlink_to(path.with_name("nothing"))
+        assert bodies(broker, QUEUE) == ["a", "b"]
+    elsewhere = away(path)
+    with connect(elsewhere) as moved:
+        moved.log.append(QUEUE, rows("c"))
+        client = moved.groups.join("me")
+        assert [token.queue for token in locked(moved, "g", client, [QUEUE])] == [QUEUE]
+        assert bodies(broker, QUEUE) == ["a", "b", "c"]
+
+
+def test_a_store_behind_a_folder_that_may_not_be_entered_is_not_said_to_be_gone(
+    path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def stat(place: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        if str(place).endswith("data.mdb"):
+            raise PermissionError(13, "Permission denied", place)
+        return real(place, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert bodies(broker, QUEUE) == ["a", "b"]
+
+
+def in_a_child(work: Callable[[], str]) -> str:
+    """What ``work`` gives in a fork of this process."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, work().encode())
+        except BaseException as error:
+            os.write(write, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        text = pipe.read().decode()
+    os.waitpid(child, 0)
+    return text
+
+
+def test_a_child_after_a_fork_never_takes_another_store_for_its_parents(path: Path, broker: Broker) -> None:
+    def work() -> str:
+        copied(path)
+        try:
+            found = bodies(broker, QUEUE)
+        except StoreError as error:
+            with connect(path) as after:
+                return f"{error.condition} {bodies(after, QUEUE)}"
+        return f"read {found}"
+
+    assert in_a_child(work) == "ORDEREDMQ_STORE.REPLACED ['a', 'b']"
+
+
+def test_stores_are_told_apart_that_have_the_same_file_one_after_the_other(path: Path, broker: Broker) -> None:
+    """A file system gives a deleted file's number to the next one, once nobody has it open: as in a child after a fork."""
+    other = path.with_name("other")
+    with connect(other) as made:
+        made.admin.create_topic("orders", 1)
+    opened = Store.open(path)
+    opened._drop()
+    before = file_at(path)
+    shutil.copyfile(other / "data.mdb", path / "data.mdb")
+    assert file_at(path) == before
+    for _ in range(2):
+        with refused("STORE.REPLACED"):
+            bodies(broker, QUEUE)
+        with connect(path) as after:
+            assert bodies(after, QUEUE) == []
+    opened.close()
+
+
+# -- connections that are kept for tasks --------------------------------------------------------------------------------------------
+
+
+def test_a_kept_connection_is_not_handed_out_for_the_store_that_stands_there_now(path: Path, broker: Broker) -> None:
+    endpoint = Endpoint(path=str(path))
+    before = broker.identity
+    first = kept(endpoint, before)
+    assert kept(endpoint, before) is first
+    assert bodies(first, QUEUE) == ["a", "b"]
+    copied(path)
+    with reach(endpoint) as planning:
+        after = planning.identity
+    assert after != before
+    second = kept(endpoint, after)
+    second.log.append(QUEUE, rows("c"))
+    assert bodies(second, QUEUE) == ["a", "b", "c"]
+    # A task of the query that was planned before.
+    with refused("STORE.REPLACED", path):
+        bodies(kept(endpoint, before), QUEUE)
+    assert bodies(kept(endpoint, after), QUEUE) == ["a", "b", "c"]
+
+
+def test_a_kept_connection_to_a_store_that_is_gone_says_so_again_and_again(path: Path, broker: Broker) -> None:
+    endpoint, identity = Endpoint(path=str(path)), broker.identity
+    bodies(kept(endpoint, identity), QUEUE)
+    away(path)
+    for _ in range(3):
+        with refused("STORE.MISSING", path):
+            bodies(kept(endpoint, identity), QUEUE)
+
+
+def test_a_run_that_writes_into_another_store_than_before_is_refused(path: Path, broker: Broker) -> None:
+    endpoint = Endpoint(path=str(path))
+    kept(endpoint, broker.identity, run="run-1")
+    anew(path)
+    with reach(endpoint) as planning:
+        after = planning.identity
+    with refused("STORE.REPLACED", path):
+        kept(endpoint, after, run="run-1")
+    assert bodies(kept(endpoint, after, run="run-2"), QUEUE) == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(("happen", "condition"), GONE)
+def test_who_has_seen_the_store_here_is_told_of_it_and_not_of_another_machine(
+    happen: Callable[[Path], Any], condition: str, path: Path, broker: Broker
+) -> None:
+    identity = broker.identity
+    broker.close()
+    happen(path)
+    endpoint = Endpoint(path=str(path))
+    with reach(endpoint, identity=identity, seen_here=True) as again, refused(condition, path):
+        again.outbox.publish(SinkBatch("sink", 1), [])
+    with reach(endpoint, identity=identity) as again, refused("STORE.OTHER_MACHINE", path, "replaced"):
+        again.outbox.publish(SinkBatch("sink", 1), [])
+
+
+def test_rows_that_went_into_a_store_that_was_gone_by_then_are_not_acknowledged(path: Path, broker: Broker) -> None:
+    """It is replaced while the writer waits for its turn, or writes."""
+    opened = Store.open(path)
+    with refused("STORE.REPLACED", path), opened.write() as txn:
+        txn.take_number("test")
+        copied(path)
+    opened.close()
