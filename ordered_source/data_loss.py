@@ -10,8 +10,6 @@ from orderedmq.model import MessageQueue
 
 log = logging.getLogger("orderedmq")
 
-_ACCEPT = "failOnDataLoss=false goes on at its end with a warning"
-
 
 def judged(
     queue: MessageQueue, position: int, at: QueueBounds, reader: str, cause: str, *, end: int | None = None
@@ -24,13 +22,13 @@ def judged(
     if position < least:
         return least, aged_out(queue, position, least)
     if position > at.max_offset:
-        return at.max_offset, beyond_end(queue, at.max_offset, f"{reader} has read up to {position}", cause, _ACCEPT)
+        return at.max_offset, beyond_end(queue, at.max_offset, f"{reader} has read up to {position}", cause)
     return position, None
 
 
 def ended(queue: MessageQueue, at: int, planned: int, cause: str) -> DataLossError:
     """A queue ends at ``at`` though messages below ``planned`` were there when the batch was planned."""
-    return beyond_end(queue, at, f"the batch was planned up to {planned}", cause, _ACCEPT)
+    return beyond_end(queue, at, f"the batch was planned up to {planned}", cause)
 
 
 def lose(error: DataLossError, *, fail: bool) -> None:

@@ -130,5 +130,7 @@ def _behind(broker: Broker, partition: QueuePartition, position: int, error: Dat
         least = bounds[queue].min_offset if queue in bounds else after
         # Messages in the middle of a queue may be gone, too.
         after = min(max(least, error.behind or least), partition.end)
+        if after <= position:
+            raise error
     log.warning("%d messages of queue %s are lost, from %d to %d (%s)", after - position, queue, position, after - 1, error)
     return after

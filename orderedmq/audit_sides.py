@@ -21,10 +21,12 @@ from orderedmq.broker import Log
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.json_field import BadJson
 from orderedmq.key_hash import HashedKeys
+from orderedmq.pulls import pulls
 
 #: Messages and bytes of a pull.
 PULL_ROWS: Final = 65536
 PULL_BYTES: Final = 16 * 1024 * 1024
+_COMPARED: Final = ("sharding_key", "body")
 #: Longer identities are hashed one by one: per byte that is faster, and by then nothing else counts.
 _LONG: Final = 512
 _SHOWN: Final = 80
@@ -49,12 +51,10 @@ class TopicSide:
         return int(self._begins[-1])
 
     def rows(self) -> Iterator[Rows]:
-        """Raises OptionError INVALID for a body without the field."""
+        """Raises OptionError INVALID for a body without the field, DataLossError for messages that are not there any more."""
         for (queue, at), number in zip(self._bounds, self._begins[:-1], strict=True):
             offset = at.min_offset
-            while offset < at.max_offset:
-                wanted = min(PULL_ROWS, at.max_offset - offset)
-                batch = self._log.pull(queue, offset, wanted, PULL_BYTES, ("sharding_key", "body"))
+            for batch in pulls(self._log, queue, offset, at.max_offset, PULL_ROWS, PULL_BYTES, _COMPARED):
                 ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
                 yield _rows(batch["sharding_key"], ids, number + offset - at.min_offset, lane=queue.queue_id)
                 offset += batch.num_rows
@@ -65,7 +65,7 @@ class TopicSide:
             place = bisect_right(self._begins, number) - 1
             queue, bounds = self._bounds[place]
             offset = bounds.min_offset + number - self._begins[place]
-            batch = self._log.pull(queue, offset, 1, PULL_BYTES, ("sharding_key", "body"))
+            batch = next(pulls(self._log, queue, offset, offset + 1, 1, PULL_BYTES, _COMPARED))
             ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
             out.append(
                 Place(f"queue {queue.queue_id} offset {offset}", batch["sharding_key"][0].as_py(), shown(ids[0].as_py()))

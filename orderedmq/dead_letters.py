@@ -22,6 +22,7 @@ from orderedmq.broker import Broker, Log
 from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError
 from orderedmq.lock import LockToken, Refusal
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
+from orderedmq.pulls import pulls
 from orderedmq.selector import Keying
 from orderedmq.sharding_key import is_number
 
@@ -96,11 +97,9 @@ def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
 
 
 def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[DeadLetter]]:
-    """The letters from ``begin`` to ``end``, piece by piece."""
-    while begin < end:
-        batch = log.pull(queue, begin, min(PIECE, end - begin), PIECE_BYTES, _COLUMNS)
-        begin += batch.num_rows
-        place = _COLUMNS.index("store_timestamp")
+    """The letters from ``begin`` to ``end``, piece by piece. Raises DataLossError where they are not there any more."""
+    place = _COLUMNS.index("store_timestamp")
+    for batch in pulls(log, queue, begin, end, PIECE, PIECE_BYTES, _COLUMNS):
         yield [
             _letter(row) for row in batch.set_column(place, "store_timestamp", batch.column(place).cast(pa.int64())).to_pylist()
         ]

@@ -170,9 +170,13 @@ def unreadable(queue: object, offset: int, why: str) -> DataLossError:
     return error
 
 
-def beyond_end(queue: object, end: int, known: str, cause: str, remedy: str) -> DataLossError:
+def beyond_end(queue: object, end: int, known: str, cause: str) -> DataLossError:
     """A queue ends before an offset that it once had, as ``known`` says ("this query has read up to 30")."""
-    return DataLossError("BEYOND_END", f"queue {queue} ends at {end}, {known}: {cause}; {remedy}")
+    return DataLossError(
+        "BEYOND_END",
+        f"queue {queue} ends at {end}, {known}: {cause}",
+        Remedy("failOnDataLoss=false goes on at its end with a warning", "run the command again to see what is left"),
+    )
 
 
 def queue_deleted(queue: object, known: str) -> DataLossError:

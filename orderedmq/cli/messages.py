@@ -17,6 +17,7 @@ from orderedmq.cli.shell import Column, Shell, command, moment, short_moment
 from orderedmq.cli.topics import Name
 from orderedmq.errors import OffsetError, OptionError
 from orderedmq.model import MessageQueue
+from orderedmq.pulls import pulls
 
 _COLUMNS = (
     "topic",
@@ -143,7 +144,9 @@ class Look:
 
     def pull(self, queue: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
         """Messages of whatever key from ``begin`` on, times as numbers."""
-        batch = self.log.pull(queue, begin, min(_PULL_ROWS, end - begin), _PULL_BYTES, self.columns)
+        return self._shown(self.log.pull(queue, begin, min(_PULL_ROWS, end - begin), _PULL_BYTES, self.columns))
+
+    def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         place = self.columns.index("store_timestamp")
         return batch.set_column(place, "store_timestamp", batch.column(place).cast(pa.int64()))
 
@@ -153,22 +156,21 @@ class Look:
     def some(
         self, queue: MessageQueue, at: QueueBounds, offset: int | None, most: int, *, backwards: bool
     ) -> list[pa.RecordBatch]:
-        """The first or last ``most`` messages of a queue."""
+        """The first or last ``most`` messages of a queue. Raises DataLossError where they are not there any more."""
         begin, end = at.min_offset if offset is None else _begin(queue, at, offset), at.max_offset
         if backwards and self.key is None:
             begin = max(begin, end - most)
+        elif self.key is None:
+            end = min(end, begin + most)
         out: list[pa.RecordBatch] = []
         rows = 0
-        while begin < end and (backwards or rows < most):
-            batch = self.pull(queue, begin, end if self.key or backwards else min(end, begin + most - rows))
-            begin += batch.num_rows
-            out.append(self.of_key(batch))
-            if not batch.num_rows:
-                # The broker has lost its tail since it told the bounds.
-                break
+        for batch in pulls(self.log, queue, begin, end, _PULL_ROWS, _PULL_BYTES, self.columns):
+            out.append(self.of_key(self._shown(batch)))
             rows += out[-1].num_rows
             while backwards and rows - out[0].num_rows >= most:
                 rows -= out.pop(0).num_rows
+            if not backwards and rows >= most:
+                break
         return out
 
 

@@ -13,6 +13,7 @@ from orderedmq.broker import Log
 from orderedmq.demo import IN, OUT
 from orderedmq.demo.turnaround import LATE, follow, read
 from orderedmq.model import MessageQueue
+from orderedmq.pulls import pulls
 
 _AT_ONCE: Final = 65536
 _BYTES: Final = 64 * 1024 * 1024
@@ -68,12 +69,7 @@ def verify(log: Log) -> Result:
 
 
 def _bodies(log: Log, queue: MessageQueue, begin: int, count: int) -> pa.Array:
-    parts = []
-    while count:
-        batch = log.pull(queue, begin, count, _BYTES, ("body",))
-        parts.append(batch["body"])
-        begin, count = begin + batch.num_rows, count - batch.num_rows
-    return pa.concat_arrays(parts)
+    return pa.concat_arrays([batch["body"] for batch in pulls(log, queue, begin, begin + count, count, _BYTES, ("body",))])
 
 
 def _count(mask: pa.Array) -> int:

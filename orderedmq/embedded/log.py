@@ -159,7 +159,7 @@ class EmbeddedLog:
             if offset < at.min_offset:
                 raise aged_out(queue, offset, at.min_offset)
             if offset > at.max_offset:
-                raise beyond_end(queue, at.max_offset, f"offset {offset} was asked for", self.tail_loss, "read from its end on")
+                raise beyond_end(queue, at.max_offset, f"offset {offset} was asked for", self.tail_loss)
             if offset == at.max_offset:
                 return _empty(columns)
             parts = self._gather(txn, queue, at, offset, max_messages, max_bytes, columns)

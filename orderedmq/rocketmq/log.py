@@ -20,6 +20,7 @@ from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, recreated
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
+from orderedmq.pulls import pulls
 from orderedmq.reading import USUAL, Reading
 from orderedmq.rocketmq import access, group_requests, requests, rights
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
@@ -233,8 +234,8 @@ class RocketMQLog:
         return first_at(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
 
     def stored(self, queue: MessageQueue, offset: int) -> int:
-        """When the message at an offset was stored, in µs since the epoch. Raises DataLossError AGED_OUT."""
-        row = self._puller.pull(queue, offset, 1, 0, ("store_timestamp",))
+        """When the message at an offset was stored, in µs since the epoch. Raises DataLossError AGED_OUT or BEYOND_END."""
+        row = next(pulls(self, queue, offset, offset + 1, 1, 0, ("store_timestamp",)))
         return int(row.column(0).cast(pa.int64())[0].as_py())
 
     # -- messages

@@ -405,7 +405,7 @@ class _Fetch:
             self._end_at(begin, None)
         elif begin > result.max_offset:
             asked = f"offset {begin} was asked for"
-            self._end_at(begin, beyond_end(self._queue, result.max_offset, asked, TAIL_LOSS, "read from its end on"))
+            self._end_at(begin, beyond_end(self._queue, result.max_offset, asked, TAIL_LOSS))
         else:
             # There is something: not visible yet, just being deleted, or a reset by an admin that is over now.
             self._last = RocketMQUnavailableError(

@@ -1,0 +1,148 @@
+"""A broker that has lost its last messages since it said where its queues end: whoever reads up to there is told, and waits for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ordered_source import task
+from ordered_source.task import QueuePartition
+from orderedmq import connect, dead_letters
+from orderedmq.audit_sides import TopicSide
+from orderedmq.broker import Broker, QueueBounds
+from orderedmq.cli import messages
+from orderedmq.demo.result import verify
+from orderedmq.endpoint import Endpoint
+from orderedmq.errors import DataLossError, aged_out
+from orderedmq.model import MessageQueue
+from orderedmq.pulls import pulls
+from tests.contract.support import refused, rows
+
+QUEUE = MessageQueue("orders", "embedded", 0)
+LOST = 3
+
+
+class Shortened:
+    """A log that had more messages in each queue when it was asked for the ends."""
+
+    tail_loss = "the test lost it"
+
+    def __init__(self, broker: Broker) -> None:
+        self._log = broker.log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        found = self._log.bounds(queues)
+        return {queue: QueueBounds(at.min_offset, at.max_offset + LOST) for queue, at in found.items()}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with connect(tmp_path / "store") as made:
+        for topic in ("orders", "flights", "turnarounds"):
+            made.admin.create_topic(topic, 1)
+            made.log.append(MessageQueue(topic, "embedded", 0), rows(range(10)))
+        yield made
+
+
+@pytest.fixture
+def log(broker: Broker) -> Any:
+    return Shortened(broker)
+
+
+def test_all_that_is_there_comes_in_order(broker: Broker) -> None:
+    found = [batch.column("body").to_pylist() for batch in pulls(broker.log, QUEUE, 2, 9, 3, 1 << 20, ("body",))]
+    assert found == [[b"2", b"3", b"4"], [b"5", b"6", b"7"], [b"8"]]
+    assert list(pulls(broker.log, QUEUE, 5, 5, 3, 1 << 20, ("body",))) == []
+
+
+def side(log: Any) -> None:
+    list(TopicSide(log, "orders").rows())
+
+
+def place(log: Any) -> None:
+    TopicSide(log, "orders").places([9, 10])
+
+
+def letters(log: Any) -> None:
+    list(dead_letters.read(log, QUEUE, 0, log.bounds([QUEUE])[QUEUE].max_offset))
+
+
+def look(log: Any, most: int, key: str | None = None, *, backwards: bool = False) -> list[pa.RecordBatch]:
+    columns = ("queue_offset", "sharding_key", "body", "store_timestamp")
+    return messages.Look(log, columns, key).some(QUEUE, log.bounds([QUEUE])[QUEUE], None, most, backwards=backwards)
+
+
+def peek_first(log: Any) -> None:
+    look(log, 20)
+
+
+def peek_last(log: Any) -> None:
+    look(log, 5, backwards=True)
+
+
+def peek_key(log: Any) -> None:
+    look(log, 5, "k")
+
+
+READERS: list[Callable[[Any], object]] = [side, place, letters, peek_first, peek_last, peek_key, verify]
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_whoever_reads_up_to_an_end_that_is_not_there_any_more_is_told(reader: Callable[[Any], object], log: Any) -> None:
+    with refused("DATA_LOSS.BEYOND_END", "ends at 10", "the test lost it"):
+        reader(log)
+
+
+def test_what_is_there_is_shown_where_no_more_was_asked_for(log: Any) -> None:
+    assert [part.num_rows for part in look(log, 10)] == [10]
+
+
+class Holed(Shortened):
+    """A log in whose middle messages are missing that its bounds do not tell of: a broker's index may be behind its files."""
+
+    def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        return self._log.bounds(queues)
+
+    def reading(self, how: object) -> Holed:
+        return self
+
+    def pull(self, queue: MessageQueue, offset: int, *args: Any) -> pa.RecordBatch:
+        if 4 <= offset < 7:
+            raise aged_out(queue, offset, 7)
+        most = 4 - offset if offset < 4 else 100
+        return self._log.pull(queue, offset, min(most, args[0]), *args[1:])
+
+
+@pytest.mark.parametrize("accept", [False, True], ids=["fails", "accepted"])
+def test_a_task_goes_on_behind_a_hole_that_the_bounds_do_not_tell_of(
+    accept: bool, broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Damaged:
+        log = Holed(broker)
+        groups, outbox, capabilities = broker.groups, broker.outbox, broker.capabilities
+
+    monkeypatch.setattr(task, "kept", lambda *_: Damaged)
+    endpoint = Endpoint(path="/nowhere")
+    part = QueuePartition(
+        endpoint, "", QUEUE, 0, 10, None, broker.log.topic("orders").incarnation, not accept, 1000, streaming=False
+    )
+    found: list[int] = []
+
+    def read() -> None:
+        for batch in task.read(part, ("queue_offset",), pa.schema([("queue_offset", pa.int64())])):
+            found.extend(batch.column(0).to_pylist())
+
+    if accept:
+        read()
+        assert found == [0, 1, 2, 3, 7, 8, 9]
+        assert "3 messages of queue orders/embedded/0 are lost, from 4 to 6" in caplog.text
+    else:
+        with pytest.raises(DataLossError, match=r"4 to 6 \(3\)"):
+            read()
