@@ -316,4 +316,4 @@ class ServersError(OrderedMQError):
     """A RocketMQ that is started on this machine cannot be had: no jars, or a server that does not come up."""
 
     family = "ORDEREDMQ_SERVERS"
-    conditions = frozenset(("NO_JARS", "PORT_IN_USE", "NOT_READY", "DIED"))
+    conditions = frozenset(("NO_JARS", "PORT_IN_USE", "FOLDER_IN_USE", "NOT_READY", "DIED"))

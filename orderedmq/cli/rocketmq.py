@@ -35,6 +35,7 @@ def up(
     from orderedmq.rocketmq.servers import Cluster
 
     folder = shell.path or Path(DEFAULT_FOLDER)
+    _require_own(folder)
     shell.note(f"RocketMQ {release} in {folder.absolute()}: fetching jars if need be, starting")
     jars(release)
     cluster = Cluster(folder, release, brokers=brokers, port=port)
@@ -52,3 +53,19 @@ def up(
         cluster.shut_down()
     finally:
         cluster.stop()
+
+
+def _require_own(folder: Path) -> None:
+    """Servers lie in a folder of their own: a new one, or one where they were before. Raises ServersError FOLDER_IN_USE."""
+    try:
+        others = [] if (folder / "namesrv").is_dir() else sorted(path.name for path in folder.iterdir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ServersError("FOLDER_IN_USE", f"{folder} cannot be used ({error.strerror}); give another --path") from error
+    if others:
+        raise ServersError(
+            "FOLDER_IN_USE",
+            f"{folder} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}); give --path with an empty or missing directory, "
+            "or with that of an earlier rocketmq up",
+        )

@@ -41,8 +41,10 @@ def test_a_second_query_of_the_group_is_refused_and_the_first_goes_on(rig: Rig) 
 
 def test_a_stopped_idle_query_gives_its_queues_back_at_once(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
-    first = start(rig, "one")
+    first = start(rig, "one", queryName="given")
     wait_for(lambda: rig.offsets("g") == {0: 10, 1: 10} if rig.broker.admin.groups() else False)
+    # The source's own name goes before Spark's, which is "one".
+    assert {lock.name for lock in rig.broker.admin.locks()} == {"given"}
     wait_for(lambda: first.lastProgress is not None and not first.status["isTriggerActive"])
     first.stop()
     wait_for(lambda: not any(lock.held for lock in rig.broker.admin.locks()), 5.0)

@@ -195,6 +195,17 @@ def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: 
     assert "STORE.NOT_EMPTY" in text("produce", "a", "--queues", "1", input="x", code=1)
 
 
+def test_servers_are_started_only_where_nothing_else_is(store: Path) -> None:
+    store.mkdir()
+    (store / "passwd").write_text("root")
+    for path, says in ((store, "has other files (passwd)"), (store / "passwd", "cannot be used (Not a directory)")):
+        result = CliRunner().invoke(app, ["rocketmq", "up", "--path", str(path)])
+        assert result.exit_code == 1
+        assert "SERVERS.FOLDER_IN_USE" in result.stderr
+        assert says in result.stderr
+    assert [path.name for path in store.iterdir()] == ["passwd"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

@@ -17,9 +17,11 @@ from orderedmq.broker import SourceRun
 from orderedmq.cli import app
 from orderedmq.cli.owners import named, owner_columns, short_names
 from orderedmq.cli.shell import Column, number, table
+from orderedmq.errors import OptionError
 from orderedmq.membership import Subscription
 from orderedmq.micro_batch import run_of
 from orderedmq.model import OffsetRange
+from orderedmq.source_options import SourceOptions
 
 FIRST, SECOND = "f560b64a111247ab965d7efc9c5309a6", "f560b64a999947ab965d7efc9c5309a6"
 HOST = "ip-10-0-12-34.eu-central-1.compute.internal"
@@ -82,6 +84,15 @@ def test_the_name_of_a_query_is_what_spark_describes_its_job_by() -> None:
     assert name("id = q-1\nid = q-1\nrunId = r-1") == "id = q-1"
     assert name("nightly job") is None
     assert name(None) is None
+
+
+def test_a_source_is_given_a_name_by_an_option() -> None:
+    given = {"path": "/data/omq", "topic": "orders", "consumergroup": "g"}
+    assert SourceOptions.parse(given, streaming=True).query_name is None
+    assert SourceOptions.parse({**given, "queryname": " my billing "}, streaming=True).query_name == "my billing"
+    for bad in ("", " ", "two\nlines", "x" * 128):
+        with pytest.raises(OptionError, match="option queryName: .* is not a name"):
+            SourceOptions.parse({**given, "queryname": bad}, streaming=True)
 
 
 def recorded(store: Path, *arguments: str) -> list[str]:
