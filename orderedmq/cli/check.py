@@ -45,7 +45,9 @@ def check(
             "sound": not found.findings,
             **{name: value for name, value in vars(found).items() if name != "findings"},
         },
-        f"{path} has {number(len(found.findings))} findings; {looked}" if found.findings else f"{path} is sound; {looked}",
+        f"{path} is damaged, {number(len(found.findings))} findings; {looked}"
+        if found.findings
+        else f"{path} is sound; {looked}",
     )
     if found.findings:
         raise typer.Exit(REFUSED)

@@ -21,7 +21,7 @@ from orderedmq.embedded import formats, layout, pages, seal, verify
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.pages import Entry, Meta, Read, Snapshot
-from orderedmq.embedded.store import Store
+from orderedmq.embedded.store import MAP_SIZE, Store
 from orderedmq.embedded.transaction import WRITTEN
 from orderedmq.errors import StoreError
 from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
@@ -46,7 +46,7 @@ def examine(path: Path) -> Checked:
     """Walk the whole store. Raises StoreError MISSING, NOT_A_STORE, NEWER_FORMAT, PERMISSION, IO."""
     Store.require_there(path)
     out = Checked()
-    with contextlib.ExitStack() as stack:
+    with Store(path, MAP_SIZE).mapped("check"), contextlib.ExitStack() as stack:
         read = stack.enter_context(verify.reading(path))
         number = None
         try:

@@ -23,7 +23,7 @@ import lmdb
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch, SourceRun
-from orderedmq.embedded import pages
+from orderedmq.embedded import layout, pages
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.store import Store
@@ -205,6 +205,21 @@ def test_a_changed_byte_gives_the_right_answer_or_a_named_error(world: World, fo
     seen = attempt(world, folder, changes)
     assert seen["right"] > 10, "some bytes hold nothing"
     assert seen["named"] > len(places) // 20, seen
+
+
+def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, folder: Path):
+    """Each bit of the number of rows of an index entry: with fewer, a search by time came back to the same chunk for ever."""
+    opened = Store.open(world.path)
+    with opened.read() as txn:
+        entries = [key + value for key, value in txn.scan("index")]
+        states = [key + value for key, value in txn.scan("queues")]
+    opened.close()
+    chunk, state = len(layout.Chunk(*[0] * 10).pack()), len(layout.QueueState(*[0] * 4).pack())
+    rows_at = [world.content.index(entry) + len(entry) - chunk + 8 for entry in entries]
+    end_at = [world.content.rindex(entry) + len(entry) - state + 8 for entry in states]
+    changes = [(at + byte, 1 << bit) for at in rows_at for byte in range(2) for bit in range(8)]
+    seen = attempt(world, folder, [*changes, *((at + byte, 4) for at in end_at for byte in range(8))])
+    assert seen["named"] > len(changes) // 3, seen
 
 
 # -- kinds of damage ----------------------------------------------------------------------------------------------------------------
