@@ -6,6 +6,7 @@ gathered to some 16 MiB before they are routed: a queue's share is then a chunk 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -29,6 +30,9 @@ from orderedmq.rows import normalise
 from orderedmq.selector import selector
 from orderedmq.sharding_key import hashed_keys
 from orderedmq.sink_options import SinkOptions
+from orderedmq.text import valid
+
+log = logging.getLogger("orderedmq")
 
 GATHER_BYTES: Final = 16 * 1024 * 1024
 GATHER_ROWS: Final = 131072
@@ -71,6 +75,14 @@ def write(
         task = _Task(broker, staging, options, plan, context.partitionId(), seed)
         for gathered in _gather(rows, options):
             task.route(gathered)
+        if task.malformed:
+            log.warning(
+                "%d rows of partition %d of batch %d have a tag, key or property that is not UTF-8: it is written with U+FFFD in the place of "
+                "each malformed byte sequence, as Java writes it; encode such bytes (hex, base64) before they are written",
+                task.malformed,
+                context.partitionId(),
+                batch.batch_id,
+            )
         return Written(batch, staging.receipt(), task.seen.to_bytes())
     except BaseException:
         staging.abandon()
@@ -119,12 +131,16 @@ class _Task:
         self._selector = selector(options.selector, seed, by_content=not broker.capabilities.atomic_publish)
         self._queues: dict[str, list[MessageQueue]] = {}
         self.seen = SeenKeys()
+        #: Rows with a text that is not UTF-8.
+        self.malformed = 0
 
     def route(self, rows: pa.RecordBatch) -> None:
         """Check ``rows`` and stage them in their queues."""
         where = f"partition {self._partition}"
-        keys = self._keys(rows, where)
-        messages = normalise(self._messages(rows, keys), where, self._rows)
+        odd: set[int] = set()
+        keys = self._keys(rows, where, odd)
+        messages = normalise(self._messages(rows, keys), where, self._rows, odd.update)
+        self.malformed += len(odd)
         self._rows += rows.num_rows
         if "queue_id" in rows.schema.names:
             # For the selector; what is staged has no such column.
@@ -133,7 +149,7 @@ class _Task:
             assert self._options.topic is not None
             self._route(self._options.topic, messages, keys)
             return
-        column = rows.column(rows.schema.get_field_index(self._plan.topic))
+        column, _ = valid(rows.column(rows.schema.get_field_index(self._plan.topic)))
         if column.null_count:
             row = self._rows - rows.num_rows + int(pc.index(column.is_null(), True).as_py())
             raise MessageError(
@@ -168,10 +184,14 @@ class _Task:
             self._staging.add(queues[number], messages.slice(begin, counts[number]))
             begin += int(counts[number])
 
-    def _keys(self, rows: pa.RecordBatch, where: str) -> HashedKeys | None:
+    def _keys(self, rows: pa.RecordBatch, where: str, odd: set[int]) -> HashedKeys | None:
+        """``odd`` is given the rows whose key is not UTF-8."""
         if self._plan.key is None:
             return None
         column = rows.column(rows.schema.get_field_index(self._plan.key))
+        if not (pa.types.is_integer(column.type) or pa.types.is_binary(column.type)):
+            column, bad = valid(column)
+            odd.update(bad.tolist())
         return hashed_keys(column, self._plan.key_type, where, self._rows)
 
     def _messages(self, rows: pa.RecordBatch, keys: HashedKeys | None) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from orderedmq.model import OffsetRange
 from orderedmq.process_queue import Slice
+from orderedmq.text import valid
 
 
 class _Columns:
@@ -32,7 +33,7 @@ class _Columns:
         if values is None:
             if name not in self.names:
                 raise AttributeError(f"a message has no field {name!r}; the DataFrame has {', '.join(self.names)}")
-            values = self._values[name] = self._batch.column(name).to_pylist()
+            values = self._values[name] = valid(self._batch.column(name))[0].to_pylist()
         return values
 
 

@@ -22,6 +22,7 @@ from orderedmq.errors import OptionError, TopicError
 from orderedmq.json_field import BadJson
 from orderedmq.key_hash import HashedKeys
 from orderedmq.pulls import pulls
+from orderedmq.text import text_of, valid
 
 #: Messages and bytes of a pull.
 PULL_ROWS: Final = 65536
@@ -68,7 +69,11 @@ class TopicSide:
             batch = next(pulls(self._log, queue, offset, offset + 1, 1, PULL_BYTES, _COMPARED))
             ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
             out.append(
-                Place(f"queue {queue.queue_id} offset {offset}", batch["sharding_key"][0].as_py(), shown(ids[0].as_py()))
+                Place(
+                    f"queue {queue.queue_id} offset {offset}",
+                    batch["sharding_key"][0].as_py(),
+                    shown(ids.cast(pa.binary())[0].as_py()),
+                )
             )
         return out
 
@@ -125,9 +130,8 @@ class TableSide:
     def places(self, at: Sequence[int]) -> list[Place]:
         table = self._data.take(pa.array(at), columns=list(dict.fromkeys((self._key, self._id))))
         batch = table.combine_chunks().to_batches()[0]
-        keys = self._text(batch, self._key).to_pylist()
-        ids = _field(self._text(batch, self._id), self._field, self.name, "row", 0).to_pylist()
-        keys = [key.decode(errors="replace") if isinstance(key, bytes) else key for key in keys]
+        keys = valid(_texts(self._text(batch, self._key)))[0].to_pylist()
+        ids = _field(self._text(batch, self._id), self._field, self.name, "row", 0).cast(pa.binary()).to_pylist()
         return [Place(f"row {number}", key, shown(found)) for number, key, found in zip(at, keys, ids, strict=True)]
 
     def _text(self, batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -156,9 +160,14 @@ class TableSide:
         return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
-def shown(identity: str | bytes) -> str:
+def _texts(keys: pa.Array) -> pa.Array:
+    """Keys as strings, of any bytes."""
+    return keys.view(pa.string()) if pa.types.is_binary(keys.type) else keys
+
+
+def shown(identity: bytes) -> str:
     """An identity, short enough for a line."""
-    text = identity.decode(errors="replace") if isinstance(identity, bytes) else identity
+    text = text_of(identity)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
@@ -179,7 +188,8 @@ def identities(values: pa.Array) -> Words:
 
 def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
     rows = np.zeros(len(ids), ROW)
-    hashes = HashedKeys(keys if not pa.types.is_binary(keys.type) else keys.view(pa.string())).hash64
+    # What one side has as other bytes, the other may have as U+FFFD.
+    hashes = HashedKeys(valid(_texts(keys))[0]).hash64
     # A key whose hash happens to be the mark of "no key" is another key all the same.
     rows["key"] = np.where((hashes == NO_KEY) & keys.is_valid().to_numpy(zero_copy_only=False), np.uint64(1), hashes)
     rows["id"] = identities(ids)

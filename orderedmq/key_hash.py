@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from orderedmq.errors import SchemaError
+from orderedmq.text import text_of
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int64s: TypeAlias = npt.NDArray[np.int64]
@@ -206,7 +207,7 @@ def _utf16(keys: pa.Array) -> _Strings:
             raise UnicodeDecodeError("utf-8", b"", 0, 0, "a row begins within a character")
         units = data.tobytes().decode().encode("utf-16-le")
     except UnicodeDecodeError:
-        rows = [value.as_buffer().to_pybytes().decode(errors="replace").encode("utf-16-le") for value in keys]
+        rows = [text_of(value.as_buffer().to_pybytes()).encode("utf-16-le") for value in keys]
         ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
         units = b"".join(rows)
     else:

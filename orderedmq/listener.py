@@ -108,6 +108,9 @@ def call_listener(
             error = f"the listener returned {answer!r}, not a ConsumeOrderlyStatus"
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
+    if error is not None:
+        # A text may have half a character (a lone surrogate), which no column may.
+        error = error.encode("utf-8", "replace").decode()
     for hook in hooks:
         tell(hook.consume_message_after, status, error)
     return status, error

@@ -6,6 +6,7 @@ Limits are RocketMQ's (model.py). Whole columns are checked at once; only an err
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from orderedmq.model import (
     TRANSIENT_PREFIX,
     is_reserved,
 )
+from orderedmq.text import TEXTS, valid
 
 _TEXT = ("tags", "keys", "sharding_key")
 
@@ -32,8 +34,11 @@ def _reserved() -> pa.Array:
     return pa.array(sorted(RESERVED_PROPERTIES))
 
 
-def normalise(rows: pa.RecordBatch, where: str, first: int = 0) -> pa.RecordBatch:
-    """The producer's columns of ``rows`` in the message schema's types, checked; reserved properties are taken out.
+def normalise(
+    rows: pa.RecordBatch, where: str, first: int = 0, malformed: Callable[[Sequence[int]], None] | None = None
+) -> pa.RecordBatch:
+    """The producer's columns of ``rows`` in the message schema's types, checked; reserved properties are taken out, and texts are UTF-8
+    (text.py): ``malformed`` is told the rows where they were not.
 
     ``where`` names the target in errors, which count rows from ``first``. Raises SchemaError MISSING_COLUMN or WRONG_TYPE,
     MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's number.
@@ -49,6 +54,10 @@ def normalise(rows: pa.RecordBatch, where: str, first: int = 0) -> pa.RecordBatc
             raise SchemaError("WRONG_TYPE", f"rows for {where} have {len(at)} columns {name!r}")
         field = PRODUCER_SCHEMA.field(name)
         column = rows.column(at[0])
+        if name in TEXTS and not pa.types.is_binary(column.type):
+            column, bad = valid(column)
+            if len(bad) and malformed is not None:
+                malformed(bad.tolist())
         if not column.type.equals(field.type):
             try:
                 column = column.cast(field.type)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from orderedmq.errors import MessageError, SchemaError
 from orderedmq.key_hash import HashedKeys
+from orderedmq.text import valid
 
 #: What Java's producer hashes: a String, an Integer (or Short, or Byte), a Long.
 KeyType: TypeAlias = Literal["text", "int", "long"]
@@ -72,13 +73,19 @@ def _is_text(column: pa.DataType) -> bool:
 
 
 def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 0) -> HashedKeys:
-    """The keys of a column with their hashes.
+    """The keys of a column with their hashes. A string that is not UTF-8 is what Java makes of it (text.py).
 
     ``where`` names the rows in errors, which count them from ``first``. Raises SchemaError WRONG_TYPE, and MessageError BAD_KEY for a key
     that is no whole number, or too large for the type.
     """
     kind = key_type(column.type, given)
-    texts = column if pa.types.is_string(column.type) else column.cast(pa.string())
+    try:
+        texts = (valid(column)[0] if not pa.types.is_binary(column.type) else column).cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise SchemaError(
+            "WRONG_TYPE",
+            f"the sharding keys of {where} are binary, and not all are UTF-8: write their digits, for example hex(key)",
+        ) from error
     if kind == "text":
         return HashedKeys(texts)
     numbers = _numbers(column if pa.types.is_integer(column.type) else texts, kind)

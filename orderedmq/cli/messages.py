@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,6 +19,7 @@ from orderedmq.cli.topics import Name
 from orderedmq.errors import OffsetError, OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.pulls import pulls
+from orderedmq.text import text_of
 
 _COLUMNS = (
     "topic",
@@ -74,6 +76,9 @@ def peek(
     """
     if offset is not None and (queue is None or last is not None):
         raise OptionError("CONFLICT", "option --offset needs --queue, and excludes --last")
+    if key is not None:
+        # As it is shown.
+        key = text_of(os.fsencode(key))
     with shell.broker() as broker:
         queues = broker.log.queues(topic)
         if queue is not None:

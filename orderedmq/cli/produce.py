@@ -21,6 +21,7 @@ from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.model import MAX_QUEUES, is_reserved
 from orderedmq.producer import Producer
 from orderedmq.selector import Keying
+from orderedmq.text import is_text
 
 
 def add_to(app: typer.Typer) -> None:
@@ -94,6 +95,11 @@ def produce(
         raise OptionError("INVALID", "option --tags is empty; give a tag, or leave it out")
     if key_separator is not None and json:
         raise OptionError("CONFLICT", "option --key-separator splits lines: it excludes --format json; give --key FIELD")
+    texts = {"--key": key, "--key-separator": key_separator, "--tags": tags, "--tags-field": tags_field}
+    texts |= {"--property": "".join(properties or ()), "--property-field": "".join(property_fields or ())}
+    for name, text in texts.items():
+        if not is_text(os.fsencode(text or "")):
+            raise OptionError("INVALID", f"option {name} is not UTF-8: give text, as this terminal writes it in UTF-8")
     if key_separator == "":
         raise OptionError("INVALID", "option --key-separator is empty; give for example --key-separator ':'")
     keying = chosen_keying(selector, key_type) or Keying()

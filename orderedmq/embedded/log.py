@@ -20,6 +20,7 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import OptionError, aged_out, beyond_end, missing_topic, recreated
 from orderedmq.filters import Filter
+from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
 from orderedmq.reading import Reading
 from orderedmq.rows import normalise
@@ -54,6 +55,7 @@ class EmbeddedLog:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
+        self._malformed = MalformedText()
         #: The chunk that was read last: a reader with small pulls takes several from one.
         self._last: tuple[int, tuple[str, ...], pa.RecordBatch] | None = None
         #: Bytes of payloads read since the map's memory was given back.
@@ -234,7 +236,7 @@ class EmbeddedLog:
         for first, chunk, payload in parts:
             if isinstance(payload, bytes):
                 codec.verify(payload, chunk, queue, first)
-                batch = codec.rows_of(payload, chunk, columns, queue, first, incarnation)
+                batch = self._malformed.valid(codec.rows_of(payload, chunk, columns, queue, first, incarnation), queue, first)
                 self._last = (chunk.payload, columns, batch)
             else:
                 batch = payload

@@ -10,7 +10,7 @@ were filtered out, so where to read next is the response's nextBeginOffset, not 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from orderedmq.rocketmq.message_id import fixed_strings, hex_digits
 from orderedmq.rocketmq.slots import Bytes, gather
 from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP
 from orderedmq.rocketmq.walk import Walked, positions, walk
+from orderedmq.text import text_of
 
 MIN_OFFSET: Final = 0
 MAX_OFFSET: Final = 2**63 - 1
@@ -53,6 +54,7 @@ def decode(
     max_bytes: int = PIECE_BYTES,
     tags: frozenset[str] = frozenset(),
     verify_crc: bool = False,
+    malformed: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[pa.RecordBatch, int]:
     """The bodies of pull responses as one RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), in the responses' order, and the
     offset below which all that was asked for is in it.
@@ -60,10 +62,12 @@ def decode(
     Only messages with offsets in [begin, end) and, when ``tags`` has any, with exactly one of these tags: a broker filters by
     the tags' hash codes only. Rows end before ``end`` once their bodies have ``max_bytes`` (a few hundred bytes of zstd can
     stand for gigabytes), and before a message that cannot be read; ``columns`` has queue_offset then. ``broker_name`` is not in a
-    message. ``verify_crc`` compares each body's checksum, which halves the speed: TCP and the broker have their own. Raises
-    Unreadable when the first message asked for cannot be read, ProtocolError for bytes that are no messages, SchemaError UNKNOWN_COLUMN.
+    message. ``malformed`` is told the offsets of rows with a text that is not UTF-8 (text.py). ``verify_crc`` compares each body's
+    checksum, which halves the speed: TCP and the broker have their own. Raises Unreadable when the first message asked for cannot be
+    read, ProtocolError for bytes that are no messages, SchemaError UNKNOWN_COLUMN.
     """
-    wanted = Wanted(columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)))
+    odd: set[int] = set()
+    wanted = Wanted(columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)), odd.update)
     pieces: list[pa.RecordBatch] = []
     bodies, size, stop = 0, 0, end
     try:
@@ -79,6 +83,8 @@ def decode(
         if error.offset <= begin:
             raise
         stop = error.offset
+    if odd and malformed is not None:
+        malformed([offset for offset in sorted(odd) if offset < stop])
     if not pieces:
         return _empty(select_schema(columns)), stop
     return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces), stop
@@ -139,12 +145,18 @@ def _decode_columns(
         return _empty(schema)
     if wanted.verify_crc and not _checksums_agree(data, walked):
         return None
-    found = _Columns(data, walked, broker_name).build(wanted)
+    made = _Columns(data, walked, broker_name)
+    found = made.build(wanted)
     if found is None:
         return None
     batch = pa.RecordBatch.from_arrays([found[name] for name in wanted.columns], schema=schema)
+    odd = np.array(sorted(made.malformed), dtype=np.int64)
     if wanted.tags:
-        batch = batch.filter(pc.is_in(found["tags"], value_set=pa.array(sorted(wanted.tags))))
+        matching = pc.is_in(found["tags"], value_set=pa.array(sorted(wanted.tags)))
+        batch = batch.filter(matching)
+        odd = odd[matching.to_numpy(zero_copy_only=False)[odd]]
+    if len(odd):
+        wanted.malformed(walked.heads["queue_offset"][odd].tolist())
     return batch
 
 
@@ -175,6 +187,8 @@ class _Columns:
         self._heads = walked.heads
         self._rows = len(walked.heads)
         self._broker_name = broker_name
+        #: Rows with a text that is not UTF-8.
+        self.malformed: set[int] = set()
 
     def build(self, wanted: Wanted) -> dict[str, pa.Array] | None:
         """The asked columns, and ``tags`` when messages are chosen by them. None for what the exact path must decode."""
@@ -200,16 +214,14 @@ class _Columns:
         if entries is None:
             return None
         wanted = (*(_PROPERTY_OF[name] for name in texts), *((names.RETRY_TOPIC,) if retried else ()))
-        values = columns_of(entries, wanted)
-        if values is None:
-            return None
+        values = columns_of(entries, wanted, self.malformed)
         found: dict[str, pa.Array] = {name: values[_PROPERTY_OF[name]] for name in texts}
         if "message_id" in found:
             found["message_id"] = self._message_id(found["message_id"])
         if retried:
-            found["topic"] = values[names.RETRY_TOPIC].fill_null(self._walked.topic.decode(errors="replace"))
+            found["topic"] = values[names.RETRY_TOPIC].fill_null(text_of(self._walked.topic))
         if "properties" in columns:
-            maps = maps_of(entries)
+            maps = maps_of(entries, self.malformed)
             if maps is None:
                 return None
             found["properties"] = maps
@@ -218,7 +230,7 @@ class _Columns:
     def _column(self, name: str, most_bytes: int) -> pa.Array | None:
         match name:
             case "topic":
-                return pa.repeat(pa.scalar(self._walked.topic.decode(errors="replace"), pa.string()), self._rows)
+                return pa.repeat(pa.scalar(text_of(self._walked.topic), pa.string()), self._rows)
             case "broker_name":
                 return pa.repeat(pa.scalar(self._broker_name, pa.string()), self._rows)
             case "body":

@@ -1,7 +1,8 @@
 """Columns of many messages' properties at once: both separators found in one pass, then names by length and bytes.
 
-Rules: pure and vectorised; a None means "not as usual" (an entry without name or value, a separator in a value, bytes that are no
-UTF-8): the exact parser then reads the messages. Otherwise the columns are what it would give (`parse_properties`).
+Rules: pure and vectorised; a None means "not as usual" (an entry without name or value, a separator in a value, a name that is not
+UTF-8): the exact parser then reads the messages. Otherwise the columns are what it would give (`parse_properties`). ``malformed`` is
+given the numbers of messages with a value that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import pyarrow.compute as pc
 from orderedmq.model import PROPERTIES_TYPE
 from orderedmq.rocketmq.properties import NAME_END, VALUE_END
 from orderedmq.rocketmq.slots import Bytes, Int64s, all_equal_to, contents, equal_to, gather
+from orderedmq.text import valid
 
 _NAME_END: Final = NAME_END[0]
 _VALUE_END: Final = VALUE_END[0]
 #: Rows times names of which a map's rows are checked for a name that comes twice.
 _MOST_CELLS: Final = 1 << 24
+_NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 class Entries(NamedTuple):
@@ -105,27 +108,19 @@ def find_entries(texts: pa.Array) -> Entries | None:
     return Entries(len(texts), texts.buffers()[2], data, bounds[1:], begins, middles, ends, kind)
 
 
-def _strings(array: pa.Array) -> pa.Array | None:
-    """As strings, if they are UTF-8."""
-    if pa.types.is_string(array.type):
-        return array
-    try:
-        return array.cast(pa.string())
-    except pa.ArrowInvalid:
-        return None
+def _strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
+    """As `text.valid`; what is a string is one."""
+    return (array, _NONE) if pa.types.is_string(array.type) else valid(array.view(pa.string()))
 
 
-def columns_of(entries: Entries, names: tuple[str, ...]) -> dict[str, pa.Array] | None:
+def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) -> dict[str, pa.Array]:
     """The values of each name: strings, null where a message has no such property."""
     layout = entries.layout()
     cut = partial(_search, entries, entries.rows()) if layout is None else partial(_cut, entries, layout)
     found = {}
     for name in names:
-        values = cut(name.encode())
-        column = _strings(values)
-        if column is None:
-            return None
-        found[name] = column
+        found[name], rows = _strings(cut(name.encode()))
+        malformed.update(rows.tolist())
     return found
 
 
@@ -145,12 +140,14 @@ def _search(entries: Entries, rows: Int64s, name: bytes) -> pa.Array:
     return gather(entries.text, entries.middles[at] + 1, entries.ends[at], entries.kind, (rows[at], entries.messages))
 
 
-def maps_of(entries: Entries) -> pa.Array | None:
-    """All properties of each message, in their order. None when a message has a name twice."""
-    keys = _strings(gather(entries.text, entries.begins, entries.middles, entries.kind))
-    items = _strings(gather(entries.text, entries.middles + 1, entries.ends, entries.kind))
-    if keys is None or items is None:
+def maps_of(entries: Entries, malformed: set[int]) -> pa.Array | None:
+    """All properties of each message, in their order. None when a message has a name twice, or one that is not UTF-8."""
+    keys, bad = _strings(gather(entries.text, entries.begins, entries.middles, entries.kind))
+    if len(bad):
         return None
+    items, bad = _strings(gather(entries.text, entries.middles + 1, entries.ends, entries.kind))
+    if len(bad):
+        malformed.update(entries.rows()[bad].tolist())
     layout = entries.layout()
     if layout is not None:
         if len(set(layout)) < len(layout):

@@ -7,7 +7,7 @@ bounded: rows come out in pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from orderedmq.rocketmq.compression import BodyError, decompress
 from orderedmq.rocketmq.message_id import offset_message_id
 from orderedmq.rocketmq.properties import parse_properties
 from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP, StoredMessage, crc32, malformed, parse_all, parse_batch
+from orderedmq.text import TEXTS, is_text, text_of
 
 #: The most bytes of bodies after which a batch of rows is given out.
 PIECE_BYTES: Final = 64 * 1024 * 1024
@@ -37,10 +38,15 @@ class Unreadable(Exception):
         self.offset = offset
 
 
+def _nobody(offsets: Iterable[int]) -> None:
+    """Is told of messages whose text is not UTF-8, where nobody wants to know."""
+
+
 class Wanted(NamedTuple):
     """What a reader asks for: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (none: all messages), checksums looked at.
 
-    Bodies are given out in pieces of about ``piece_bytes``.
+    Bodies are given out in pieces of about ``piece_bytes``. ``malformed`` is told the offsets of messages with a text, among those asked
+    for, that is not UTF-8; some may be told twice.
     """
 
     columns: tuple[str, ...]
@@ -49,6 +55,12 @@ class Wanted(NamedTuple):
     tags: frozenset[str]
     verify_crc: bool
     piece_bytes: int = PIECE_BYTES
+    malformed: Callable[[Iterable[int]], None] = _nobody
+
+    @property
+    def texts(self) -> bool:
+        """Whether any text of a message is asked for."""
+        return any(name in self.columns for name in (*TEXTS, "message_id"))
 
     def takes(self, offset: int) -> bool:
         return self.begin <= offset < self.end
@@ -69,6 +81,8 @@ def decode_exactly(responses: Iterable[bytes], broker_name: str, wanted: Wanted)
                     continue
                 if "body" in wanted.columns:
                     message = _plain(message, offset)
+                if wanted.texts and not is_text(message.properties):
+                    wanted.malformed((offset,))
                 rows.append(_row(message, offset, properties, broker_name, wanted))
                 size += ROW_BYTES + len(message.body)
                 if size >= wanted.piece_bytes:
@@ -125,7 +139,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], broker
         value: Any
         match name:
             case "topic":
-                value = message.topic.decode(errors="replace")
+                value = text_of(message.topic)
                 if value.startswith(RETRY_PREFIX):
                     # DefaultMQPushConsumerImpl.resetRetryAndNamespace: a message that is tried again is shown as its topic's.
                     value = properties.get(names.RETRY_TOPIC, value)

@@ -11,6 +11,7 @@ from typing import Final
 
 from orderedmq.errors import MessageError
 from orderedmq.model import MAX_PROPERTIES_BYTES
+from orderedmq.text import text_of
 
 NAME_END: Final = b"\x01"
 VALUE_END: Final = b"\x02"
@@ -28,12 +29,12 @@ MAX_SENT_BYTES: Final = MAX_PROPERTIES_BYTES - BROKERS_SHARE
 
 
 def parse_properties(data: bytes) -> dict[str, str]:
-    """Names and values in their order (``MessageDecoder.string2messageProperties``). Bytes that are no UTF-8 become U+FFFD."""
+    """Names and values in their order (``MessageDecoder.string2messageProperties``); bytes that are not UTF-8 as in Java (text.py)."""
     found: dict[str, str] = {}
     for entry in data.split(VALUE_END):
         name, _, value = entry.partition(NAME_END)
         if name and value:
-            found[name.decode(errors="replace")] = value.decode(errors="replace")
+            found[text_of(name)] = text_of(value)
     return found
 
 

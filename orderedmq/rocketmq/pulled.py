@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -30,12 +31,14 @@ def decoded(
     begin: int,
     end: int,
     max_bytes: int,
+    malformed: Callable[[MessageQueue, Sequence[int]], None],
     tags: frozenset[str] = frozenset(),
 ) -> tuple[pa.RecordBatch, int]:
     """As `decode`, with queue_offset among the columns. Raises DataLossError UNREADABLE."""
+    note = partial(malformed, queue)
     asked = columns if "queue_offset" in columns else (*columns, "queue_offset")
     try:
-        return decode(parts, asked, queue.broker_name, begin=begin, end=end, max_bytes=max_bytes, tags=tags)
+        return decode(parts, asked, queue.broker_name, begin=begin, end=end, max_bytes=max_bytes, tags=tags, malformed=note)
     except Unreadable as error:
         raise unreadable(queue, error.offset, str(error)) from error
 

@@ -9,8 +9,7 @@ With a filter, brokers look at some 800 messages for a pull and answer with thos
 by side; where an answer says to go on is believed.
 
 Rules: rows come without a gap, or there is a DataLossError. What a filter left out and what is being deleted at this moment look alike;
-from when on the broker says that messages are gone, it is a DataLossError, too. 120 s without progress are an error. A message that
-cannot be read ends the rows before it, and is a DataLossError where it is the first one.
+from when on the broker says that messages are gone, it is a DataLossError, as is a message that cannot be read; 120 s idle: TIMEOUT.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ from orderedmq.errors import (
     beyond_end,
 )
 from orderedmq.filters import Filter
+from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
 from orderedmq.reading import USUAL, Reading
@@ -101,6 +101,7 @@ class Puller:
         self._group = TOOLS_GROUP
         self._patience = patience
         self._known: dict[MessageQueue, _Known] = {}
+        self._note = MalformedText().note
 
     def named(self, ask: Callable[[str], T]) -> T:
         """What ``ask`` gives in the name of the group of every broker's own, or of the reader's, where the account may read in no other.
@@ -133,7 +134,7 @@ class Puller:
         parts, end, known = self._fetch(queue, offset, max_messages, max_bytes, None)
         if not parts:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
-        batch, end = decoded(queue, parts, columns, offset, end, max_bytes)
+        batch, end = decoded(queue, parts, columns, offset, end, max_bytes, self._note)
         batch = unbroken(batch, queue, offset, end)
         known.body_bytes, known.measured = average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
         return bounded(batch.select(list(columns)), max_bytes)
@@ -143,7 +144,7 @@ class Puller:
     ) -> tuple[pa.RecordBatch, int]:
         """See `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
         parts, end, _ = self._fetch(queue, offset, max_messages, max_bytes, matching)
-        batch, end = decoded(queue, parts, columns, offset, end, max_bytes, frozenset(matching.tags))
+        batch, end = decoded(queue, parts, columns, offset, end, max_bytes, self._note, frozenset(matching.tags))
         batch = once(batch)
         rows = bounded(batch.select(list(columns)), max_bytes)
         if rows.num_rows < batch.num_rows:

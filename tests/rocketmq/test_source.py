@@ -31,6 +31,7 @@ from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
 from tests.rocketmq.peers import Peers
+from tests.stored_messages import inner
 
 READ = "queue_offset long, body binary, tags string"
 UPDATE_BROKER_CONFIG = 25
@@ -354,6 +355,55 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
     writer = rows.write.format("orderedmq").mode("append").options(namesrvAddr=rig.cluster.address, topic=rig.source)
     writer.options(txnAppId=rig.group, txnVersion="1").save()
     assert rig.batch(startingOffsets=json.dumps({rig.source: {queue.broker_name: {"0": 4}}})) == [4, 5, 6, 7]
+
+
+def test_texts_that_are_not_utf_8_are_what_a_java_consumer_sees_and_go_where_its_producer_sends_them(
+    rig: Rig, peers: Peers
+) -> None:
+    """A broker stores a batch's properties as they come."""
+    rig.topic()
+    [queue] = rig.broker.log.queues(rig.source)
+    rows = {
+        b"0": b"__SHARDINGKEY\x01a\x02",
+        b"1": b"__SHARDINGKEY\x01k\xff\xed\xa0\x80\x02TAGS\x01\xe4\x02KEYS\x01\xc3(\x02mine\x01\xf0\x9f\x02",
+        b"2": b"\xff\x01x\x02__SHARDINGKEY\x01a\x02",
+    }
+    request = requests.send(queue, inner(*rows.items()), "", group="p", born=time.time_ns() // 1_000_000, batch=True)
+    with Client(rig.cluster.address) as client:
+        client.call(request, time.monotonic() + 30, topic=queue.topic, broker_name=queue.broker_name)
+    found = (
+        rig.stream(includeProperties="true")
+        .writeStream.format("orderedmq")
+        .options(
+            namesrvAddr=rig.cluster.address, topic=rig.target, topicQueueNums="5", checkpointLocation=str(rig.folder / "ck")
+        )
+    )
+    found.trigger(availableNow=True).start().awaitTermination()
+    out = {
+        bytes(row.pop("body")): (
+            at.queue_id,
+            row.pop("sharding_key"),
+            row.pop("tags"),
+            row.pop("keys"),
+            dict(row["properties"]),
+        )
+        for at in rig.broker.log.queues(rig.target)
+        for row in rig.broker.log.pull(at, 0, 10, 1 << 20, ("body", "sharding_key", "tags", "keys", "properties")).to_pylist()
+    }
+    key = "k\ufffd\ufffd"
+    assert out[b"1"][1:4] == (key, "\ufffd", "\ufffd(")
+    assert out[b"1"][4]["mine"] == "\ufffd"
+    assert out[b"2"][4]["\ufffd"] == "x"
+    consumer = peers.consumer(rig.cluster.address, f"{rig.group}-java", rig.source)
+    producer = peers.producer(rig.cluster.address)
+    try:
+        seen = {one.body: one for one in consumer.wait(3)}
+        assert (seen[b"1"].key, seen[b"1"].tags, seen[b"1"].keys) == out[b"1"][1:4]
+        assert (seen[b"1"].properties["mine"], seen[b"2"].properties["\ufffd"]) == ("\ufffd", "x")
+        assert producer.send_by(rig.target, key, "String").queue[1] == out[b"1"][0]
+    finally:
+        consumer.stop()
+        producer.stop()
 
 
 def fill_files(broker: Broker, topic: str, count: int) -> None:

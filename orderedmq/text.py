@@ -1,0 +1,127 @@
+"""Text that is not UTF-8: what a message's tags, keys and properties become then, on either broker. Pure and vectorised.
+
+Rules: text is what Java makes of its bytes (``new String(bytes, UTF_8)``), U+FFFD for each malformed sequence. So a column shows what Java's
+consumers see, a key chooses the queue that it chooses in Java, and what is written again is what Java would write. Bodies are bytes and
+are not looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Int64s = npt.NDArray[np.int64]
+
+#: The columns of a message whose text a producer chooses.
+TEXTS: Final = ("tags", "keys", "sharding_key", "properties")
+#: Half of a pair of UTF-16 in UTF-8's form, complete or cut off: one malformed sequence to Java, two or three to Python.
+_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+_REPLACEMENT: Final = "\ufffd".encode()
+
+
+def is_text(data: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def text_of(data: bytes) -> str:
+    """The text of bytes, as Java reads it."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return _SURROGATE.sub(_REPLACEMENT, data).decode(errors="replace")
+
+
+def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
+    """A column whose texts are all UTF-8, and the numbers of its rows that had other bytes.
+
+    Any type is taken, and stays; binary is no text. Of a map's names that become the same, the last one counts.
+    """
+    kind = column.type
+    if _is_valid(column):
+        return column, np.zeros(0, dtype=np.int64)
+    rows: list[int] = []
+    values: list[Any] = []
+    for row, value in enumerate(column):
+        malformed: list[bytes] = []
+        values.append(_plain(value, malformed))
+        if malformed:
+            rows.append(row)
+    return pa.array(values, kind), np.array(rows, dtype=np.int64)
+
+
+def valid_rows(batch: pa.RecordBatch, names: Iterable[str] = TEXTS) -> tuple[pa.RecordBatch, Int64s]:
+    """As `valid`, for those of a batch's columns that have one of the names."""
+    found = []
+    for name in names:
+        at = batch.schema.get_field_index(name)
+        if at < 0:
+            continue
+        column, rows = valid(batch.column(at))
+        if len(rows):
+            batch = batch.set_column(at, batch.schema.field(at), column)
+            found.append(rows)
+    return batch, np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+
+
+def _is_valid(column: pa.Array) -> bool:
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _is_utf8(column)
+    if pa.types.is_map(kind) and pa.types.is_string(kind.key_type) and pa.types.is_string(kind.item_type):
+        return _is_utf8(column.keys) and _is_utf8(column.items)
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _is_utf8(column: pa.Array) -> bool:
+    """Most text is ASCII, which shows in one look at all bytes together."""
+    if not len(column):
+        return True
+    _, offsets, data = column.buffers()
+    if data is None or not data.size:
+        return True
+    large = pa.types.is_large_string(column.type)
+    bounds = np.frombuffer(offsets, dtype=np.int64 if large else np.int32)[column.offset : column.offset + len(column) + 1]
+    raw = np.frombuffer(data, dtype=np.uint8)[bounds[0] : bounds[-1]]
+    if not len(raw) or raw.max() < 128:
+        return True
+    try:
+        column.view(pa.large_binary() if large else pa.binary()).cast(column.type)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _plain(value: pa.Scalar, malformed: list[bytes]) -> Any:
+    """A value for Python; bytes that are not UTF-8 are added to ``malformed``."""
+    kind = value.type
+    if not value.is_valid:
+        return None
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        data = value.as_buffer().to_pybytes()
+        if not is_text(data):
+            malformed.append(data)
+        return text_of(data)
+    if pa.types.is_map(kind):
+        pairs = {_plain(entry[0], malformed): _plain(entry[1], malformed) for entry in value.values}
+        return list(pairs.items())
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(value[at], malformed) for at, field in enumerate(kind)}
+    if any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
+        return [_plain(item, malformed) for item in value.values]
+    if pa.types.is_dictionary(kind):
+        return _plain(value.value, malformed)
+    return value.as_py()
