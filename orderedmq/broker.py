@@ -330,7 +330,7 @@ class Outbox(Protocol):
         """Make the receipts' rows visible, in (partition, row) order, once per (sink_id, batch_id).
 
         Raises LockError LOST when a source epoch registered by this run is stale, SinkError REPLAY_DIFFERS,
-        BATCH_TOO_OLD, TOKEN_GONE; nothing is visible then, where publishing is atomic.
+        BATCH_TOO_OLD, OUT_OF_ORDER, TOKEN_GONE; nothing is visible then, where publishing is atomic.
         """
 
     def discard(self, receipts: Sequence[Receipt]) -> None:

@@ -201,7 +201,16 @@ class SinkError(OrderedMQError):
 
     family = "ORDEREDMQ_SINK"
     conditions = frozenset(
-        ("REPLAY_DIFFERS", "BATCH_TOO_OLD", "KEY_CONFLICT", "TOKEN_GONE", "ORDER_BUFFER_FULL", "SELECTOR_FAILED", "MODE")
+        (
+            "REPLAY_DIFFERS",
+            "BATCH_TOO_OLD",
+            "OUT_OF_ORDER",
+            "KEY_CONFLICT",
+            "TOKEN_GONE",
+            "ORDER_BUFFER_FULL",
+            "SELECTOR_FAILED",
+            "MODE",
+        )
     )
 
 

@@ -105,7 +105,7 @@ class EmbeddedOutbox:
     # -- the steps of a publish ----------------------------------------------------------------------------------------------
 
     def _known(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any], skip: bool) -> bool:
-        """Whether the batch was published before. Raises SinkError REPLAY_DIFFERS or BATCH_TOO_OLD unless ``skip``."""
+        """Whether the batch was published before. Raises SinkError OUT_OF_ORDER; REPLAY_DIFFERS or BATCH_TOO_OLD unless ``skip``."""
         assert batch.sink_id is not None
         key = _sink_key(batch.sink_id)
         value = txn.get("batches", key + layout.number(batch.batch_id))
@@ -114,22 +114,27 @@ class EmbeddedOutbox:
             if why and not skip:
                 raise SinkError(
                     "REPLAY_DIFFERS",
-                    f"batch {batch.batch_id} of this query was published already, with other content ({why}): an old copy of the "
-                    "checkpoint, or a query that is not deterministic; restore the newest checkpoint, start with a new one, or set "
-                    "onReplayDiffers=skip to keep what was published",
+                    f"{_named(batch)} was published already, with other content ({why}): an old copy of the checkpoint, or a query that is "
+                    f"not deterministic; {_remedy(batch, _latest(txn, key))}; or set onReplayDiffers=skip to keep what was published",
                 )
             return True
         latest = _latest(txn, key)
-        if latest is not None and batch.batch_id < latest:
-            if skip:
-                return True
+        if latest is None or batch.batch_id > latest:
+            return False
+        if batch.batch_id > latest - KEPT:
+            # All that were published since are remembered: to take it as published would lose its rows.
             raise SinkError(
-                "BATCH_TOO_OLD",
-                f"batch {batch.batch_id} of this query is older than the {KEPT} batches up to {latest} that this store remembers, so "
-                "whether it was published cannot be told: restore the newest checkpoint, start with a new one, or set "
-                "onReplayDiffers=skip to take it as published",
+                "OUT_OF_ORDER",
+                f"{_named(batch)} was not written to this store, and {latest}, a later one, was: "
+                f"{_cause(batch)}; {_remedy(batch, latest)}",
             )
-        return False
+        if skip:
+            return True
+        raise SinkError(
+            "BATCH_TOO_OLD",
+            f"{_named(batch)} is too old: the latest is {latest}, and of {latest - KEPT} and below nothing is remembered, so whether it was "
+            f"published cannot be told; {_remedy(batch, latest)}; or set onReplayDiffers=skip to take it as published",
+        )
 
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
         """What lies behind its group's offset may have come out in another batch of this sink. Raises SinkError REPLAY_DIFFERS."""
@@ -196,6 +201,34 @@ class EmbeddedOutbox:
         for token in orphans:
             discard(txn, token)
         runs.sweep(self._store.path)
+
+
+def _named(batch: SinkBatch) -> str:
+    """The batch as its writer knows it."""
+    application = _application(batch)
+    return (
+        f"batch {batch.batch_id} of this query"
+        if application is None
+        else f"version {batch.batch_id} of txnAppId {application!r}"
+    )
+
+
+def _cause(batch: SinkBatch) -> str:
+    if _application(batch) is None:
+        return "the checkpoint is an old copy, or this batch went to another store"
+    return "txnVersion has to grow with each write"
+
+
+def _remedy(batch: SinkBatch, latest: int | None) -> str:
+    if _application(batch) is None:
+        return "restore the newest checkpoint, or start with a new one"
+    return f"if it is a new write, give it a txnVersion above {latest}"
+
+
+def _application(batch: SinkBatch) -> str | None:
+    """The user's txnAppId; None for a query's own batches."""
+    assert batch.sink_id is not None
+    return batch.sink_id.removeprefix("txn:") if batch.sink_id.startswith("txn:") else None
 
 
 def _latest(txn: Transaction, key: bytes) -> int | None:

@@ -279,8 +279,11 @@ def test_behind_the_end_is_named_also_of_an_empty_queue(broker: FakeBroker) -> N
         puller.pull(QUEUE, 5001, 10, 10, COLUMNS)
     broker.least = broker.end = 0
     assert puller.pull(QUEUE, 0, 10, 10, COLUMNS).num_rows == 0
-    with pytest.raises(DataLossError, match="BEYOND_END.*7"):
+    with pytest.raises(DataLossError, match="BEYOND_END.*7") as caught:
         puller.pull(QUEUE, 7, 10, 10, COLUMNS)
+    # A cluster has no store that somebody could have copied.
+    assert "its broker died before its last messages were on its disk" in caught.value.message
+    assert "store" not in caught.value.message
 
 
 def test_a_replica_is_read_when_the_broker_says_so_and_left_when_it_has_nothing(broker: FakeBroker) -> None:
