@@ -1,8 +1,8 @@
 """Ordered message queues with the semantics of RocketMQ's ordered messages, for Spark Structured Streaming.
 
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. Here is what is used beside them:
-``connect`` for a broker of one's own, ``Producer`` to write messages from Python, ``register`` where Spark cannot find the source by itself,
-and the errors.
+``connect`` for a broker of one's own, ``Producer`` to write messages from Python, ``prepare_spark`` before a session
+where nothing is set up for Spark, ``register`` where Spark cannot find the source by itself, and the errors.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from orderedmq.errors import OrderedMQError
 
 if TYPE_CHECKING:
     from orderedmq.connections import connect
+    from orderedmq.java import prepare_spark
     from orderedmq.producer import Producer
     from orderedmq.rocketmq.acl import Credentials
     from orderedmq.rocketmq.transport import TlsOptions
 
 __version__ = "0.1.0"
-__all__ = ["Credentials", "OrderedMQError", "Producer", "TlsOptions", "connect", "register"]
+__all__ = ["Credentials", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register"]
 
 #: What is loaded when it is first used: pyarrow comes along, which Spark's look-up of data sources should not load.
 _HOMES = {
     "connect": "orderedmq.connections",
     "Producer": "orderedmq.producer",
+    "prepare_spark": "orderedmq.java",
     "Credentials": "orderedmq.rocketmq.acl",
     "TlsOptions": "orderedmq.rocketmq.transport",
 }

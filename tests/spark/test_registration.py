@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -17,6 +18,8 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -102,6 +105,76 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel], cwd=home, env=environment(), check=True
     )
     return python
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the README's reader has it after `python3 -m venv omq && omq/bin/pip install '.[java]'`: nothing of the extra dev."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder / "omq", symlinks=True, with_pip=False)
+    (packages,) = (folder / "omq").glob("lib/python*/site-packages")
+    for name in dependencies("orderedmq", "java") - {"orderedmq"}:
+        # Links instead of a download; pyspark alone has some 500 MB.
+        for file in distribution(name).files or ():
+            if ".." not in file.parts and file.parts[0] != "__pycache__" and not (packages / file.parts[0]).exists():
+                (packages / file.parts[0]).symlink_to(Path(str(distribution(name).locate_file(file.parts[0]))))
+    install: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        folder / "omq/bin/python",
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+        wheel,
+    ]
+    subprocess.run(install, cwd=folder, env=environment(), check=True)
+    return folder
+
+
+def dependencies(name: str, extra: str = "") -> set[str]:
+    """Names of what pip installs for a package."""
+    found: set[str] = set()
+    waiting = {(name, extra)}
+    while waiting:
+        name, extra = waiting.pop()
+        found.add(canonicalize_name(name))
+        for line in distribution(name).requires or ():
+            one = Requirement(line)
+            if one.marker is None or one.marker.evaluate({"extra": extra}):
+                waiting |= (
+                    {(one.name, more) for more in {"", *one.extras}} if canonicalize_name(one.name) not in found else set()
+                )
+    return found
+
+
+@pytest.mark.timeout(400)
+def test_the_quick_start_of_the_readme_runs_as_it_stands_without_java_and_settings(bare: Path, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text().partition("<!-- quickstart -->")[2].partition("<!-- /quickstart -->")[0]
+    blocks = re.findall(r"```(python)?\n(.*?)```", text, re.DOTALL)
+    (script,) = (block for kind, block in blocks if kind)
+    (bare / "invoices.py").write_text(script)
+    install, *commands = "".join(block for kind, block in blocks if not kind).splitlines()
+    assert "pip install '.[java]'" in install
+    # What a system has, but no Java, and no Python that has the package.
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for folder in ("/bin", "/usr/bin"):
+        for program in Path(folder).iterdir():
+            if program.name != "java" and not (programs / program.name).is_symlink():
+                (programs / program.name).symlink_to(program)
+    env = {"PATH": str(programs), "HOME": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1", "LANG": "C.UTF-8"}
+    said = ""
+    for command in commands:
+        done = subprocess.run(["sh", "-c", command], cwd=bare, env=env, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr[-3000:]}"
+        said += done.stdout
+    for invoice in ("invoice for created", "invoice for paid"):
+        assert invoice in said, said
+    packages = subprocess.run(["omq/bin/python", "-c", "import pytest"], cwd=bare, env=env, capture_output=True, text=True)
+    assert "No module named 'pytest'" in packages.stderr
 
 
 def test_the_wheel_has_what_users_need_and_nothing_else(wheel: Path) -> None:
