@@ -151,11 +151,23 @@ def parse_path(text: str, option: str) -> str:
     if text.split("/")[0].startswith("~"):
         raise invalid(option, f"{shown(text)}: ~ is not expanded; write the home directory out, {example}")
     try:
+        if not os.path.isabs(text) and _in_a_sessions_folder():
+            raise invalid(
+                option,
+                f"{shown(text)} is relative, and this session's working directory is a temporary folder of the Spark Connect server; write an "
+                f"absolute path on the server, {example}",
+            )
         return os.path.abspath(text)
     except OSError as error:
         raise invalid(
             option, "the working directory is gone, so a relative path has no meaning; give an absolute path"
         ) from error
+
+
+def _in_a_sessions_folder() -> bool:
+    """Whether Spark runs this process in a folder that it removes with the session: Spark Connect, where each session has files of its own."""
+    session = os.environ.get("SPARK_JOB_ARTIFACT_UUID")
+    return bool(session) and os.path.basename(os.getcwd()) == session
 
 
 def parse_topic(text: str, option: str, *, writing: bool) -> str:

@@ -37,3 +37,6 @@ def test_a_connect_session_reads_and_writes_queues_found_and_registered(tmp_path
     assert result["distinct"] == 100
     assert result["again"] == 100
     assert "connect" in result["kind"]
+    assert len(result["refused"]) == 4
+    for reason in result["refused"]:
+        assert "write an absolute path on the server" in reason

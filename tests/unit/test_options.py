@@ -880,6 +880,22 @@ def test_relative_paths_are_made_absolute_at_once(monkeypatch: pytest.MonkeyPatc
     assert parse_path("omq", "path") == parse_path("file:omq", "path") == os.path.join(here, "omq")
 
 
+def test_a_relative_path_in_a_folder_of_a_connect_session_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
+) -> None:
+    session = os.path.join(tmp_path, "b5cb0264")
+    os.mkdir(session)
+    monkeypatch.chdir(session)
+    assert parse_path("data/omq", "path") == os.path.join(session, "data/omq")
+    monkeypatch.setenv("SPARK_JOB_ARTIFACT_UUID", "b5cb0264")
+    for options in ({**BATCH, "path": "data/omq"}, without(BATCH, "path")):
+        with pytest.raises(OptionError, match=r"option path: .*relative.*absolute path on the server, for example /data/omq"):
+            SourceOptions.parse(options, streaming=False)
+    assert SourceOptions.parse(BATCH, streaming=False).endpoint.path == "/data/omq"
+    monkeypatch.chdir(tmp_path)
+    assert parse_path("data/omq", "path") == os.path.join(tmp_path, "data/omq")
+
+
 def test_a_working_directory_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def gone() -> str:
         raise FileNotFoundError
