@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, DataType, IntegralType, LongType, MapT
 from orderedmq.errors import SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
 from orderedmq.sharding_key import GivenKeyType, KeyType
-from orderedmq.sink_options import SinkOptions
+from orderedmq.sink_options import NO_KEY, SinkOptions
 
 #: Columns of the source's rows that only a broker can set: taken along, ignored.
 BROKER_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in (*PRODUCER_COLUMNS, "topic", "queue_id"))
@@ -48,15 +48,8 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
             isinstance(pairs, MapType) and isinstance(pairs.keyType, StringType) and isinstance(pairs.valueType, StringType)
         ):
             raise SchemaError("WRONG_TYPE", f"column 'properties' must be map<string,string>, it is {pairs.simpleString()}")
-    key = options.sharding_key if options.sharding_key in names else None
-    kind: KeyType = "text"
-    if key is not None:
-        kind = key_type(schema, key, options.sharding_key_type, options.selector)
-    elif options.sharding_key_explicit:
-        raise SchemaError(
-            "MISSING_COLUMN",
-            f"option shardingKey names column {options.sharding_key!r}, the rows have {', '.join(schema.names)}",
-        )
+    key = _key(schema, options)
+    kind: KeyType = "text" if key is None else key_type(schema, key, options.sharding_key_type, options.selector)
     if options.topic is None and "topic" not in names:
         raise SchemaError(
             "MISSING_COLUMN", "no topic to write to: set option topic, or give the rows a column 'topic' (string)"
@@ -76,6 +69,29 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
                 f"column {name!r} is not a message's: drop it, put it into body or properties, or name it in shardingKey or orderBy",
             )
     return Plan(key, "topic" if options.topic is None else None, kind)
+
+
+def _key(schema: StructType, options: SinkOptions) -> str | None:
+    """The column of the sharding key; None for rows that need none."""
+    name, has = options.sharding_key, ", ".join(schema.names)
+    if name is None:
+        if NO_KEY in schema.names:
+            raise SchemaError(
+                "UNKNOWN_COLUMN",
+                f"shardingKey={NO_KEY} says that the rows have no key, and they have a column {NO_KEY!r}: drop it, or give it another name",
+            )
+        return None
+    if name in schema.names:
+        return name
+    if options.sharding_key_explicit:
+        raise SchemaError("MISSING_COLUMN", f"option shardingKey names column {name!r}, the rows have {has}")
+    if options.needs_key:
+        raise SchemaError(
+            "MISSING_COLUMN",
+            f"the rows have no column {name!r}, only {has}, and rows without a key have no order: name the key's column in option shardingKey, "
+            f"or set shardingKey={NO_KEY} if they need none",
+        )
+    return None
 
 
 def key_type(schema: StructType, key: str, given: GivenKeyType, selector: str) -> KeyType:

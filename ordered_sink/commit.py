@@ -20,10 +20,10 @@ from ordered_sink.writer import Written, target_queues, write
 from orderedmq.broker import Published
 from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
-from orderedmq.errors import SinkError, StoreError
+from orderedmq.errors import MessageError, SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION
 from orderedmq.selector import selector
-from orderedmq.sink_options import SinkOptions
+from orderedmq.sink_options import NO_KEY, SinkOptions
 
 log = logging.getLogger("orderedmq")
 
@@ -70,6 +70,7 @@ class _Planned:
         if not written:
             return None
         self._check_keys(written)
+        self._warn(written)
         with reach(self.options.endpoint, identity=self.identity, seen_here=True) as broker:
             return broker.outbox.publish(
                 written[0].batch,
@@ -105,6 +106,25 @@ class _Planned:
         rows = "they are published all the same" if atomic else "they were sent before this could be known"
         what = f"or set onKeyConflict=ignore if order within a batch does not matter; {rows}"
         log.warning("%s", SinkError("KEY_CONFLICT", f"{why}, {what}"))
+
+    def _warn(self, written: Sequence[Written]) -> None:
+        """Once per batch, of rows that were taken and may not be what the user meant."""
+        # Of two attempts of one task one counts.
+        tasks = {message.receipt.partition: message for message in written}.values()
+        rows, null_keys, tags = (sum(getattr(task, name) for task in tasks) for name in ("rows", "null_keys", "several_tags"))
+        if null_keys:
+            to = (
+                "go to the queues in turn"
+                if self.options.endpoint.capabilities.atomic_publish
+                else "go to queues by their content"
+            )
+            what = f"{null_keys} of {rows} rows have no key, column {self.plan.key!r} is null: they {to} and have no order among each other"
+            log.warning(
+                "%s", MessageError("NULL_KEY", f"{what}; filter them out, or write them apart with shardingKey={NO_KEY}")
+            )
+        if tags:
+            what = f"{tags} of {rows} rows have a comma or || in column 'tags': a message has one tag, and no filter finds this one"
+            log.warning("%s", MessageError("SEVERAL_TAGS", f"{what}; write one tag, and more in keys or properties"))
 
 
 @concise_calls

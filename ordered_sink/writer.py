@@ -26,7 +26,7 @@ from orderedmq.key_hash import HashedKeys, key_hash64
 from orderedmq.micro_batch import run_of
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
 from orderedmq.rooms import queues_in
-from orderedmq.rows import normalise
+from orderedmq.rows import normalise, several_tags
 from orderedmq.selector import selector
 from orderedmq.sharding_key import hashed_keys
 from orderedmq.sink_options import SinkOptions
@@ -40,11 +40,17 @@ GATHER_ROWS: Final = 131072
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the commit: the batch it wrote for, its rows, its keys as sorted 64-bit hashes."""
+    """What a task tells the commit: the batch it wrote for, what it wrote, its keys as sorted 64-bit hashes.
+
+    ``null_keys`` and ``several_tags`` count rows, of ``rows``, that a user is warned of.
+    """
 
     batch: SinkBatch
     receipt: Receipt
     keys: bytes
+    rows: int = 0
+    null_keys: int = 0
+    several_tags: int = 0
 
 
 def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, streaming: bool) -> SinkBatch:
@@ -83,7 +89,9 @@ def write(
                 context.partitionId(),
                 batch.batch_id,
             )
-        return Written(batch, staging.receipt(), task.seen.to_bytes())
+        return Written(
+            batch, staging.receipt(), task.seen.to_bytes(), task.rows, null_keys=task.null_keys, several_tags=task.several_tags
+        )
     except BaseException:
         staging.abandon()
         raise
@@ -126,7 +134,7 @@ class _Task:
         self._options = options
         self._plan = plan
         self._partition = partition
-        self._rows = 0
+        self.rows = self.null_keys = self.several_tags = 0
         # What is sent stays, where it is not published at once: a retry that has its rows in another order must come to the same queues.
         self._selector = selector(options.selector, seed, by_content=not broker.capabilities.atomic_publish)
         self._queues: dict[str, list[MessageQueue]] = {}
@@ -139,9 +147,12 @@ class _Task:
         where = f"partition {self._partition}"
         odd: set[int] = set()
         keys = self._keys(rows, where, odd)
-        messages = normalise(self._messages(rows, keys), where, self._rows, odd.update)
+        messages = normalise(self._messages(rows, keys), where, self.rows, odd.update)
         self.malformed += len(odd)
-        self._rows += rows.num_rows
+        self.rows += rows.num_rows
+        self.several_tags += several_tags(messages)
+        if self._options.needs_key and keys is not None:
+            self.null_keys += keys.keys.null_count
         if "queue_id" in rows.schema.names:
             # For the selector; what is staged has no such column.
             messages = messages.append_column("queue_id", rows.column("queue_id"))
@@ -151,7 +162,7 @@ class _Task:
             return
         column, _ = valid(rows.column(rows.schema.get_field_index(self._plan.topic)))
         if column.null_count:
-            row = self._rows - rows.num_rows + int(pc.index(column.is_null(), True).as_py())
+            row = self.rows - rows.num_rows + int(pc.index(column.is_null(), True).as_py())
             raise MessageError(
                 "NULL_TOPIC", f"row {row} of partition {self._partition} has no topic; fill the column or set option topic"
             )
@@ -192,7 +203,7 @@ class _Task:
         if not (pa.types.is_integer(column.type) or pa.types.is_binary(column.type)):
             column, bad = valid(column)
             odd.update(bad.tolist())
-        return hashed_keys(column, self._plan.key_type, where, self._rows)
+        return hashed_keys(column, self._plan.key_type, where, self.rows)
 
     def _messages(self, rows: pa.RecordBatch, keys: HashedKeys | None) -> pa.RecordBatch:
         """The producer's columns; the sharding key is stored under its own name whatever column it came from."""

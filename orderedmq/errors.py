@@ -71,8 +71,10 @@ class MessageError(OrderedMQError):
             "BAD_QUEUE_ID",
             "KEY_TOO_LONG",
             "NULL_BODY",
+            "NULL_KEY",
             "NULL_TOPIC",
             "PROPERTIES_TOO_LARGE",
+            "SEVERAL_TAGS",
             "TOO_LARGE",
         )
     )

@@ -145,7 +145,11 @@ SOURCE_OPTIONS: Final = (
 SINK_OPTIONS: Final = (
     *BROKER_OPTIONS,
     Option("topic", None, "topic to write to; overrides the column topic", "the column topic"),
-    Option("shardingKey", "sharding_key", "column of the sharding key; rows with one key go to one queue, in order"),
+    Option(
+        "shardingKey",
+        "sharding_key",
+        "column of the sharding key; rows with one key go to one queue, in order. none: rows without a key, and without an order",
+    ),
     Option(
         "shardingKeyType",
         "auto",

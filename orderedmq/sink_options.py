@@ -27,6 +27,10 @@ _ON_KEY_CONFLICT: Final[Mapping[str, OnKeyConflict]] = {"error": "error", "warn"
 _ON_REPLAY_DIFFERS: Final[Mapping[str, OnReplayDiffers]] = {"error": "error", "skip": "skip"}
 _COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4"}
 _SHARDING_KEY_TYPES: Final[Mapping[str, GivenKeyType]] = {name: name for name in KEY_TYPES}
+#: Selectors that choose by the key.
+_BY_KEY: Final = ("hash", "mod", "machineRoom")
+#: The value of shardingKey for rows that have none.
+NO_KEY: Final = "none"
 _SELECTORS: Final = {"hash": "hash", "mod": "mod", "random": "random", "queueid": "queueId", "machineroom": "machineRoom"}
 #: An application's name is a key in the store.
 MAX_APP_ID_LENGTH: Final = 255
@@ -43,7 +47,8 @@ class SortColumn(NamedTuple):
 class SinkOptions:
     """The checked options of a writer. Sizes in bytes.
 
-    ``topic`` None: the column topic is needed. ``sharding_key`` is a column; it must exist only if ``sharding_key_explicit``.
+    ``topic`` None: the column topic is needed. ``sharding_key`` is a column, None: rows have no key; it must exist if
+    ``sharding_key_explicit``, or if the selector chooses by it (``needs_key``).
     ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or ``module:function``; ``machine_rooms`` come with
     ``machineRoom``. ``topic_queue_nums`` None: a missing topic is an error. ``sink_group`` None: the broker names it. ``txn_app_id`` and
     ``txn_version`` are both None or both set.
@@ -51,7 +56,7 @@ class SinkOptions:
 
     endpoint: Endpoint
     topic: str | None
-    sharding_key: str
+    sharding_key: str | None
     sharding_key_explicit: bool
     sharding_key_type: GivenKeyType
     selector: str
@@ -65,6 +70,11 @@ class SinkOptions:
     sink_group: str | None
     txn_app_id: str | None
     txn_version: int | None
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether rows without a key have no order that the user can have meant."""
+        return self.sharding_key is not None and self.selector in _BY_KEY
 
     @staticmethod
     def parse_order_by(text: str, option: str = "order_by") -> tuple[SortColumn, ...]:
@@ -81,12 +91,13 @@ class SinkOptions:
         endpoint = parse_endpoint(given)
         _check_txn(given, streaming)
         selector = given.value("messageQueueSelector", _selector)
+        key = given.value("shardingKey", _column)
         return cls(
             endpoint=endpoint,
             topic=given.optional("topic", _topic),
-            sharding_key=given.value("shardingKey", _column),
+            sharding_key=None if key == NO_KEY else key,
             sharding_key_explicit=given.has("shardingKey"),
-            sharding_key_type=_key_type(given, selector),
+            sharding_key_type=_key_type(given, selector, key),
             selector=selector,
             machine_rooms=_machine_rooms(given, selector, endpoint),
             topic_queue_nums=given.optional("topicQueueNums", integer(1, MAX_QUEUES, 8)),
@@ -101,8 +112,15 @@ class SinkOptions:
         )
 
 
-def _key_type(given: Given, selector: str) -> GivenKeyType:
+def _key_type(given: Given, selector: str, key: str) -> GivenKeyType:
     chosen = given.value("shardingKeyType", choice(_SHARDING_KEY_TYPES))
+    if key == NO_KEY and given.has("shardingKeyType"):
+        raise conflict("option shardingKeyType says how keys are hashed, and with shardingKey=none rows have none; drop one")
+    if key == NO_KEY and selector == "mod":
+        raise conflict(
+            "option messageQueueSelector=mod chooses by the key, and with shardingKey=none rows have none; name the key's column, or use "
+            "random"
+        )
     if selector == "mod" and chosen == "text":
         raise conflict(
             "option messageQueueSelector=mod needs keys that are whole numbers: it excludes shardingKeyType=text; use long, or hash"

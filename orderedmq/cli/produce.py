@@ -20,6 +20,7 @@ from orderedmq.cli.topics import Name
 from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.model import MAX_QUEUES, is_reserved
 from orderedmq.producer import Producer
+from orderedmq.rows import several_tags
 from orderedmq.selector import Keying
 from orderedmq.text import is_text
 
@@ -114,7 +115,7 @@ def produce(
         _named(property_fields or (), "--property-field"),
     )
     began = time.monotonic()
-    count = total = 0
+    count = total = lists = 0
     with _opened(file, shell) as source, shell.broker() as broker:
         _ensure(broker, topic, queues)
         producer = Producer(broker.log, topic, sharding_key_type=keying.key_type, selector=keying.selector)
@@ -126,11 +127,14 @@ def produce(
                     if rows.num_rows:
                         producer.send(rows)
                     count += rows.num_rows
+                    lists += several_tags(rows)
                     total += int(pc.sum(pc.binary_length(rows["body"])).as_py() or 0)
                     bar.advance(int(pc.sum(pc.binary_length(lines)).as_py() or 0) + len(lines))
         except (OrderedMQError, KeyboardInterrupt):
             shell.note(f"{count:,} messages were written before")
             raise
+    if lists:
+        shell.note(f"{lists:,} messages have a tag with a comma or ||: a message has one tag, and no filter finds this one")
     seconds = time.monotonic() - began
     shell.done(
         {"topic": topic, "messages": count, "bytes": total, "seconds": round(seconds, 3)},

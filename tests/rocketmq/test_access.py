@@ -211,7 +211,11 @@ def delete_group(cluster: Cluster, account: Credentials, name: str) -> None:
 def new_topic(cluster: Cluster, account: Credentials, name: str) -> None:
     """What the sink does where it is planned."""
     options = {"namesrvAddr": cluster.address, "accessKey": account.access_key, "secretKey": account.secret_key}
-    BatchWriter({**options, "topic": name, "topicQueueNums": "1"}, StructType().add("body", "string"), False)
+    BatchWriter(
+        {**options, "topic": name, "topicQueueNums": "1"},
+        StructType().add("body", "string").add("sharding_key", "string"),
+        False,
+    )
 
 
 def listen(cluster: Cluster, account: Credentials, group: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -29,6 +30,7 @@ from orderedmq.errors import OptionError
 from orderedmq.key_hash import key_hash64
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
+from tests.sink_tasks import written
 
 ROWS = 3000
 ROOT = Path(__file__).parents[2]
@@ -88,7 +90,11 @@ def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_on
     rows = spark.range(ROWS).selectExpr("concat('row-', id div 2 * 2) AS body").repartition(2)
     rows.write.parquet(str(tmp_path / "rows"))
     spoil = spoiler(cluster.address, topic, str(tmp_path / "spoilt"), ROWS // 3)
-    options: dict[str, Any] = {"messageQueueSelector": selector, "checkpointLocation": str(tmp_path / "checkpoint")}
+    options: dict[str, Any] = {
+        "messageQueueSelector": selector,
+        "shardingKey": "none",
+        "checkpointLocation": str(tmp_path / "checkpoint"),
+    }
 
     def run() -> None:
         stream = spark.readStream.schema("body string").parquet(str(tmp_path / "rows"))
@@ -158,18 +164,41 @@ def test_a_key_in_two_tasks_is_warned_of_in_words_that_are_true_of_rows_that_are
     options = {"namesrvAddr": cluster.address, "topic": "conflicts"}
     schema = StructType().add("sharding_key", "string").add("body", "string")
     [queue] = broker.log.queues("conflicts")
-    written = []
+    messages = []
     for partition in range(2):
         staging = broker.outbox.open(SinkBatch(None), partition)
         staging.add(queue, pa.record_batch({"body": [b"1"], "sharding_key": ["k"]}))
         seen = SeenKeys()
         seen.add(key_hash64(pa.array(["k"])))
-        written.append(Written(SinkBatch(None), staging.receipt(), seen.to_bytes()))
+        messages.append(Written(SinkBatch(None), staging.receipt(), seen.to_bytes()))
     with caplog.at_level(logging.WARNING, "orderedmq"):
-        BatchWriter(options, schema, False).commit(list(written))
+        BatchWriter(options, schema, False).commit(list(messages))
     assert "1 sharding keys occur in more than one task" in caplog.text
     assert "they were sent before this could be known" in caplog.text
     assert "onKeyConflict=warn" not in caplog.text
     assert counts(broker, "conflicts") == [2]
     with pytest.raises(OptionError, match="onKeyConflict=error is not supported"):
         BatchWriter({**options, "onKeyConflict": "error"}, schema, False)
+
+
+def test_rows_without_the_key_column_are_refused_and_null_keys_and_lists_of_tags_are_warned_of(
+    spark: SparkSession, cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.admin.create_topic("unkeyed", 2)
+    options = {"namesrvAddr": cluster.address, "topic": "unkeyed"}
+    df = spark.range(20).selectExpr(
+        "cast(id as string) body", "if(id < 3, null, id) sharding_key", "if(id < 5, 'A,B', 'A') tags"
+    )
+    df = df.coalesce(1)
+    for bare in (df.select("body"), df.drop("sharding_key")):
+        with pytest.raises(PySparkException, match=r"SCHEMA.MISSING_COLUMN.*set shardingKey=none"):
+            bare.write.format("orderedmq").mode("append").options(**options).save()
+    writer = BatchWriter(options, df.schema, False)
+    with caplog.at_level(logging.WARNING, "orderedmq"):
+        writer.commit(list(written(df, writer)))
+    assert caplog.text.count("ORDEREDMQ_") == 2
+    assert (
+        "NULL_KEY] 3 of 20 rows have no key, column 'sharding_key' is null: they go to queues by their content" in caplog.text
+    )
+    assert "SEVERAL_TAGS] 5 of 20 rows" in caplog.text
+    assert sum(counts(broker, "unkeyed")) == 20

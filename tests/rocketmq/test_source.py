@@ -351,7 +351,7 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
     assert rig.out() == [0, 1, 2, 4, 5, 6]
     assert rig.offset() == 7
     # A sink's look for what an earlier attempt sent goes past it.
-    rows = rig.spark.createDataFrame([(b"7",)], "body binary")
+    rows = rig.spark.createDataFrame([(b"7", "k")], "body binary, sharding_key string")
     writer = rows.write.format("orderedmq").mode("append").options(namesrvAddr=rig.cluster.address, topic=rig.source)
     writer.options(txnAppId=rig.group, txnVersion="1").save()
     assert rig.batch(startingOffsets=json.dumps({rig.source: {queue.broker_name: {"0": 4}}})) == [4, 5, 6, 7]

@@ -19,7 +19,7 @@ def stream(rig: Rig, sink: dict[str, str] | None = None, **options: str) -> None
 
 
 def write(rig: Rig, body: str, **options: str) -> None:
-    rows = rig.spark.range(1).selectExpr(f"{body} AS body")
+    rows = rig.spark.range(1).selectExpr(f"{body} AS body", "'k' AS sharding_key")
     rows.write.format("orderedmq").mode("append").options(path=rig.path, topic="out", **options).save()
 
 

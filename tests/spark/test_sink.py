@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 import orderedmq
 from ordered_sink import route
+from ordered_sink.commit import BatchWriter
+from tests.sink_tasks import written
 from tests.spark.conftest import Rig
 
 
@@ -69,7 +73,11 @@ def test_rows_of_the_source_can_be_written_as_they_are(rig: Rig) -> None:
 def test_the_topic_column_routes_when_no_option_does(rig: Rig) -> None:
     rig.topic("a", 1)
     rig.topic("b", 1)
-    df = rig.spark.range(10).selectExpr("if(id % 2 = 0, 'a', 'b') topic", "cast(id as string) body").coalesce(1)
+    df = (
+        rig.spark.range(10)
+        .selectExpr("if(id % 2 = 0, 'a', 'b') topic", "cast(id as string) body", "'k' sharding_key")
+        .coalesce(1)
+    )
     save(rig, df)
     assert rig.bodies("a") == {0: ["0", "2", "4", "6", "8"]}
     assert rig.bodies("b") == {0: ["1", "3", "5", "7", "9"]}
@@ -82,10 +90,69 @@ def test_queue_id_chooses_the_queue(rig: Rig) -> None:
     assert rig.bodies("out") == {0: ["0", "3", "6"], 1: ["1", "4", "7"], 2: ["2", "5", "8"]}
 
 
-def test_rows_without_a_key_go_round(rig: Rig) -> None:
+def test_rows_without_a_key_go_round_if_the_user_says_that_they_have_none(rig: Rig) -> None:
     rig.topic("out", 4)
-    save(rig, rig.spark.range(100).selectExpr("cast(id as string) body").coalesce(1), topic="out")
+    df = rig.spark.range(100).selectExpr("cast(id as string) body").coalesce(1)
+    with pytest.raises(PySparkException, match=r"SCHEMA.MISSING_COLUMN.*'sharding_key', only body.*set shardingKey=none"):
+        save(rig, df, topic="out")
+    # As they are, for selectors that choose otherwise; and a key that is there is not taken.
+    save(rig, df, topic="out", shardingKey="none")
     assert {number: len(bodies) for number, bodies in rig.bodies("out").items()} == dict.fromkeys(range(4), 25)
+    save(rig, df.selectExpr("body", "'k' sharding_key"), topic="out", shardingKey="none")
+    assert {number: len(bodies) for number, bodies in rig.bodies("out").items()} == dict.fromkeys(range(4), 50)
+    assert {row.sharding_key for row in rig.batch(topic="out").collect()} == {None}
+    with pytest.raises(PySparkException, match=r"SCHEMA.UNKNOWN_COLUMN.*shardingKey=none .*another name"):
+        save(rig, df.selectExpr("body", "body none"), topic="out", shardingKey="none")
+
+
+def test_a_stream_without_the_key_column_is_refused_when_it_is_planned(rig: Rig) -> None:
+    rig.topic("in", 2, rows=10)
+    rig.topic("out", 2)
+    with pytest.raises(PySparkException, match=r"SCHEMA.MISSING_COLUMN.*set shardingKey=none"):
+        rig.run(rig.stream(topic="in", consumerGroup="g").select("body"), topic="out")
+    rig.run(rig.stream(topic="in", consumerGroup="h").select("body"), "ck2", topic="out", shardingKey="none")
+    assert sum(map(len, rig.bodies("out").values())) == 10
+
+
+@pytest.mark.parametrize("selector", ["random", "tests.spark.test_sink:first"])
+def test_a_selector_that_does_not_choose_by_the_key_needs_none(rig: Rig, selector: str) -> None:
+    rig.topic("out", 4)
+    save(rig, rig.spark.range(40).selectExpr("cast(id as string) body"), topic="out", messageQueueSelector=selector)
+    found = {number for number, bodies in rig.bodies("out").items() if bodies}
+    assert found == ({0} if ":" in selector else {0, 1, 2, 3})
+
+
+def first(keys: pa.Array, n: int) -> list[int]:
+    return [0] * len(keys)
+
+
+def test_null_keys_and_tags_that_are_lists_are_warned_of_once_a_batch_with_their_count(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.topic("out", 4)
+    df = rig.spark.range(100).selectExpr(
+        "if(id % 10 = 0, null, concat('k', id)) key",
+        "cast(id as string) body",
+        "case when id % 4 = 0 then 'A,B' when id % 4 = 1 then 'A || B' when id % 4 = 2 then 'A|B' end tags",
+    )
+
+    def warned(df: DataFrame, **options: str) -> list[str]:
+        caplog.clear()
+        writer = BatchWriter({"path": rig.path, "topic": "out", "shardingKey": "key", **options}, df.schema, False)
+        with caplog.at_level(logging.WARNING, "orderedmq"):
+            writer.commit(list(written(df.repartition(2), writer)))
+        return [record.getMessage() for record in caplog.records]
+
+    null_keys, several_tags = warned(df)
+    assert null_keys.startswith(
+        "[ORDEREDMQ_MESSAGE.NULL_KEY] 10 of 100 rows have no key, column 'key' is null: they go to the queues in turn"
+    )
+    assert null_keys.endswith("filter them out, or write them apart with shardingKey=none")
+    assert several_tags.startswith("[ORDEREDMQ_MESSAGE.SEVERAL_TAGS] 50 of 100 rows have a comma or || in column 'tags'")
+    assert sum(map(len, rig.bodies("out").values())) == 100
+    # Nothing to say where the key chooses nothing, or every row has one.
+    assert warned(df.drop("tags"), messageQueueSelector="random", onKeyConflict="ignore") == []
+    assert warned(df.where("key is not null and id % 4 > 1"), messageQueueSelector="hash") == []
 
 
 def test_order_by_orders_a_tasks_rows(rig: Rig) -> None:
@@ -205,7 +272,7 @@ def test_two_outputs_of_one_stream_by_foreach_batch(rig: Rig) -> None:
 
 
 BAD = [
-    ("a foreign column", "'x' body, 1 foo", {"topic": "out"}, "ORDEREDMQ_SCHEMA.UNKNOWN_COLUMN", "foo"),
+    ("a foreign column", "'x' body, 'k' sharding_key, 1 foo", {"topic": "out"}, "ORDEREDMQ_SCHEMA.UNKNOWN_COLUMN", "foo"),
     ("no body", "'x' sharding_key", {"topic": "out"}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "body"),
     ("a body of another type", "1 body", {"topic": "out"}, "ORDEREDMQ_SCHEMA.WRONG_TYPE", "body"),
     (
@@ -239,12 +306,26 @@ BAD = [
         "ORDEREDMQ_MESSAGE.BAD_KEY",
         "row 0 of partition",
     ),
-    ("no topic at all", "'x' body", {}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "topic"),
-    ("a missing topic", "'x' body", {"topic": "nope"}, "ORDEREDMQ_TOPIC.MISSING", "topicQueueNums"),
-    ("a retry topic", "'x' body", {"topic": "%RETRY%g"}, "ORDEREDMQ_TOPIC.RESERVED", "%RETRY%g"),
-    ("a path in a name", "'x' body", {"topic": ".."}, "ORDEREDMQ_TOPIC.BAD_NAME", ".."),
-    ("a null body", "cast(null as binary) body", {"topic": "out"}, "ORDEREDMQ_MESSAGE.NULL_BODY", "row 0"),
-    ("an oversize body", "repeat('x', 4194305) body", {"topic": "out"}, "ORDEREDMQ_MESSAGE.TOO_LARGE", "4194305"),
+    ("no key", "'x' body", {"topic": "out"}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "shardingKey=none"),
+    (
+        "no key for a function of it",
+        "'x' body",
+        {"topic": "out", "messageQueueSelector": "mod"},
+        "ORDEREDMQ_SCHEMA.MISSING_COLUMN",
+        "sharding_key",
+    ),
+    ("no topic at all", "'x' body, 'k' sharding_key", {}, "ORDEREDMQ_SCHEMA.MISSING_COLUMN", "topic"),
+    ("a missing topic", "'x' body, 'k' sharding_key", {"topic": "nope"}, "ORDEREDMQ_TOPIC.MISSING", "topicQueueNums"),
+    ("a retry topic", "'x' body, 'k' sharding_key", {"topic": "%RETRY%g"}, "ORDEREDMQ_TOPIC.RESERVED", "%RETRY%g"),
+    ("a path in a name", "'x' body, 'k' sharding_key", {"topic": ".."}, "ORDEREDMQ_TOPIC.BAD_NAME", ".."),
+    ("a null body", "cast(null as binary) body, 'k' sharding_key", {"topic": "out"}, "ORDEREDMQ_MESSAGE.NULL_BODY", "row 0"),
+    (
+        "an oversize body",
+        "repeat('x', 4194305) body, 'k' sharding_key",
+        {"topic": "out"},
+        "ORDEREDMQ_MESSAGE.TOO_LARGE",
+        "4194305",
+    ),
     ("a long key", "'x' body, repeat('k', 5000) sharding_key", {"topic": "out"}, "ORDEREDMQ_MESSAGE.KEY_TOO_LONG", "5000"),
     (
         "an unloadable selector",

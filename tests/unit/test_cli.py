@@ -472,6 +472,19 @@ def test_every_message_gets_tags_and_properties(run: Run, broker: Broker) -> Non
     assert [(row["tags"], row["properties"]) for row in run("peek", "a")] == [("red", {"region": "eu", "q": "a=b"})] * 2
 
 
+def test_tags_that_are_lists_are_noted_once_with_their_count(store: Path, broker: Broker) -> None:
+    broker.admin.create_topic("a", 1)
+    for arguments, given, noted in (
+        (["--tags", "A,B"], "1\n2\n", "2 messages have a tag with a comma or ||"),
+        (["--tags-field", "t"], '{"t": "A || B"}\n{"t": "A"}\n', "1 messages have a tag"),
+        (["--tags", "A"], "1\n", None),
+    ):
+        result = CliRunner().invoke(app, ["produce", "a", "--path", str(store), *arguments], input=given)
+        assert result.exit_code == 0, result.output
+        assert result.stderr.count("have a tag") == (noted is not None)
+        assert (noted or "") in result.stderr
+
+
 def test_fields_of_objects_are_tags_and_properties(run: Run, broker: Broker) -> None:
     objects = [
         '{"k": "x", "t": "A", "geo": {"land": "de"}, "n": 7}',

@@ -428,6 +428,18 @@ BAD_SINK = [
     Bad("dead letters", {**SINK, "topic": "%DLQ%g"}, "TOPIC.RESERVED", ("option topic", "'%DLQ%g'", "choose a name")),
     Bad("an empty topic", {**SINK, "topic": ""}, "TOPIC.BAD_NAME", ("option topic", "empty")),
     Bad("no key column", {**SINK, "shardingKey": ""}, "INVALID", ("shardingKey", "empty", "order_id")),
+    Bad(
+        "a type of no keys",
+        {**SINK, "shardingKey": "none", "shardingKeyType": "long"},
+        "CONFLICT",
+        ("shardingKeyType", "shardingKey=none", "drop one"),
+    ),
+    Bad(
+        "a remainder of no keys",
+        {**SINK, "shardingKey": "none", "messageQueueSelector": "mod"},
+        "CONFLICT",
+        ("messageQueueSelector=mod", "shardingKey=none", "random"),
+    ),
     Bad("keys of no type", {**SINK, "shardingKeyType": "uuid"}, "INVALID", ("shardingKeyType", "'uuid'", "long")),
     Bad(
         "a remainder of text",
@@ -854,6 +866,11 @@ def test_every_option_of_the_writer_arrives() -> None:
 
 @pytest.mark.parametrize("selector", ["hash", "mod", "random", "queueId", "rules:choose", "my.rules:choose"])
 def test_selectors_keep_their_name(selector: str) -> None:
+    parsed = SinkOptions.parse({**SINK, "messageQueueSelector": selector}, streaming=True)
+    assert parsed.needs_key is (selector in ("hash", "mod"))
+    without_key = {**SINK, "messageQueueSelector": selector.replace("mod", "hash"), "shardingKey": "none"}
+    assert not SinkOptions.parse(without_key, streaming=True).needs_key
+    assert SinkOptions.parse(without_key, streaming=True).sharding_key is None
     assert SinkOptions.parse({**SINK, "messageQueueSelector": selector}, streaming=True).selector == selector
 
 

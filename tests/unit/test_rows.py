@@ -19,7 +19,7 @@ from orderedmq.model import (
     PROPERTIES_TYPE,
     RESERVED_PROPERTIES,
 )
-from orderedmq.rows import normalise
+from orderedmq.rows import normalise, several_tags
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
@@ -188,3 +188,11 @@ def test_errors_say_their_condition_first_and_survive_pickling(error):
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.condition, str(again)) == (type(error), error.condition, str(error))
     assert str(error).startswith(f"[{error.condition}] ")
+
+
+def test_tags_that_are_lists_are_counted():
+    tags = ["A", "A,B", None, "A || B", "A|B", ",", "", "é,"]
+    assert several_tags(batch(body=bodies(8), tags=pa.array(tags))) == 4
+    assert several_tags(batch(body=bodies(2), tags=pa.nulls(2, pa.string()))) == 0
+    assert several_tags(batch(body=bodies(0), tags=pa.array([], pa.string()))) == 0
+    assert several_tags(batch(body=bodies(1))) == 0
