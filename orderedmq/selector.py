@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.content import Words, content_hash64
-from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
+from orderedmq.errors import MessageError, OptionError, Remedy, SchemaError, SinkError
 from orderedmq.key_hash import HashedKeys
 from orderedmq.model import MAX_QUEUES
 from orderedmq.sharding_key import HashedNumbers, KeyType, hashed_keys
@@ -92,13 +92,17 @@ class ModSelector(HashSelector):
         if not isinstance(keys, HashedNumbers):
             raise SchemaError(
                 "WRONG_TYPE",
-                "the selector mod needs sharding keys that are whole numbers, not text; say that they are, or use hash",
+                "the selector mod needs sharding keys that are whole numbers, not text",
+                Remedy("set shardingKeyType=long", "give --sharding-key-type long"),
             )
         if len(keys.numbers) and (least := int(keys.numbers.min())) < 0:
             raise MessageError(
                 "BAD_KEY",
-                f"a sharding key is {least}, and the selector mod takes no negative numbers: in Java, too, id % queues of one is no queue's "
-                "number unless it is 0; use hash, or filter such rows out",
+                f"a sharding key is {least}, and the selector mod takes no negative numbers: in Java, too, id % queues of one is no "
+                "queue's number unless it is 0",
+                Remedy(
+                    "filter such rows out, or set messageQueueSelector=hash", "leave such messages out, or give --selector hash"
+                ),
             )
         return (keys.numbers % n).astype(np.uint16)
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.errors import MessageError, SchemaError
+from orderedmq.errors import MessageError, Remedy, SchemaError
 from orderedmq.key_hash import HashedKeys
 from orderedmq.text import valid
 
@@ -105,10 +105,14 @@ def check_lines(keys: pa.Array, kind: KeyType, lines: Sequence[int]) -> None:
 
 def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:
     shown = repr(key) if len(key) <= _SHOWN else f"{key[:_SHOWN]!r}…"
+    java = "Integer" if kind == "int" else "Long"
     return MessageError(
         "BAD_KEY",
-        f"{where} has the sharding key {shown}, and Java's {'Integer' if kind == 'int' else 'Long'} holds only whole numbers of "
-        f"{_BITS[kind]} bits; correct the key, or hash keys as text (shardingKeyType=text, --sharding-key-type text)",
+        f"{where} has the sharding key {shown}, and Java's {java} holds only whole numbers of {_BITS[kind]} bits",
+        Remedy(
+            "correct the key, or hash keys as text with shardingKeyType=text",
+            "correct the key, or hash keys as text with --sharding-key-type text",
+        ),
     )
 
 

@@ -442,7 +442,7 @@ def test_json_objects_have_their_key_in_a_field(run: Run, broker: Broker, tmp_pa
             "BAD_KEY.*line 3 of the input .*'x'.*Long",
         ),
         (["--key-separator", ":", "--sharding-key-type", "int"], "1:a\n2147483648:b\n", 1, "line 2 of the input .*Integer"),
-        (["--key", "k", "--selector", "mod"], '{"k": -3}', 1, "BAD_KEY.* -3,.*use hash"),
+        (["--key", "k", "--selector", "mod"], '{"k": -3}', 1, "BAD_KEY.* -3,.*give --selector hash"),
         (["--selector", "mod", "--sharding-key-type", "text"], "", 2, "CONFLICT.*--selector mod.*--sharding-key-type text"),
         (["--queues", "3"], "", 1, "QUEUE_COUNT"),
     ],

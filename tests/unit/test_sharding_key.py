@@ -128,7 +128,7 @@ def test_mod_sends_rows_without_a_key_round():
 
 
 def test_mod_refuses_a_negative_number_and_text():
-    with pytest.raises(MessageError, match=r"BAD_KEY.* -8, .*in Java, too, id % queues.*use hash"):
+    with pytest.raises(MessageError, match=r"BAD_KEY.* -8, .*in Java, too, id % queues.*set messageQueueSelector=hash"):
         queues(pa.array([3, -8]), 4, "mod")
     with pytest.raises(SchemaError, match=r"WRONG_TYPE.*mod needs .*whole numbers, not text"):
         queues(pa.array(["3"]), 4, "mod")
