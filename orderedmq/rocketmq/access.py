@@ -71,10 +71,11 @@ def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQErro
     if not missing:
         return None
     named = [right for right in wanted if right in missing]
+    resources = {(right.kind, right.name) for right in named}
+    granted = rights.grant(acl, client.account, [right for right in wanted if (right.kind, right.name) in resources])
     return RocketMQError(
         "NO_PERMISSION",
-        f"the account {client.account!r} lacks {rights.spelled(named, acl)}; {whose} needs {rights.spelled(wanted, acl)} in all; "
-        f"{rights.grant(acl, client.account)}",
+        f"the account {client.account!r} lacks {rights.spelled(named, acl)}; {whose} needs {rights.spelled(wanted, acl)} in all; {granted}",
     )
 
 

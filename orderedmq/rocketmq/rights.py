@@ -99,17 +99,20 @@ def refusal(code: RequestCode, said: str) -> Refusal | None:
 
 def spelled(rights: Iterable[Right], acl: int) -> str:
     """As mqadmin takes them (``Topic:orders Pub,Sub``), or for ACL 1.0 as plain_acl.yml has them (``topicPerms orders=PUB|SUB``)."""
-    actions: dict[tuple[Kind, str], set[Action]] = {}
-    for right in rights:
-        actions.setdefault((right.kind, right.name), set()).add(right.action)
     out = []
-    for (kind, name), of_one in actions.items():
-        ordered = [action for action in _ORDER if action in of_one]
+    for (kind, name), actions in _by_resource(rights).items():
         if acl == 2:
-            out.append(f"{kind}:{name} {','.join(ordered)}")
-        elif known := [action.upper() for action in ordered if action in ("Pub", "Sub")]:
+            out.append(f"{kind}:{name} {','.join(actions)}")
+        elif known := [action.upper() for action in actions if action in ("Pub", "Sub")]:
             out.append(f"{kind.lower()}Perms {name}={'|'.join(known)}")
     return "; ".join(out)
+
+
+def _by_resource(rights: Iterable[Right]) -> dict[tuple[Kind, str], list[Action]]:
+    found: dict[tuple[Kind, str], list[Action]] = {}
+    for right in rights:
+        found.setdefault((right.kind, right.name), []).append(right.action)
+    return {resource: sorted(actions, key=_ORDER.index) for resource, actions in found.items()}
 
 
 def said(refused: Refusal) -> str:
@@ -117,17 +120,19 @@ def said(refused: Refusal) -> str:
     if refused.right is None:
         return "the account lacks admin: true: ACL 1.0 lets administrators do this only; use an account that is one"
     instead = f" (or {refused.instead})" if refused.instead is not None else ""
-    return f"the account lacks {spelled([refused.right], refused.acl)}{instead}; {grant(refused.acl, refused.account)}"
+    lacks = f"the account lacks {spelled([refused.right], refused.acl)}{instead}; {grant(refused.acl, refused.account, [refused.right])}"
+    return lacks if refused.acl == 1 else f"{lacks} (with the ACTIONS that it has there already)"
 
 
-def grant(acl: int, account: str | None) -> str:
-    """What to type for the rights that an error names."""
+def grant(acl: int, account: str | None, rights: Iterable[Right]) -> str:
+    """What to type so that the account has these and, on their topics and groups, no others."""
     if acl == 1:
-        return "add it to the account in the brokers' plain_acl.yml"
-    return (
-        f"grant it: mqadmin updateAcl -c CLUSTER -s User:{account or 'ACCOUNT'} -r RESOURCE -a ACTIONS -d Allow (ACTIONS: also those that "
-        "the account has on it already)"
-    )
+        return "add that to the account in the brokers' plain_acl.yml"
+    commands = [
+        f"mqadmin updateAcl -c CLUSTER -s User:{account or 'ACCOUNT'} -r {kind}:{name} -a {','.join(actions)} -d Allow"
+        for (kind, name), actions in _by_resource(rights).items()
+    ]
+    return f"grant it: {'; '.join(commands)}"
 
 
 # --- roles

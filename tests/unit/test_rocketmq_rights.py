@@ -46,9 +46,20 @@ def test_what_a_refusal_names(code: RequestCode, said: str, found: Refusal | Non
 def test_rights_are_spelled_as_the_brokers_tools_take_them() -> None:
     wanted = rights.of_sink("invoices", "billing-out")
     assert rights.spelled(wanted, 2) == "Topic:invoices Pub,Sub,Get; Group:billing-out Sub"
+    few = [right for right in wanted if right.action != "Pub"]
+    assert rights.spelled(few[1:], 2) == "Topic:invoices Get; Group:billing-out Sub"
     assert rights.spelled(wanted, 1) == "topicPerms invoices=PUB|SUB; groupPerms billing-out=SUB"
     assert rights.spelled(rights.of_source(["a", "b"], None), 2) == "Topic:a Sub,Get; Topic:b Sub,Get; Group:TOOLS_CONSUMER Sub"
     assert rights.spelled(rights.of_dead_letters("g"), 1) == "topicPerms %DLQ%g=SUB; groupPerms g=SUB"
+
+
+def test_what_to_type_keeps_what_the_account_has() -> None:
+    """mqadmin's updateAcl replaces the actions of a resource."""
+    wanted = [right for right in rights.of_sink("invoices", "out") if right.kind == "Topic"]
+    assert rights.grant(2, "me", wanted) == (
+        "grant it: mqadmin updateAcl -c CLUSTER -s User:me -r Topic:invoices -a Pub,Sub,Get -d Allow"
+    )
+    assert rights.grant(1, "me", wanted) == "add that to the account in the brokers' plain_acl.yml"
 
 
 @pytest.mark.parametrize(
