@@ -46,7 +46,8 @@ SAMPLE = 400
 META_SIZE = 152
 PROCESSES_AT_ONCE = 2
 
-Change = tuple[int, int]
+#: Where, and what stands there then.
+Change = tuple[int, bytes]
 
 
 @dataclass
@@ -58,6 +59,9 @@ class World:
     receipt: Receipt
     answers: dict[str, Any]
     written: dict[str, Any] = field(default_factory=dict)
+
+    def flipped(self, at: int, bit: int) -> Change:
+        return at, bytes([self.content[at] ^ 1 << bit])
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +125,9 @@ def outcome(name: str, read: Any, expected: Any) -> str:
 
 
 def attempt_all(pipe: Connection, world: World, place: Path, changes: list[Change]) -> None:
-    for at, mask in changes:
+    for at, new in changes:
         content = bytearray(world.content)
-        content[at] ^= mask
+        content[at : at + len(new)] = new
         copy(world.path, place, bytes(content))
         try:
             pipe.send(judge(world, place))
@@ -173,12 +177,12 @@ class Attempts:
         return True
 
     def _note(self, outcomes: list[str]) -> None:
-        (at, mask), self._left = self._left[0], self._left[1:]
+        (at, new), self._left = self._left[0], self._left[1:]
         self._since = time.monotonic()
         self.outcomes["right" if set(outcomes) == {"right"} else "named"] += 1
         wrong = [one[:600] for one in outcomes if one != "right" and one not in NAMED]
         if wrong:
-            self.findings.append(f"byte {at} (page {at // 4096}, {at % 4096}) ^ {mask:#x}: {wrong}")
+            self.findings.append(f"byte {at} (page {at // 4096}, {at % 4096}) as {new[:16]!r}: {wrong}")
 
 
 def attempt(world: World, folder: Path, changes: list[Change]) -> Counter[str]:
@@ -200,11 +204,22 @@ def test_a_changed_byte_gives_the_right_answer_or_a_named_error(world: World, fo
         # Where something is written; and all that LMDB reads first.
         written = [at for at in places if world.content[at]]
         places = [*random.sample(written, SAMPLE), *range(META_SIZE), *range(4096, 4096 + META_SIZE)]
-    changes = [(at, 1 << random.randrange(8)) for at in places]
+    changes = [world.flipped(at, random.randrange(8)) for at in places]
     random.shuffle(changes)
     seen = attempt(world, folder, changes)
     assert seen["right"] > 10, "some bytes hold nothing"
     assert seen["named"] > len(places) // 20, seen
+
+
+def test_a_sector_or_page_that_is_lost_or_anothers_gives_the_right_answer_or_a_named_error(world: World, folder: Path):
+    random = Random(8)
+    changes: list[Change] = []
+    for page in range(0, len(world.content), 4096):
+        other = random.randrange(0, len(world.content), 4096)
+        changes.append((page, world.content[other : other + 4096]))
+        changes.append((page + random.randrange(0, 4096, 512), random.choice((bytes(512), random.randbytes(512)))))
+    seen = attempt(world, folder, changes)
+    assert min(seen["right"], seen["named"]) > len(changes) // 10, seen
 
 
 def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, folder: Path):
@@ -217,8 +232,8 @@ def test_no_reader_waits_for_rows_that_a_damaged_entry_promises(world: World, fo
     chunk, state = len(layout.Chunk(*[0] * 10).pack()), len(layout.QueueState(*[0] * 4).pack())
     rows_at = [world.content.index(entry) + len(entry) - chunk + 8 for entry in entries]
     end_at = [world.content.rindex(entry) + len(entry) - state + 8 for entry in states]
-    changes = [(at + byte, 1 << bit) for at in rows_at for byte in range(2) for bit in range(8)]
-    seen = attempt(world, folder, [*changes, *((at + byte, 4) for at in end_at for byte in range(8))])
+    changes = [world.flipped(at + byte, bit) for at in rows_at for byte in range(2) for bit in range(8)]
+    seen = attempt(world, folder, [*changes, *(world.flipped(at + byte, 2) for at in end_at for byte in range(8))])
     assert seen["named"] > len(changes) // 3, seen
 
 
