@@ -347,9 +347,14 @@ class Store:
                 drop_pages(self.path / "data.mdb")
 
     def last_change(self) -> int:
-        """A number that grows with every write of any process; reading it costs next to nothing."""
+        """A number that grows with every write of any process; reading it costs next to nothing.
+
+        It is a snapshot's own. ``env.info()`` names a write from the moment at which its last page is written, before the fsync: who reads
+        then still sees the state before, and would take it for the new one.
+        """
         env, _ = self._environment()
-        return int(env.info()["last_txnid"])
+        with self.mapped("read"), self._transaction(env, write=False) as txn:
+            return int(txn.id())
 
     @contextlib.contextmanager
     def mapped(self, what: str) -> Iterator[None]:

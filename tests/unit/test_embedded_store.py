@@ -518,3 +518,27 @@ def test_the_slots_of_killed_readers_do_not_keep_pages_for_ever(path: Path, brok
         broker.log.append(queue, rows([b"x" * 20_000]))
         broker.admin.trim("orders", {queue: 1 << 40})
     assert (path / "data.mdb").stat().st_size < 50 * 20_000
+
+
+def test_the_number_of_a_change_is_never_ahead_of_what_is_read(path: Path):
+    """Whoever reads after it must see what it names: a query that is idle, or peek --follow, would else wait for the next write."""
+    with connect(path) as broker:
+        broker.admin.create_topic("t", 1)
+        script = (
+            "import sys, pyarrow as pa, orderedmq\n"
+            "with orderedmq.connect(sys.argv[1]) as broker:\n"
+            "    [queue] = broker.log.queues('t')\n"
+            "    for number in range(200): broker.log.append(queue, pa.record_batch({'body': [b'x']}))\n"
+        )
+        writer = subprocess.Popen([sys.executable, "-c", script, str(path)])
+        [queue] = broker.log.queues("t")
+        seen: dict[int | None, set[int]] = {}
+        while writer.poll() is None:
+            before = broker.log.change()
+            end = broker.log.bounds([queue])[queue].max_offset
+            if broker.log.change() == before:
+                seen.setdefault(before, set()).add(end)
+        assert writer.returncode == 0
+        # One state for each number.
+        assert [ends for ends in seen.values() if len(ends) > 1] == []
+        assert len(seen) > 1
