@@ -291,6 +291,28 @@ def calls(diary: Sequence[Mapping[str, Any]], given_up: Sequence[str]) -> Figure
     return figure
 
 
+def batches(found: Sequence[Mapping[str, Any]]) -> Figure:
+    """Which offsets of each queue a micro-batch has written, its number in the middle.
+
+    ``found`` has a row for each queue_id and batch, with the first offset, ``min(queue_offset)``, and the number of messages, ``count(1)``.
+    """
+    queues = sorted({row["queue_id"] for row in found})
+    numbers = sorted({row["batch"] for row in found})
+    figure, axes = _figure(0.5 * len(queues) + 1.3)
+    for row in found:
+        colour = COLOURS[numbers.index(row["batch"]) % len(COLOURS)]
+        begin, count = row["min(queue_offset)"], row["count(1)"]
+        axes.barh(queues.index(row["queue_id"]), count, left=begin, color=colour, height=0.5, edgecolor="white")
+        axes.text(
+            begin + count / 2, queues.index(row["queue_id"]), f"{row['batch']}",
+            ha="center", va="center_baseline", fontsize=9, color=PALETTE[colour],
+        )  # fmt: skip
+    _lane_names(axes, [f"queue {queue}" for queue in queues])
+    axes.set(xlabel="offset in the queue", title="Which micro-batch sent which messages")
+    axes.xaxis.set_major_locator(_whole_numbers())
+    return figure
+
+
 def second_chance(messages: pa.Table, order: str, refused: int, again: int) -> Figure:
     """The queue of ``order``, whose message at offset ``refused`` was a dead letter and was sent again, to offset ``again``.
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from packaging.requirements import Requirement
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -93,6 +95,23 @@ def test_a_kept_notebook_has_its_outputs(path: Path) -> None:
         if "print(" in cell.source or ".show(" in cell.source or last.startswith("pictures."):
             assert cell.outputs, cell.source
     assert any("image/png" in output.get("data", {}) for output in outputs(cells))
+
+
+def test_no_picture_is_shown_twice() -> None:
+    shown = [
+        line
+        for path in NOTEBOOKS
+        for cell in code_cells(path)
+        for line in cell.source.splitlines()
+        if line.startswith("pictures.")
+    ]
+    assert len(shown) >= 9
+    assert len(shown) == len(set(shown))
+
+
+def test_the_extra_of_the_notebooks_has_what_opens_them() -> None:
+    extras = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"jupyterlab", "matplotlib"} <= {Requirement(line).name for line in extras["notebook"]}
 
 
 @each_notebook
