@@ -437,8 +437,8 @@ def test_a_place_is_a_store_or_a_cluster() -> None:
 def test_what_rocketmq_cannot_do_is_refused_by_name(world: World) -> None:
     admin = world.broker.admin
     for settings, word in (
-        ({"retention_seconds": 1.0}, "retention_seconds"),
-        ({"retention_bytes": 5}, "retention_bytes"),
+        ({"retention_seconds": 1.0}, "a retention by age"),
+        ({"retention_bytes": 5}, "a retention by size"),
         ({"compression": "none"}, "compression"),
     ):
         with pytest.raises(OptionError, match=f"UNSUPPORTED.*{word}"):
