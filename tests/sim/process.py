@@ -186,6 +186,9 @@ class Process:
     def queues(self, name: str) -> list[MessageQueue]:
         return self.world.queues
 
+    def require_rights(self, topics: Sequence[str], group: str | None) -> None:
+        """Everybody may do everything."""
+
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         return self._call(self.world.bounds, queues)
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -421,33 +422,34 @@ def test_a_store_that_others_write_to_is_opened_and_checked_without_a_finding(tm
     with EmbeddedBroker(path) as broker:
         broker.admin.create_topic("orders", 2)
         queues = broker.log.queues("orders")
-    ours, theirs = PROCESSES.Pipe()
-    writers = [PROCESSES.Process(target=write_until_told, args=(path, queue.queue_id, theirs), daemon=True) for queue in queues]
+    enough = PROCESSES.Event()
+    writing = [PROCESSES.Event() for _ in queues]
+    writers = [
+        PROCESSES.Process(target=write_until, args=(enough, path, queue.queue_id, begun), daemon=True)
+        for queue, begun in zip(queues, writing)
+    ]
     for writer in writers:
         writer.start()
-    assert [ours.recv() for _ in writers] == ["writing", "writing"]
+    assert all(begun.wait(60) for begun in writing)
     for turn in range(60):
         with EmbeddedBroker(path) as broker:
             assert len(broker.log.topics()) == 1
         if turn % 6 == 0:
             assert check(path) == []
-    for _ in writers:
-        ours.send("enough")
+    enough.set()
     for writer in writers:
         writer.join()
         assert writer.exitcode == 0
     assert check(path) == []
 
 
-def write_until_told(path: Path, number: int, pipe: Connection) -> None:
+def write_until(enough: Event, path: Path, number: int, begun: Event) -> None:
     with EmbeddedBroker(path) as broker:
         queue = broker.log.queues("orders")[number]
         written = 0
-        while not pipe.poll():
+        while not enough.is_set():
             broker.log.append(queue, rows([str(written) * 100]))
             written += 1
             if written % 20 == 0:
                 broker.admin.trim("orders", {queue: written // 2})
-            if written == 1:
-                pipe.send("writing")
-        pipe.recv()
+            begun.set()
