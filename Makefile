@@ -46,8 +46,8 @@ rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 
 test: $(QUICK) ## run the tests; prints the time of each folder; ARGS="-k name" runs those only
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: $(QUICK) ## run the tests over each release of RocketMQ's servers, and damage each byte of a store
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --all-versions --every-byte $(ARGS)
+test-all: $(QUICK) ## run the slow tests, too, those of servers over each release of RocketMQ, and damage each byte of a store
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --all-versions --every-byte --slow $(ARGS)
 
 $(QUICK): $(STAMP) tests/quick_spark.py
 	@echo "test: preparing Spark to start quickly (once)"

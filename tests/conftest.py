@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +13,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from orderedmq.java import ensure_java
-from tests import quick_spark, scopes
+from tests import quick_spark, report, scopes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run all tests of RocketMQ servers with servers of each release, not only those that every broker must pass",
     )
-
     parser.addoption("--every-byte", action="store_true", help="damage each byte of a store once, instead of a sample")
+    parser.addoption("--slow", action="store_true", help="run the tests that are marked as slow, too")
 
 
 @pytest.fixture(scope="session")
@@ -43,10 +41,15 @@ def every_byte(pytestconfig: pytest.Config) -> bool:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'servers: needs real RocketMQ servers; -m "not servers" leaves them out')
+    config.addinivalue_line("markers", "slow: a longer version of what shorter tests hold, run with --slow only")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow = [] if config.getoption("--slow") else [item for item in items if item.get_closest_marker("slow") is not None]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item.get_closest_marker("slow") is None]
     items.sort(key=scopes.turn)
 
 
@@ -88,19 +91,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Where the time went: seconds and share of each folder of tests, setup and teardown included."""
-    seconds: defaultdict[str, float] = defaultdict(float)
-    tests: defaultdict[str, set[str]] = defaultdict(set)
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                folder = str(Path(report.nodeid.partition("::")[0]).parent)
-                seconds[folder] += report.duration
-                tests[folder].add(report.nodeid)
-    total = sum(seconds.values())
-    if not total:
-        return
-    terminalreporter.section("time per folder")
-    for folder in sorted(seconds, key=seconds.__getitem__, reverse=True):
-        share = seconds[folder] / total
-        terminalreporter.write_line(f"{folder:<16} {seconds[folder]:7.1f} s {share:5.0%}  {len(tests[folder]):4} tests")
+    """Before the failures, which end the report: a log that is cut off at its beginning still has them."""
+    reports = [one for kind in terminalreporter.stats.values() for one in kind]
+    reasons = [found for one in terminalreporter.stats.get("skipped", []) if (found := report.reason(one)) is not None]
+    for title, lines in (("skipped", report.skips(reasons)), ("time per folder", report.times(reports))):
+        if lines:
+            terminalreporter.section(title)
+            terminalreporter.write("".join(f"{line}\n" for line in lines))
