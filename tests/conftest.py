@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all-versions",
         action="store_true",
-        help="run all tests of RocketMQ servers with servers of each release, not only those that every broker must pass",
+        help="run the tests of RocketMQ servers with servers of each release",
     )
     parser.addoption("--every-byte", action="store_true", help="damage each byte of a store once, instead of a sample")
     parser.addoption("--slow", action="store_true", help="run the tests that are marked as slow, too")

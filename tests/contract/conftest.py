@@ -45,6 +45,9 @@ class EmbeddedPlace:
             f"broker = EmbeddedBroker(Path({str(self.path)!r}), clock={self.clock!r})\n"
         )
 
+    def ended(self, client: Client, group: str) -> None:
+        """Who looks sees that the process is gone."""
+
     def close(self) -> None:
         for broker in self._connections:
             broker.close()
@@ -57,6 +60,8 @@ ROOT = Path(__file__).parents[2]
 _SERVERS_TIMEOUT = 900
 _ROCKETMQ = "rocketmq-"
 KINDS = ("embedded", *(_ROCKETMQ + version for version in VERSIONS))
+#: The oldest and the newest: what differs between releases came with one of them. All tests of tests/rocketmq run over the one between.
+_USUAL = (VERSIONS[0], VERSIONS[-1])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -71,7 +76,11 @@ def _version(item: pytest.Item) -> str | None:
     return kind.removeprefix(_ROCKETMQ) if isinstance(kind, str) and kind.startswith(_ROCKETMQ) else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("all_versions"):
+        left = {item for item in items if _version(item) not in (None, *_USUAL)}
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
     for item in items:
         if _version(item) is not None:
             item.add_marker(pytest.mark.servers)
@@ -164,7 +173,7 @@ sys.stdin.readline()
 @pytest.fixture
 def start(place: Place) -> Iterator[Callable[[], tuple[subprocess.Popen, Client]]]:
     """Starts a process that is a member of the group ``g`` and owns all queues."""
-    started: list[subprocess.Popen] = []
+    started: list[tuple[subprocess.Popen, Client]] = []
 
     def make() -> tuple[subprocess.Popen, Client]:
         process = subprocess.Popen(
@@ -175,13 +184,14 @@ def start(place: Place) -> Iterator[Callable[[], tuple[subprocess.Popen, Client]
             stdout=subprocess.PIPE,
             text=True,
         )
-        started.append(process)
         assert process.stdout is not None
-        client_id = process.stdout.readline().strip()
-        assert client_id, "the member failed to start"
-        return process, Client("them", client_id)
+        client = Client("them", process.stdout.readline().strip())
+        started.append((process, client))
+        assert client.client_id, "the member failed to start"
+        return started[-1]
 
     yield make
-    for process in started:
+    for process, client in started:
         process.kill()
         process.communicate()
+        place.ended(client, "g")

@@ -1,4 +1,9 @@
-"""RocketMQ for the contract suite: a cluster of each version, emptied before each test, whose queue locks live 3 s instead of 60."""
+"""RocketMQ for the contract suite: a cluster of each release, emptied before each test, and a clock that tests move.
+
+Brokers have a clock of their own, so what a client was granted is made older, and a lock that nobody renewed for its life is given back in
+its owner's name: to all others that is the same as its end. No test waits for a lock, and none expires because the machine stands still.
+That locks end by themselves is held by tests/rocketmq/test_locks.py.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -13,20 +19,19 @@ import pytest
 
 from orderedmq.broker import Broker
 from orderedmq.errors import ServersError
-from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE
+from orderedmq.lock import LOCK_LIFE
+from orderedmq.lock import Client as Identity
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import admin_requests, group_requests
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.holdings import Holding, Holdings
+from orderedmq.rocketmq.locks import lock_names
 from orderedmq.rocketmq.route import user_topics
 from orderedmq.rocketmq.servers import Cluster
 from tests.contract.support import FakeClock
 from tests.quick_spark import QUICK_SERVER
-
-#: Seconds that a queue lock lives at the servers, and how much faster than the contract's time real time runs.
-SERVERS_LOCK_LIFE: Final = 3.0
-SPEED: Final = LOCK_LIFE / SERVERS_LOCK_LIFE
 
 #: What RocketMQ cannot do, and why: see `support.needs`.
 LACKS: Final = {
@@ -58,13 +63,59 @@ def lacks(version: str) -> Mapping[str, str]:
     return {**LACKS, **LACKS_OF.get(version, {})}
 
 
-class PassingClock(FakeClock):
-    """Time that really passes, 20 times as fast as it says. What is written at servers has their time, so numbers are about right only."""
+class Granted(Holdings):
+    """What clients of a connection were granted, also what they have forgotten: a broker does not forget it with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: list[Holding] = []
+
+    def put(self, holding: Holding) -> None:
+        super().put(holding)
+        self.all.append(holding)
+
+
+@dataclass
+class LockClock(FakeClock):
+    """Time that passes for the locks of a cluster only. What is written at servers has their time, so numbers are about right only."""
+
+    address: str = ""
+    granted: list[Granted] = field(default_factory=list, repr=False)
 
     def pass_(self, seconds: float) -> None:
-        # Nothing lives longer than a lock, so a long time is no different from what ends that.
-        time.sleep(min(seconds, LOCK_LIFE + 2) / SPEED)
         super().pass_(seconds)
+        for holding in self._holdings():
+            holding.confirmed -= seconds
+            holding.looked -= seconds
+        self.end(LOCK_LIFE)
+        # Messages that are written before and after differ in time.
+        time.sleep(0.002)
+
+    def end(self, age: float) -> None:
+        """End the locks that were not renewed for ``age``."""
+        newest: dict[tuple[str, str, MessageQueue], float] = {}
+        for holding in self._holdings():
+            lock = holding.token.group, holding.name, holding.token.queue
+            newest[lock] = max(holding.confirmed, newest.get(lock, holding.confirmed))
+        over: dict[tuple[str, str], list[MessageQueue]] = {}
+        now = time.monotonic()
+        for (group, name, queue), confirmed in newest.items():
+            if now - confirmed > age:
+                over.setdefault((group, name), []).append(queue)
+        if over:
+            with Client(self.address) as client:
+                _unlock(client, over)
+
+    def _holdings(self) -> list[Holding]:
+        return [holding for granted in self.granted for holding in granted.all]
+
+
+def _unlock(client: Client, locks: Mapping[tuple[str, str], list[MessageQueue]]) -> None:
+    """At every broker, in their owners' names."""
+    deadline = time.monotonic() + 30
+    for broker in client.cluster(deadline).brokers.values():
+        for (group, name), queues in locks.items():
+            client.call_address(str(broker.master), group_requests.unlock(group, name, queues), deadline)
 
 
 class Servers:
@@ -118,7 +169,7 @@ class Servers:
 
 def _start(folder: Path, version: str) -> Cluster:
     folder.mkdir()
-    made = Cluster(folder, version, lock_life=SERVERS_LOCK_LIFE, jvm=QUICK_SERVER)
+    made = Cluster(folder, version, jvm=QUICK_SERVER)
     made.start()
     return made
 
@@ -133,33 +184,38 @@ class RocketMQPlace:
         self.lacks: Mapping[str, str] = lacks(version)
         self._cluster = SERVERS.cluster(version)
         self._connections: list[Broker] = []
-        self.clock: FakeClock = PassingClock(micros=time.time_ns() // 1000)
+        self._clock = LockClock(micros=time.time_ns() // 1000, address=self._cluster.address)
+        self.clock: FakeClock = self._clock
         with Client(self._cluster.address) as client:
             _empty(client)
 
     def connect(self) -> Broker:
         broker = RocketMQBroker(self._cluster.address)
-        broker.groups.trust = HOLDER_TRUST / SPEED
+        self._clock.granted.append(Granted())
+        broker.groups._holdings = self._clock.granted[-1]
         # Tests look at once at what others did; what is believed for a moment is tests/rocketmq/test_groups.py's.
         broker.groups.believed = 0.0
         self._connections.append(broker)
         return broker
 
     def connecting(self) -> str:
-        return (
-            "from orderedmq.rocketmq.broker import RocketMQBroker\n"
-            f"broker = RocketMQBroker({self._cluster.address!r})\n"
-            f"broker.groups.trust = {HOLDER_TRUST / SPEED}\n"
-        )
+        return f"from orderedmq.rocketmq.broker import RocketMQBroker\nbroker = RocketMQBroker({self._cluster.address!r})\n"
+
+    def ended(self, client: Identity, group: str) -> None:
+        queues = [MessageQueue("orders", broker.name, number) for broker in self._cluster.brokers for number in range(8)]
+        with Client(self._cluster.address) as servers:
+            _unlock(servers, {(group, name): queues for name in lock_names(client.client_id)})
 
     def close(self) -> None:
         for broker in self._connections:
             broker.close()
+        self._clock.end(float("-inf"))
 
 
 def _empty(client: Client) -> None:
     """Delete every topic and group that is not the servers' own."""
-    deadline = time.monotonic() + 30
+    # Whatever was left of a test that failed ends with a lock's life.
+    deadline = time.monotonic() + LOCK_LIFE + 30
     cluster = client.cluster(deadline)
     names = client.topics(deadline)
     topics = {*user_topics(names, cluster), *(name for name in names if name.startswith("%RETRY%"))}

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -56,6 +57,10 @@ class Place(Protocol):
     def connect(self) -> Broker: ...
     def connecting(self) -> str:
         """What another process runs to have a connection ``broker``, at the time that it is here now."""
+        ...
+
+    def ended(self, client: Client, group: str) -> None:
+        """A client of another process that was killed has its locks in ``group`` no more."""
         ...
 
     def close(self) -> None:
@@ -171,6 +176,14 @@ def known(*clients: Client) -> list[str]:
 def joined(broker: Broker, client: Client, group: str = "g") -> int:
     [one] = [member for member in broker.groups.members(group) if member.client_id == client.client_id]
     return one.joined
+
+
+def gone(broker: Broker, kind: str, client: Client, group: str = "g") -> None:
+    """Wait until a client whose process was killed is no member: a store shows it at once, RocketMQ when the connection's end came."""
+    deadline = time.monotonic() + (0 if kind == "embedded" else 60)
+    while client.client_id in ids(broker, group):
+        assert time.monotonic() < deadline, f"{client.client_id} is a member still"
+        time.sleep(0.01)
 
 
 def kill(process: subprocess.Popen) -> None:

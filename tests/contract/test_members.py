@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import pytest
@@ -16,6 +15,7 @@ from tests.contract.support import (
     FakeClock,
     Place,
     beat,
+    gone,
     ids,
     joined,
     kill,
@@ -224,10 +224,7 @@ def test_a_killed_process_is_no_member_at_once(broker: Broker, start, kind: str)
     process, them = start()
     assert beat(broker, me) == known(me, them)
     kill(process)
-    # A broker of RocketMQ learns it from the connection's end. A lock lives 3 s there. In a store it can be seen by then.
-    deadline = time.monotonic() + (0 if kind == "embedded" else 2)
-    while ids(broker) != known(me) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    gone(broker, kind, them)
     assert ids(broker) == beat(broker, me) == known(me)
 
 

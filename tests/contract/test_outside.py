@@ -14,6 +14,7 @@ from tests.contract.support import (
     Place,
     aside,
     beat,
+    gone,
     ids,
     kill,
     known,
@@ -182,11 +183,12 @@ def test_a_group_is_in_use_while_an_owner_lives_that_is_no_member(broker: Broker
         call()
 
 
-def test_a_group_of_a_killed_member_is_not_in_use(broker: Broker, start):
+def test_a_group_of_a_killed_member_is_not_in_use(broker: Broker, start, kind: str):
     process, them = start()
     with refused("GROUP.IN_USE", them.client_id):
         broker.admin.delete_group("g")
     kill(process)
+    gone(broker, kind, them)
     broker.admin.delete_group("g")
     assert broker.admin.groups() == []
 
