@@ -11,8 +11,8 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -32,13 +32,20 @@ from orderedmq.rocketmq.frame import FrameDecoder, RemotingCommand
 from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.sender import Sender
 from orderedmq.rocketmq.servers import Cluster
-from tests.rocketmq.proxy import Network
+from tests.rocketmq.proxy import Connection, Network, Path, Way
 
 MS = 1000
 
 
 def soon(seconds: float = 30.0) -> float:
     return time.monotonic() + seconds
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = soon(60)
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
 
 
 def rows(bodies: Sequence[bytes]) -> pa.RecordBatch:
@@ -307,37 +314,41 @@ def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster
 
 def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker stored a batch and its answer was lost, or the batch itself was."""
-    with Network(cluster.address, [cluster.broker.address]) as network:
+    with Network(cluster.address, [cluster.broker.address]) as network, RocketMQBroker(cluster.address) as beside:
         world = World(cluster, network.address)
         looks: list[int | None] = []
-        look = Sender._settle_and_look
+        look, send, lose = Sender._settle_and_look, requests.send, ["answer", "request"]
 
         def spy(*arguments: object) -> int | None:
             looks.append(look(*arguments))  # type: ignore[arg-type]
             return looks[-1]
 
-        monkeypatch.setattr(Sender, "_settle_and_look", spy)
-        send, lose = requests.send, ["answer", "request"]
+        def cut(what: str, sent: int) -> None:
+            """When the batch went up to the proxy; where its answer is to be lost, when the broker has stored it."""
+            until(lambda: len(network.broker.requests(RequestCode.SEND_BATCH_MESSAGE)) > sent)
+            if what == "answer":
+                until(lambda: beside.log.bounds([world.queue])[world.queue].max_offset == 10)
+            network.broker.each(Connection.reset)
 
         def lossy(*arguments: object, **more: object) -> object:
-            request = send(*arguments, **more)  # type: ignore[arg-type]
             if lose:
                 what = lose.pop(0)
-                connection = next(one for one in reversed(network.broker.connections) if not one.closed.is_set())
-                seen = len(connection.exchanges)
-                if what == "request":
-                    connection.hold()
-                    threading.Timer(0.3, connection.reset).start()
-                else:
-                    threading.Thread(target=_cut_after_send, args=(world, connection, seen)).start()
-            return request
+                held = Path(down=Way(hold_after=0)) if what == "answer" else Path(up=Way(hold_after=0))
+                network.broker.each(lambda connection: connection.alter(held))
+                cuts.append(pool.submit(cut, what, len(network.broker.requests(RequestCode.SEND_BATCH_MESSAGE))))
+            return send(*arguments, **more)  # type: ignore[arg-type]
 
+        monkeypatch.setattr(Sender, "_settle_and_look", spy)
         monkeypatch.setattr("orderedmq.rocketmq.sender.requests.send", lossy)
-        for number in range(3):
-            assert world.log.append(world.queue, numbers(10, 10 * number)) == OffsetRange(10 * number, 10 * number + 10)
+        cuts: list[Future[None]] = []
+        with ThreadPoolExecutor(1) as pool:
+            for number in range(3):
+                assert world.log.append(world.queue, numbers(10, 10 * number)) == OffsetRange(10 * number, 10 * number + 10)
+            for done in cuts:
+                done.result()
         assert read(world.broker, world.queue, 0, 30) == [b"%d" % number for number in range(30)]
         assert world.log.bounds([world.queue])[world.queue].max_offset == 30
-        assert looks
+        assert looks == [0, None]
         world.close()
 
 
@@ -365,15 +376,6 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
                 assert done.result(60) == OffsetRange(10 * number, 10 * number + 10)
     assert read(world.broker, world.queue, 0, 30) == [b"%d" % number for number in range(30)]
     assert world.log.bounds([world.queue])[world.queue].max_offset == 30
-
-
-def _cut_after_send(world: World, connection: object, seen: int) -> None:
-    """Reset the connection as soon as the batch went up."""
-    deadline = soon(5)
-    while time.monotonic() < deadline:
-        if any(one.up and one.code == RequestCode.SEND_BATCH_MESSAGE for one in connection.exchanges[seen:]):  # type: ignore[attr-defined]
-            connection.reset()  # type: ignore[attr-defined]
-            return
 
 
 # -- several brokers
