@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
@@ -60,7 +61,7 @@ def bodies(broker: Broker, topic: str) -> list[str]:
     return out
 
 
-def spoiler(address: str, topic: str, flag: str, least: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def spoiler(address: str, topic: str, flag: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Each attempt has its rows in an order of its own; the first one of the second task fails when the first task's rows are there."""
 
     def spoil(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -68,11 +69,9 @@ def spoiler(address: str, topic: str, flag: str, least: int) -> Callable[[Iterat
         context = TaskContext.get()
         if context is not None and context.partitionId() == 1 and not Path(flag).exists():
             Path(flag).touch()
-            deadline = time.monotonic() + 60
             with orderedmq.connect(namesrv_addr=address) as broker:
-                while sum(counts(broker, topic)) < least and time.monotonic() < deadline:
-                    time.sleep(0.05)
-            # It ends in order, and leaves no lock to wait for.
+                until(lambda: sum(counts(broker, topic)) == ROWS - len(rows), "the first task has sent its rows", 120)
+            # It ends in order, and leaves no lock to wait for. Where it has no time to, the next run waits.
             time.sleep(1)
             raise RuntimeError("the second task fails")
         yield from rows.take(random.sample(range(len(rows)), len(rows))).combine_chunks().to_batches()
@@ -89,7 +88,7 @@ def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_on
     # Some rows are there twice, and one batch has more than one queue of them.
     rows = spark.range(ROWS).selectExpr("concat('row-', id div 2 * 2) AS body").repartition(2)
     rows.write.parquet(str(tmp_path / "rows"))
-    spoil = spoiler(cluster.address, topic, str(tmp_path / "spoilt"), ROWS // 3)
+    spoil = spoiler(cluster.address, topic, str(tmp_path / "spoilt"))
     options: dict[str, Any] = {
         "messageQueueSelector": selector,
         "shardingKey": "none",
@@ -141,15 +140,17 @@ def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(quick_
     with orderedmq.connect(namesrv_addr=quick_locks.address) as broker:
         broker.admin.create_topic(topic, 4)
         with file_job(2, quick_locks.address, topic, tmp_path) as killed:
-            until((tmp_path / "reached").exists, "a task has sent some of its rows", 120)
-            until(lambda: sum(counts(broker, topic)) > files * lines // 3, "the first task has sent its rows", 60)
+            until((tmp_path / "reached").exists, "a task has sent some of its rows", 240)
+            until(lambda: sum(counts(broker, topic)) > files * lines // 3, "the first task has sent its rows", 120)
+            workers = psutil.Process(killed.pid).children(recursive=True)
             # Python and the JVM; the workers end when they notice.
             os.killpg(killed.pid, signal.SIGKILL)
+            assert psutil.wait_procs(workers, 120)[1] == []
         there = sum(counts(broker, topic))
         assert there < files * lines
         (tmp_path / "hold").unlink()
         with file_job(4, quick_locks.address, topic, tmp_path) as again:
-            assert again.wait(180) == 0, (tmp_path / "job-4.txt").read_text()[-3000:]
+            assert again.wait(300) == 0, (tmp_path / "job-4.txt").read_text()[-3000:]
         assert Counter(bodies(broker, topic)) == expected
         sent = Counter((found["OMQ_RUN"], found["OMQ_PARTITION"]) for found in stamps(broker, topic))
     runs = Counter(run for run, _ in sent)

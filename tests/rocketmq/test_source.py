@@ -127,7 +127,7 @@ def test_a_stream_by_tags_reads_them_exactly_and_its_offsets_count_everything(ri
     rig.run(tags=" Aa ||c d")
     expected = [number for number in range(5000) if number % 4 in (0, 3)]
     assert rig.out() == expected
-    until(lambda: rig.offset() == 5000, "all are processed", 10.0)
+    until(lambda: rig.offset() == 5000, "all are processed", 60.0)
     rig.fill(5000, 300, tags=("BB",))
     rig.fill(5300, 1, tags=("Aa",))
     query = rig.run(tags="c d || Aa", maxOffsetsPerTrigger="100")
@@ -168,7 +168,8 @@ def test_a_hundred_thousand_messages_that_do_not_match_stall_nothing(rig: Rig) -
     rig.fill(100_000, 3, tags=("a",))
     begin = time.monotonic()
     assert rig.batch(tags="a") == [100_000, 100_001, 100_002]
-    assert time.monotonic() - begin < 30
+    # A broker looks at 16,000 messages a pull; a pull that it may answer late takes 15 s.
+    assert time.monotonic() - begin < 90
 
 
 @pytest.mark.parametrize("kind", ["stream", "batch"])
@@ -235,10 +236,10 @@ def test_a_reset_by_rocketmqs_own_tools_is_followed_after_one_restart(rig: Rig, 
     peers.admin(rig.cluster.address).client.resetOffsetByTimestamp(rig.source, rig.group, 0, True)
     rig.fill(20, 5)
     with pytest.raises(PySparkException, match=r"ORDEREDMQ_LOCK.LOST\].*were reset by RocketMQ's own tools"):
-        query.awaitTermination(60)
+        query.awaitTermination(180)
     done = rig.stream().writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
     again = done.trigger(availableNow=True).start()
-    assert again.awaitTermination(60)
+    assert again.awaitTermination(180)
     assert sum(progress.numInputRows for progress in again.recentProgress) >= 25
     assert rig.offset() == 25
 
@@ -295,7 +296,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(rig: Rig) -> None
     until(lambda: sum(progress.numInputRows for progress in query.recentProgress) == 20, "it is through", 60.0)
     remake(rig, 1000, 100)
     with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.TOPIC_(RECREATED|DELETED)"):
-        query.awaitTermination(60)
+        query.awaitTermination(180)
 
 
 def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept(rig: Rig) -> None:
@@ -318,9 +319,12 @@ def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept
             time.sleep(1.2 * POLL_INTERVAL)
             assert json.dumps(reader.latestOffset(first, ReadAllAvailable())) == json.dumps(first)
         rig.fill(20, 5)
-        time.sleep(2 * POLL_INTERVAL)
-        second = reader.latestOffset(first, ReadAllAvailable())
-        assert second["next"] != first["next"]
+
+        def more() -> Any:
+            found = reader.latestOffset(first, ReadAllAvailable())
+            return found if found["next"] != first["next"] else None
+
+        second = until(more, "the new messages are seen")
         assert second["topics"] == first["topics"]
     finally:
         reader.stop()

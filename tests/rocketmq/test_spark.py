@@ -85,8 +85,16 @@ def sender(peers: Peers, address: str) -> Callable[[str, range], None]:
     producer = peers.producer(address)
 
     def send(topic: str, numbers: range) -> None:
-        for number in numbers:
-            producer.send(topic, f"{number % 7}:{number}".encode(), f"key-{number % 7}")
+        """Returns when a reader can see them, which is a little later than they are stored."""
+        with orderedmq.connect(namesrv_addr=address) as broker:
+
+            def there() -> int:
+                return sum(at.max_offset for at in broker.log.bounds(broker.log.queues(topic)).values())
+
+            before = there()
+            for number in numbers:
+                producer.send(topic, f"{number % 7}:{number}".encode(), f"key-{number % 7}")
+            until(lambda: there() >= before + len(numbers), "the messages can be read")
 
     return send
 
@@ -131,7 +139,7 @@ def test_rocketmqs_own_tools_show_the_groups_progress(rig: Rig, send: Any, peers
     query = rig.write(rig.stream(source), target, now=False)
     admin = peers.admin(cluster.address)
     ends = {queue: end for queue, (_, end) in admin.ends(source).items()}
-    until(lambda: admin.offsets(rig.group, source) == ends, "the group is at the end", 60.0)
+    until(lambda: admin.offsets(rig.group, source) == ends, "the group is at the end", 120.0)
     assert len(admin.members(rig.group)) == 1
     query.stop()
 
@@ -165,7 +173,7 @@ def test_a_second_exclusive_query_and_a_java_member_are_refused_by_name(
     source, target = rig.topic("in"), rig.topic("out")
     send(source, range(10))
     consumer = peers.consumer(cluster.address, rig.group, source)
-    consumer.wait(10, 60.0)
+    consumer.wait(10, 120.0)
     with pytest.raises(Exception, match=r"ORDEREDMQ_(GROUP|LOCK)\.") as refused:
         rig.write(rig.stream(source, lockTimeout="2s"), target)
     assert consumer.id in str(refused.value)
@@ -222,7 +230,11 @@ def test_the_demo_runs_on_a_cluster_and_its_audit_finds_nothing(quick_locks: Clu
     """Where a killed attempt's locks end after 3 s; elsewhere the job that is resumed waits for up to 60."""
     command = [sys.executable, "-m", "orderedmq", "--json", "--namesrv", quick_locks.address, "--path", str(tmp_path / "demo")]
     done = subprocess.run(
-        [*command, "demo", "--events", "20000", "--queues", "4"], capture_output=True, text=True, timeout=500, check=False
+        [*command, "demo", "--events", "8000", "--queues", "4", "--batches", "4"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     audited = next(line for line in map(json.loads, done.stdout.splitlines()) if line.get("step") == "audited")
