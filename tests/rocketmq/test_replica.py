@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import time
+import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.errors import OrderedMQError
-from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.codes import RequestCode
-from orderedmq.rocketmq.connection import Connection
 from orderedmq.rocketmq.jars import DEFAULT_VERSION
-from orderedmq.rocketmq.probe import free_port
-from orderedmq.rocketmq.rights import TOOLS_GROUP
+from orderedmq.rocketmq.probe import ask, free_port
 from orderedmq.rocketmq.servers import Broker as BrokerServer
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
@@ -26,30 +20,38 @@ from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
 
 ROWS = 5000
+UPDATE_BROKER_CONFIG = 25
 
 
-@pytest.fixture
-def readable(request: pytest.FixtureRequest) -> bool:
-    """Whether the replica lets itself be read from."""
-    return bool(request.param)
+@pytest.fixture(scope="module")
+def replicated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, BrokerServer]]:
+    """A master, which has no message in memory if one asks it, and a replica, which knows the topic ``t`` from the beginning.
 
-
-@pytest.fixture
-def network(cluster: Cluster, tmp_path: Path, readable: bool) -> Iterator[Network]:
-    """A master, which has no message in memory if one asks it, and a replica."""
+    It would copy topics from its master a minute after its start.
+    """
+    folder = tmp_path_factory.mktemp("replicated")
     properties = {"slaveReadEnable": True, "accessMessageInMemoryMaxRatio": 0}
-    with Cluster(tmp_path, properties=properties, jvm=QUICK_SERVER) as servers:
+    with Cluster(folder, properties=properties, jvm=QUICK_SERVER) as servers:
+        with orderedmq.connect(namesrv_addr=servers.address) as broker:
+            broker.admin.create_topic("t", 1)
         # The folder's name is the broker's, and that is the master's.
-        home = tmp_path / "replica" / servers.broker.name
-        home.parent.mkdir()
-        role = {"brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": readable}
+        home = folder / "replica" / servers.broker.name
+        (home / "store" / "config").mkdir(parents=True)
+        shutil.copy(servers.broker.home / "store" / "config" / "topics.json", home / "store" / "config")
+        role = {"brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": True}
         replica = BrokerServer(home, DEFAULT_VERSION, free_port(-2, 0, 1), servers.address, servers.name, role, QUICK_SERVER)
         try:
             replica.start()
-            with Network(servers.address, [servers.broker.address, replica.address]) as made:
-                yield made
+            yield servers, replica
         finally:
             replica.kill()
+
+
+@pytest.fixture
+def network(replicated: tuple[Cluster, BrokerServer]) -> Iterator[Network]:
+    servers, replica = replicated
+    with Network(servers.address, [servers.broker.address, replica.address]) as made:
+        yield made
 
 
 def pulls(network: Network) -> list[int]:
@@ -57,27 +59,15 @@ def pulls(network: Network) -> list[int]:
     return [len(proxy.requests(RequestCode.PULL_MESSAGE)) for proxy in network.brokers]
 
 
-def gives(address: str, queue: MessageQueue) -> bool:
-    """Whether a replica has copied topic and messages: topics every 10 s."""
-    connection = Connection.open(address, time.monotonic() + 5)
-    try:
-        connection.call(requests.pull(queue, TOOLS_GROUP, 0, 1), time.monotonic() + 5)
-    except OrderedMQError:
-        return False
-    finally:
-        connection.close()
-    return True
-
-
 class Topic:
     """Of one queue."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, name: str) -> None:
         self.log = broker.log
-        broker.admin.create_topic("t", 1)
-        [self.queue] = broker.log.queues("t")
+        [self.queue] = broker.log.queues(name)
         self.bodies = [b"%d" % number for number in range(ROWS)]
-        broker.log.append(self.queue, pa.record_batch({"body": pa.array(self.bodies)}))
+        if not broker.log.bounds([self.queue])[self.queue].max_offset:
+            broker.log.append(self.queue, pa.record_batch({"body": pa.array(self.bodies)}))
 
     def read(self) -> list[bytes]:
         out: list[bytes] = []
@@ -86,17 +76,15 @@ class Topic:
         return out
 
 
-@pytest.mark.parametrize("readable", [True], indirect=True)
 def test_a_pull_goes_to_the_replica_where_the_master_says_so(network: Network) -> None:
     with orderedmq.connect(namesrv_addr=network.address) as broker:
-        topic = Topic(broker)
+        broker.admin.create_topic("young", 1)
+        young = Topic(broker, "young")
         # The replica does not know the topic yet, and says that there is none.
-        assert topic.read() == topic.read() == topic.bodies
-        until(lambda: gives(network.brokers[1].target, topic.queue), "the replica has the topic", 60.0)
-    # Who was refused does not ask again for a while.
-    with orderedmq.connect(namesrv_addr=network.address) as broker:
-        topic.log = broker.log
-        until(lambda: topic.read() == topic.bodies and pulls(network)[1] > 50, "pulls go to the replica", 60.0)
+        assert young.read() == young.read() == young.bodies
+        assert pulls(network)[1] > 0
+        topic = Topic(broker, "t")
+        until(lambda: topic.read() == topic.bodies and pulls(network)[1] > 50, "pulls go to the replica")
         before = pulls(network)[1]
         assert topic.read() == topic.bodies
         # Its answers name the master again, and that one names it.
@@ -105,12 +93,16 @@ def test_a_pull_goes_to_the_replica_where_the_master_says_so(network: Network) -
         assert topic.read() == topic.bodies, "it is gone, and the master is asked"
 
 
-@pytest.mark.parametrize("readable", [False], indirect=True)
-def test_a_replica_that_may_not_be_read_from_costs_a_moment(network: Network) -> None:
+def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cluster, BrokerServer], network: Network) -> None:
     """Its master names it all the same."""
-    with orderedmq.connect(namesrv_addr=network.address) as broker:
-        topic = Topic(broker)
-        until(lambda: topic.read() == topic.bodies and pulls(network)[1] > 0, "a pull went to the replica", 60.0)
-        refused = pulls(network)[1]
-        assert topic.read() == topic.bodies
-        assert pulls(network)[1] == refused
+    _, replica = replicated
+    ask(replica.address, UPDATE_BROKER_CONFIG, body=b"slaveReadEnable=false\n")
+    try:
+        with orderedmq.connect(namesrv_addr=network.address) as broker:
+            topic = Topic(broker, "t")
+            until(lambda: topic.read() == topic.bodies and pulls(network)[1] > 0, "a pull went to the replica")
+            refused = pulls(network)[1]
+            assert topic.read() == topic.bodies
+            assert pulls(network)[1] == refused
+    finally:
+        ask(replica.address, UPDATE_BROKER_CONFIG, body=b"slaveReadEnable=true\n")
