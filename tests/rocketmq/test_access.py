@@ -36,6 +36,7 @@ from orderedmq.rocketmq.servers import Cluster
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq import roles
 from tests.rocketmq.accounts import ADMIN, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
+from tests.rocketmq.proxy import Proxy
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -111,15 +112,15 @@ def test_signed_requests_are_let_in(guarded: Cluster) -> None:
     "credentials", [None, Credentials("administrator", "not-the-secret"), Credentials("somebody-else", "any-secret")]
 )
 def test_others_are_refused_by_name_and_once(guarded: Cluster, credentials: Credentials | None) -> None:
-    begin = time.monotonic()
-    for request in REQUESTS:
-        with pytest.raises(RocketMQError) as caught:
-            ask(guarded, credentials, request)
-        assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.NO_PERMISSION"
-        assert request.resource in caught.value.message
-        assert "secret-of" not in str(caught.value)
-        assert "not-the" not in str(caught.value)
-    assert time.monotonic() - begin < 15
+    with Proxy(guarded.broker.address) as proxy, Client(guarded.address, credentials=credentials) as client:
+        for number, request in enumerate(REQUESTS):
+            with pytest.raises(RocketMQError) as caught:
+                client.call_address(proxy.address, request, time.monotonic() + 60)
+            assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.NO_PERMISSION"
+            assert request.resource in caught.value.message
+            assert "secret-of" not in str(caught.value)
+            assert "not-the" not in str(caught.value)
+            assert len(proxy.requests()) == number + 1
 
 
 @pytest.mark.timeout(300)
@@ -140,7 +141,7 @@ def test_an_account_of_one_group_reads_in_its_name(guarded: Cluster, accounts: A
 
 @pytest.mark.timeout(300)
 def test_a_group_under_access_control(guarded: Cluster) -> None:
-    """All that a query does in its group; and who may not is told so at once."""
+    """All that a query does in its group; and who may not is told so."""
     with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
         queue = broker.log.queues(QUEUE.topic)[0]
         me = broker.groups.join("me")
@@ -155,7 +156,6 @@ def test_a_group_under_access_control(guarded: Cluster) -> None:
             assert task.groups.dead_letter(token, letter, [0]) == 1
             assert task.groups.dead_letter(token, letter, [0]) == 0
             assert [lock.client_id for lock in task.admin.locks("billing")] == [me.client_id]
-    begin = time.monotonic()
     with RocketMQBroker(guarded.address, credentials=Credentials("administrator", "not-the-secret")) as broker:
         me = broker.groups.join("me")
         for call in (
@@ -169,7 +169,6 @@ def test_a_group_under_access_control(guarded: Cluster) -> None:
             assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.NO_PERMISSION"
             assert "billing" in caught.value.message
             assert "not-the" not in str(caught.value)
-    assert time.monotonic() - begin < 15
 
 
 # --- the README's table
@@ -294,21 +293,47 @@ def test_the_rights_of_the_readme_are_enough_and_without_each_of_them_an_error_n
     def given(name: str) -> list[Right]:
         return rights(guarded.version, *role.rows, **({role.name: name} if role.name else {}))
 
-    name = FIXED.get(who) or f"n-{uuid.uuid4().hex[:8]}"
-    role.act(guarded, accounts.make(given(name)), name)
-    for number in range(len(given(name))):
+    names: list[str] = []
+
+    def without(number: int | None) -> tuple[Credentials, str | None]:
+        """Acts under a name of its own, without one of the rights. Returns the account and the error."""
         name = FIXED.get(who) or f"n-{uuid.uuid4().hex[:8]}"
-        every = given(name)
-        missing = every[number]
-        if (guarded.version, who, missing.action) in UNCHECKED:
+        names.append(name)
+        account = accounts.make([right for at, right in enumerate(given(name)) if at != number])
+        return account, refusal(lambda: role.act(guarded, account, name))
+
+    assert remembered(lambda: without(None))[1] is None
+    for number, right in enumerate(given("any")):
+        if (guarded.version, who, right.action) in UNCHECKED:
             continue
-        account = accounts.make([right for right in every if right != missing])
-        with pytest.raises((RocketMQError, roles.Refused)) as caught:
-            role.act(guarded, account, name)
-        said = str(caught.value)
+        account, said = remembered(lambda: without(number))  # noqa: B023 (called at once)
+        missing = given(names[-1])[number]
+        assert said is not None
         assert "ORDEREDMQ_ROCKETMQ.NO_PERMISSION" in said, missing
         assert re.search(missing.pattern, said), (missing, said)
         assert account.secret_key not in said
+
+
+def refusal(act: Callable[[], object]) -> str | None:
+    """The error, if there is one."""
+    try:
+        act()
+    except (RocketMQError, roles.Refused) as error:
+        return str(error)
+    return None
+
+
+def remembered(act: Callable[[], tuple[Credentials, str | None]]) -> tuple[Credentials, str | None]:
+    """What ``act`` gives, again where the broker had forgotten an account.
+
+    4.9 reads its file of accounts again when it has changed. If it is just being written it lacks some, until it is read the next time.
+    """
+    for _ in range(10):
+        account, said = act()
+        if said is None or not re.search(r"No acl config for|No PlainAccessResource for|No accessKey is", said):
+            break
+        time.sleep(1.0)
+    return account, said
 
 
 @pytest.mark.timeout(300)
@@ -318,13 +343,17 @@ def test_an_error_names_all_rights_that_are_missing(guarded: Cluster, accounts: 
     every = rights(guarded.version, *role.rows)
     # None, all of the topic, all of the group.
     for given in ([], [right for right in every if right.is_of_topic], [right for right in every if not right.is_of_topic]):
-        with pytest.raises(RocketMQError) as caught:
-            role.act(guarded, accounts.make(given), role.name)
-        found = caught.value.message.partition(" lacks ")[2]
-        lacking, _, needed = found.partition(" needs ")
+
+        def act(given: Sequence[Right] = given) -> tuple[Credentials, str | None]:
+            account = accounts.make(given)
+            return account, refusal(lambda: role.act(guarded, account, role.name))
+
+        said = remembered(act)[1]
+        assert said is not None
+        lacking, _, needed = said.partition(" lacks ")[2].partition(" needs ")
         for right in every:
-            assert bool(re.search(right.among, lacking)) is (right not in given), (right, caught.value.message)
-            assert re.search(right.among, needed), (right, caught.value.message)
+            assert bool(re.search(right.among, lacking)) is (right not in given), (right, said)
+            assert re.search(right.among, needed), (right, said)
 
 
 def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
