@@ -229,7 +229,7 @@ class Consumer:
         client.registerMessageListener(_Listener(self))
         client.start()
 
-    def wait(self, count: int, timeout: float = 30.0) -> list[Received]:
+    def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
         """Until the listener was given so many messages."""
         deadline = time.monotonic() + timeout
         while len(self.received) < count:

@@ -281,7 +281,7 @@ class Proxy:
 
     def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        return future.result(10)
+        return future.result(60)
 
 
 class Frames:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +102,16 @@ def positions(offset: dict[str, Any], topic: str) -> dict[MessageQueue, int]:
     return {MessageQueue(topic, name, int(number)): at for name, ids in found.items() for number, at in ids.items()}
 
 
+def blame(call: Callable[[], object]) -> str:
+    """The error of who has little time to ask both brokers. On a busy machine broker-b, which is there, may be late sometimes."""
+    for _ in range(5):
+        with pytest.raises(RocketMQUnavailableError) as caught:
+            call()
+        if "broker-b" not in caught.value.message:
+            break
+    return str(caught.value)
+
+
 def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameserver_does_not_know_yet(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,8 +120,8 @@ def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameser
     processed = world.started()
     assert positions(processed, world.topic) == dict.fromkeys(world.queues, 10)
     with world.half_known():
-        with world.reader() as reader, pytest.raises(RocketMQUnavailableError, match=r"NO_BROKER.*broker-a"):
-            reader.latestOffset(processed, ReadAllAvailable())
+        with world.reader() as reader:
+            assert re.search(r"NO_BROKER.*broker-a", blame(lambda: reader.latestOffset(processed, ReadAllAvailable())))
         # What broker-b had granted was given back.
         with orderedmq.connect(namesrv_addr=world.cluster.address) as other:
             answers = other.groups.lock(f"{world.topic}-g", other.groups.join("other"), world.queues[2:])
@@ -125,17 +136,18 @@ def test_a_query_that_is_restarted_forgets_no_queue_of_a_broker_that_the_nameser
 def test_what_a_broker_has_that_the_nameserver_does_not_know_yet_is_not_said_to_be_deleted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "TIMEOUT", 2.0)
     with world.half_known(), RocketMQBroker(world.cluster.address) as anew:
         assert anew.log.queues(world.topic) == [queue for queue in world.queues if queue.broker_name == "broker-b"]
         assert len(anew.log.bounds(anew.log.queues(world.topic))) == 2
-        anew.log._puller._patience = 1.0
-        with pytest.raises(RocketMQUnavailableError, match="broker-a"):
-            anew.log.bounds(world.queues)
-        with pytest.raises(RocketMQUnavailableError, match="broker-a"):
-            anew.log.pull(world.queues[0], 0, 10, 1000, ("body",))
-        with pytest.raises(RocketMQUnavailableError, match="broker-a"):
-            GroupOffsets(anew._checked).read(f"{world.topic}-g", world.queues, 2.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(log_module, "TIMEOUT", 1.0)
+            patch.setattr(anew.log._puller, "_patience", 1.0)
+            for call in (
+                lambda: anew.log.bounds(world.queues),
+                lambda: anew.log.pull(world.queues[0], 0, 10, 1000, ("body",)),
+                lambda: GroupOffsets(anew._checked).read(f"{world.topic}-g", world.queues, 1.0),
+            ):
+                assert "broker-a" in blame(call)
         asserted = {"namesrvAddr": world.cluster.address, "topic": world.topic, "topicQueueNums": "4"}
         with pytest.raises(TopicError, match="QUEUE_COUNT.*has 2 queues"):
             target_queues(anew, world.topic, SinkOptions.parse(asserted, streaming=False))

@@ -68,8 +68,8 @@ def proxy(far: Far) -> Iterator[Proxy]:
 
 
 def connect(proxy: Proxy) -> socket.socket:
-    made = socket.create_connection(("127.0.0.1", proxy.port), 5)
-    made.settimeout(5)
+    made = socket.create_connection(("127.0.0.1", proxy.port), 30)
+    made.settimeout(30)
     return made
 
 
@@ -86,7 +86,7 @@ def drain(connection: socket.socket) -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -113,20 +113,37 @@ def test_plans_are_used_in_order_and_then_no_more(proxy: Proxy) -> None:
 
 def test_delay_holds_up_nothing_behind_it(proxy: Proxy) -> None:
     proxy.default = Path(up=Way(delay=0.2), down=Way(delay=0.2))
-    with connect(proxy) as client:
-        began = time.monotonic()
-        for _ in range(10):
-            client.sendall(b"x")
-            time.sleep(0.01)
-        assert read(client, 10) == b"x" * 10
-        assert 0.4 <= time.monotonic() - began < 1.5
+
+    def took() -> float:
+        with connect(proxy) as client:
+            began = time.monotonic()
+            for _ in range(10):
+                client.sendall(b"x")
+                time.sleep(0.01)
+            assert read(client, 10) == b"x" * 10
+            return time.monotonic() - began
+
+    times = [took()]
+    # One after the other would take 4 s each time, not only on a busy machine.
+    while times[-1] >= 1.5:
+        assert len(times) < 10, times
+        times.append(took())
+    assert min(times) >= 0.4
 
 
 def test_slices(proxy: Proxy) -> None:
     proxy.default = Path(down=Way(slice=3, pause=0.3))
-    with connect(proxy) as client:
-        client.sendall(b"abcdefgh")
-        assert [client.recv(100) for _ in range(3)] == [b"abc", b"def", b"gh"]
+    pieces: list[bytes] = []
+    # A client that does not come to read in time finds two in one.
+    for _ in range(10):
+        with connect(proxy) as client:
+            client.sendall(b"abcdefgh")
+            pieces = []
+            while sum(map(len, pieces)) < 8:
+                pieces.append(client.recv(100))
+        if len(pieces) == 3:
+            break
+    assert pieces == [b"abc", b"def", b"gh"]
 
 
 def test_cut_up_keeps_the_rest_from_the_server(proxy: Proxy, far: Far) -> None:
@@ -173,7 +190,7 @@ def test_half_open_and_release(proxy: Proxy, far: Far) -> None:
         with pytest.raises(TimeoutError):
             client.recv(1)
         assert far.got == b"a"
-        client.settimeout(5)
+        client.settimeout(30)
         proxy.each(Connection.release)
         assert read(client, 2) == b"bc"
 
@@ -186,16 +203,18 @@ def test_hold_after_bytes(proxy: Proxy) -> None:
         client.settimeout(0.2)
         with pytest.raises(TimeoutError):
             client.recv(1)
-        client.settimeout(5)
+        client.settimeout(30)
         proxy.connections[0].release()
         assert read(client, 2) == b"cd"
 
 
 def test_no_server_is_a_reset() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        address = f"127.0.0.1:{gone.getsockname()[1]}"
-    with Proxy(address) as proxy, pytest.raises(ConnectionResetError), connect(proxy) as client:
-        drain(client)
+    with socket.socket() as silent:
+        # Nobody listens at the port, and nobody else gets it.
+        silent.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with Proxy(address) as proxy, pytest.raises(ConnectionResetError), connect(proxy) as client:
+            drain(client)
 
 
 def test_frames_are_remembered_however_they_are_cut(proxy: Proxy) -> None:
