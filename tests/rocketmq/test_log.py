@@ -124,10 +124,13 @@ def test_bounds_of_what_does_not_exist(everywhere: World) -> None:
 def test_a_pull_at_the_end_does_not_wait(everywhere: World) -> None:
     """Trap 6: a broker that holds a pull back answers up to 5 s late; ours are never held back."""
     everywhere.log.append(everywhere.queue, numbers(3))
-    begin = time.monotonic()
+    took = []
     for _ in range(20):
+        begin = time.monotonic()
         assert everywhere.log.pull(everywhere.queue, 3, 10, 10, ("body",)).num_rows == 0
-    assert time.monotonic() - begin < 3
+        took.append(time.monotonic() - begin)
+    # A busy machine makes some of them late, a broker that waits for a message all of them.
+    assert min(took) < 0.5
 
 
 def test_what_was_appended_is_seen_by_everybody_at_once(everywhere: World) -> None:
@@ -273,8 +276,10 @@ def test_a_broker_that_is_killed_and_comes_back_while_it_is_read(world: World) -
         back.join()
 
 
-def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: World) -> None:
+def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no routes until brokers report to it, up to 30 s later; they know better."""
+    for module in ("client", "log"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.{module}.NAMESERVER_TIMEOUT", 0.5)
     world.log.append(world.queue, numbers(3))
     world.cluster.namesrv.kill()
     try:
@@ -295,20 +300,12 @@ def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster
     with Network(cluster.address, [cluster.broker.address]) as network:
         world = World(cluster, network.address)
         world.log.append(world.queue, numbers(10_000))
-        stop = threading.Event()
-
-        def cut() -> None:
-            while not stop.wait(0.05):
-                for connection in network.broker.connections:
-                    connection.reset()
-
-        cutter = threading.Thread(target=cut)
-        cutter.start()
-        try:
-            assert read(world.broker, world.queue, 0, 10_000) == [b"%d" % number for number in range(10_000)]
-        finally:
-            stop.set()
-            cutter.join()
+        # Each connection brings some of them, and then no more.
+        network.broker.default = Path(down=Way(cut_after=300_000, reset=True))
+        before = len(network.broker.connections)
+        network.broker.each(Connection.reset)
+        assert read(world.broker, world.queue, 0, 10_000) == [b"%d" % number for number in range(10_000)]
+        assert len(network.broker.connections) > before + 3
         world.close()
 
 
@@ -355,27 +352,31 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
 def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it goes on it still finds the request that was given up."""
     monkeypatch.setattr("orderedmq.rocketmq.sender._SEND_TIMEOUT", 0.5)
+    gave_up = threading.Event()
+    look, send = Sender._settle_and_look, requests.send
+
+    def looking(*arguments: Any) -> int | None:
+        gave_up.set()
+        return look(*arguments)
+
+    def sent(*arguments: Any, **more: Any) -> Any:
+        if not gave_up.is_set():
+            world.cluster.broker.pause()
+        return send(*arguments, **more)
+
+    monkeypatch.setattr(Sender, "_settle_and_look", looking)
+    monkeypatch.setattr("orderedmq.rocketmq.sender.requests.send", sent)
     with ThreadPoolExecutor(1) as pool:
-        for number in range(3):
-            going = threading.Event()
-            send = requests.send
-
-            def sent(*arguments: Any, going: threading.Event = going, send: Any = send, **more: Any) -> Any:
-                going.set()
-                world.cluster.broker.pause()
-                return send(*arguments, **more)
-
-            with monkeypatch.context() as patch:
-                patch.setattr("orderedmq.rocketmq.sender.requests.send", sent)
-                done = pool.submit(world.log.append, world.queue, numbers(10, 10 * number))
-                try:
-                    assert going.wait(10)
-                    time.sleep(2.0)
-                finally:
-                    world.cluster.broker.resume()
-                assert done.result(60) == OffsetRange(10 * number, 10 * number + 10)
-    assert read(world.broker, world.queue, 0, 30) == [b"%d" % number for number in range(30)]
-    assert world.log.bounds([world.queue])[world.queue].max_offset == 30
+        for number in range(2):
+            gave_up.clear()
+            done = pool.submit(world.log.append, world.queue, numbers(10, 10 * number))
+            try:
+                assert gave_up.wait(60)
+            finally:
+                world.cluster.broker.resume()
+            assert done.result(60) == OffsetRange(10 * number, 10 * number + 10)
+    assert read(world.broker, world.queue, 0, 20) == [b"%d" % number for number in range(20)]
+    assert world.log.bounds([world.queue])[world.queue].max_offset == 20
 
 
 # -- several brokers
