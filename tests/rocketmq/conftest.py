@@ -247,6 +247,13 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
     made.close()
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats and renewals have 3 s, for as long as a machine may stand still."""
+    for name in ("groups._RENEW_TIMEOUT", "groups._LOCK_TIMEOUT", "presence._BEAT_TIMEOUT", "presence._TIMEOUT"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.{name}", 60.0)
+
+
 @pytest.fixture(autouse=True)
 def _healed(request: pytest.FixtureRequest) -> None:
     """No test meets what another one broke."""

@@ -58,7 +58,7 @@ class World:
         return [member.client_id for member in broker.groups.members(self.group)]
 
 
-def until(get: Callable[[], T], good: Callable[[T], bool], seconds: float = 30.0) -> T:
+def until(get: Callable[[], T], good: Callable[[T], bool], seconds: float = 60.0) -> T:
     deadline = time.monotonic() + seconds
     while not good(value := get()):
         assert time.monotonic() < deadline, value

@@ -23,14 +23,16 @@ from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing
 from orderedmq.rocketmq.servers import Cluster
 
 #: For locks that live 3 s.
-QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=20.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
+QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=60.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
+#: For locks that live 60 s, where sends are given up soon.
+SHORT_SENDS = Timing(lock_yield=1.0, send_timeout=1.0, settle=0.4)
 
 
 def soon(seconds: float = 30.0) -> float:
     return time.monotonic() + seconds
 
 
-def until(good: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(good: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = soon(seconds)
     while not good():
         assert time.monotonic() < deadline
@@ -63,7 +65,7 @@ class World:
         self._clients = [self.client]
         for master in self.masters():
             self.client.call_address(master, admin_requests.create_topic(self.topic, 3), soon())
-        deadline = soon(20)
+        deadline = soon(60)
         while True:
             try:
                 self.queues = self.log.queues(self.topic)

@@ -14,6 +14,8 @@ from orderedmq.cli import app
 from orderedmq.rocketmq.servers import Cluster
 from tests.rocketmq.group_world import World, until
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 Run = Callable[..., Any]
 
 

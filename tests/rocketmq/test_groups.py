@@ -27,6 +27,8 @@ from tests.rocketmq.group_world import World, body_of, condition, error_of, gran
 from tests.rocketmq.peers import Consumer, Peers
 from tests.rocketmq.proxy import Network
 
+pytestmark = pytest.mark.usefixtures("unhurried")
+
 UPDATE_BROKER_CONFIG = 25
 
 
@@ -161,8 +163,8 @@ def test_a_client_knows_when_its_membership_went_with_its_connection(usual: Worl
         assert not groups.cut_off(me)
         for connection in list(network.broker.connections):
             connection.reset()
-        until(lambda: groups.cut_off(me), bool, 5)
-        until(lambda: usual.ids(usual.broker), lambda ids: ids == [], 5)
+        until(lambda: groups.cut_off(me), bool)
+        until(lambda: usual.ids(usual.broker), lambda ids: ids == [])
         groups.heartbeat(usual.group, me, usual.shared())
         assert usual.ids(usual.broker) == [me.client_id]
         assert not groups.cut_off(me)
@@ -315,7 +317,8 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
         assert [message.offset for message in java.wait(3)] == [7, 8, 9]
     finally:
         java.stop()
-    assert usual.connect().groups.offsets(usual.group, usual.queues[:1]) == {usual.queues[0]: 10}
+    # It says good-bye without waiting for an answer.
+    until(lambda: usual.connect().groups.offsets(usual.group, usual.queues[:1]), lambda found: found == {usual.queues[0]: 10})
 
 
 @pytest.mark.parametrize("ahead", [True, False])
