@@ -6,11 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two scopes of tests at a time, each by one process (tests/scopes.py); ARGS="-n0" runs them one after the other.
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
-QUICK := $(VENV)/.quick
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rocketmq test test-all lint simulate bench clean
+.PHONY: help setup demo rocketmq check test test-all lint simulate bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,16 +42,18 @@ demo: $(STAMP) ## play a year of flights through ordered queues, kill the job ha
 rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" goes to it
 	@$(BIN)/orderedmq rocketmq up $(ARGS)
 
-test: $(QUICK) ## run the tests; prints the time of each folder; ARGS="-k name" runs those only
+check: $(STAMP) ## lint, types and the tests that need neither Spark nor a server
+	@$(MAKE) --no-print-directory -j 2 lint check-tests
+
+.PHONY: check-tests
+check-tests: $(STAMP)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not servers" --seeds 500 tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
+
+test: $(STAMP) ## run the tests; prints the time of each folder; ARGS="-k name" runs those only
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: $(QUICK) ## run the slow tests, too, those of servers over each release of RocketMQ, and damage each byte of a store
+test-all: $(STAMP) ## run the slow tests, too, those of servers over each release of RocketMQ, and damage each byte of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --all-versions --every-byte --slow $(ARGS)
-
-$(QUICK): $(STAMP) tests/quick_spark.py
-	@echo "test: preparing Spark to start quickly (once)"
-	@$(BIN)/python -m tests.quick_spark
-	@touch $@
 
 lint: $(STAMP) ## ruff and strict mypy
 	@$(BIN)/ruff check .

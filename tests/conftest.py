@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,7 +19,6 @@ from tests import quick_spark, report, scopes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-quick_spark.use()
 # What takes long tells of a busy machine, not of a fault.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the tests of RocketMQ servers with servers of each release",
     )
     parser.addoption("--every-byte", action="store_true", help="damage each byte of a store once, instead of a sample")
+    parser.addoption("--seeds", type=int, help="how many seeds to simulate (default 2500, with --slow 10000)")
     parser.addoption("--slow", action="store_true", help="run the tests that are marked as slow, too")
 
 
@@ -51,6 +52,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item.get_closest_marker("slow") is None]
     items.sort(key=scopes.turn)
+
+
+_PREPARING = pytest.StashKey[subprocess.Popen[bytes] | None]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin to prepare Spark if any of the tests starts it; those before it go on meanwhile."""
+    wanted = not session.config.option.collectonly and any(map(scopes.starts_spark, session.items))
+    session.config.stash[_PREPARING] = quick_spark.begin() if wanted else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Wait for Spark to be prepared before the time of a test that starts it begins."""
+    preparing = item.config.stash.get(_PREPARING, None)
+    if preparing is not None and scopes.starts_spark(item):
+        preparing.wait()
+        quick_spark.use()
+        item.config.stash[_PREPARING] = None
+    return (yield)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """A preparation that no test waited for is finished for the next run."""
+    preparing = config.stash.get(_PREPARING, None)
+    if preparing is not None:
+        preparing.wait()
 
 
 class Scopes(LoadScopeScheduling):

@@ -1,4 +1,4 @@
-"""What makes Spark start in half the time, made once for a virtual environment: `python -m tests.quick_spark`.
+"""What makes Spark start in half the time, made once for a virtual environment, when tests that start Spark were collected.
 
 - An archive of the classes that a driver loads (class data sharing): seven of its thirteen seconds of CPU go into reading and verifying
   them. Where it does not fit the JVM, that goes on without it.
@@ -8,10 +8,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -22,17 +24,42 @@ QUICK_SERVER: Final = (*QUICK_JVM, "-Dtls.server.mode=disabled")
 _FOLDER: Final = Path(sys.prefix) / "share" / "orderedmq-tests"
 _HOME: Final = _FOLDER / "spark"
 _ARCHIVE: Final = _FOLDER / "driver.jsa"
+#: Says which release of Spark the folder was made for.
+_STAMP: Final = _FOLDER / "made-for"
 _SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
-def use() -> None:
-    """For all drivers that this process starts from now on."""
+def use() -> bool:
+    """Whether all drivers that this process starts from now on are quick."""
+    if not _made():
+        return False
     options = " ".join(QUICK_JVM)
     if _ARCHIVE.exists():
         options += f" -XX:SharedArchiveFile={_ARCHIVE} {_SILENT}"
     os.environ.setdefault("SPARK_SUBMIT_OPTS", options)
-    if _HOME.exists():
-        os.environ.setdefault("SPARK_HOME", str(_HOME))
+    os.environ.setdefault("SPARK_HOME", str(_HOME))
+    return True
+
+
+def begin() -> subprocess.Popen[bytes] | None:
+    """The process that prepares Spark, unless that is done already or the environment is not one of a project."""
+    if use() or sys.prefix == sys.base_prefix or not os.access(sys.prefix, os.W_OK):
+        return None
+    return subprocess.Popen([sys.executable, "-m", "tests.quick_spark"], cwd=Path(__file__).parents[1])
+
+
+def _made() -> bool:
+    return _STAMP.exists() and _STAMP.read_text() == version("pyspark")
+
+
+def make_once() -> None:
+    """Several processes may ask for it at once: one does it, the others wait."""
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    with (_FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _made():
+            make()
+            _STAMP.write_text(version("pyspark"))
 
 
 def make() -> None:
@@ -43,17 +70,21 @@ def make() -> None:
 
     ensure_java()
     installed = Path(pyspark.__file__).parent
+    _STAMP.unlink(missing_ok=True)
     _HOME.mkdir(parents=True, exist_ok=True)
     for part in ("bin", "jars", "sbin"):
         link = _HOME / part
         link.unlink(missing_ok=True)
         link.symlink_to(installed / part)
     _ARCHIVE.unlink(missing_ok=True)
-    options = f"{' '.join(QUICK_JVM)} -XX:ArchiveClassesAtExit={_ARCHIVE} {_SILENT}"
+    made = _ARCHIVE.with_suffix(".new")
+    options = f"{' '.join(QUICK_JVM)} -XX:ArchiveClassesAtExit={made} {_SILENT}"
     env = {**os.environ, "SPARK_HOME": str(_HOME), "SPARK_SUBMIT_OPTS": options, "PYSPARK_PYTHON": sys.executable}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.quick_spark", folder]
         done = subprocess.run(command, env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    if made.exists():
+        made.replace(_ARCHIVE)
     if done.returncode:
         # The tests need neither, only more time.
         print(f"no archive of Spark's classes could be made, so drivers start slowly:\n{done.stderr[-2000:]}", file=sys.stderr)
@@ -89,4 +120,4 @@ def drive(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    drive(sys.argv[1]) if len(sys.argv) > 1 else make()
+    drive(sys.argv[1]) if len(sys.argv) > 1 else make_once()

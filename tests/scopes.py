@@ -25,6 +25,12 @@ def scope_of(nodeid: str) -> str:
     return f"{folder} with Spark" if folder == "rocketmq" and name in _WITH_SPARK else folder
 
 
+def starts_spark(item: pytest.Item) -> bool:
+    """Whether a test starts a driver, or uses the session that all share."""
+    scope = scope_of(item.nodeid)
+    return scope in ("spark", "faults") or scope.endswith(" with Spark") or "spark" in getattr(item, "fixturenames", ())
+
+
 def turn(item: pytest.Item) -> int:
     """Sorts tests by _ORDER."""
     scope = scope_of(item.nodeid)

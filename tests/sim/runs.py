@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import multiprocessing
 import os
@@ -10,7 +9,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from orderedmq.errors import OrderedMQError
@@ -81,15 +79,8 @@ def _chunk(seeds: Sequence[int], steps: int) -> Report:
 
 
 def _stay_behind() -> None:
-    """Make this process run only while no other wants the CPU.
-
-    Linux shares the CPU by session first (sched_autogroup), and niceness counts within a session only: so a session of its own, which is
-    nice as a whole. What then does not reach it, Ctrl-C, it notices by its parent's end.
-    """
-    os.setsid()
+    """Give way to the other processes of this run, though not to what else the machine does: that may never end."""
     os.nice(19)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text("19")
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -101,9 +92,10 @@ def _stay_behind() -> None:
 
 
 class Many:
-    """Seeds that run in ``jobs`` processes from now on; in the ``background`` only while nobody else wants the CPU."""
+    """Seeds that run in ``jobs`` processes from now on; in the ``background`` they give way to the tests beside them."""
 
     def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2, *, background: bool = False) -> None:
+        self.count = len(seeds)
         # Not fork: PyArrow has threads.
         spawn = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(jobs, spawn, _stay_behind if background else None)
