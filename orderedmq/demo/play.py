@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, ClassVar
 
@@ -31,6 +32,8 @@ Progress = Callable[[int, int], None]
 
 _PRODUCE_AT_ONCE = 32768
 _LOOK_EVERY = 0.05
+#: Seconds after which a process that is stopped stands still.
+_STILL = 0.05
 #: Seconds that a killed process may take to be gone.
 _GONE = 30.0
 
@@ -127,7 +130,7 @@ class Demo:
                 if victim is not None and victim in self._logged("offsets"):
                     if victim in committed or not self._in_flight(victim, seen, job):
                         victim += 1
-                    elif job.kill():
+                    elif job.kill(partial(self._uncommitted, victim)):
                         break
                 time.sleep(_LOOK_EVERY)
             done = _arrived(broker)
@@ -170,9 +173,12 @@ class Demo:
         times = [seen[number] for number in sorted(seen)]
         until = time.monotonic() + (0.4 * (times[-1] - times[-2]) if len(times) > 1 else 0.2)
         while time.monotonic() < until and job.running:
-            if batch in self._logged("commits"):
+            if not self._uncommitted(batch):
                 return False
             time.sleep(0.01)
+        return self._uncommitted(batch)
+
+    def _uncommitted(self, batch: int) -> bool:
         return batch not in self._logged("commits")
 
 
@@ -236,9 +242,19 @@ class _Job:
             )
         return code is None
 
-    def kill(self) -> bool:
-        """SIGKILL to driver and Java at once; false while it is not known yet which process that is."""
+    def kill(self, wanted: Callable[[], bool]) -> bool:
+        """SIGKILL to driver and Java at once if ``wanted`` still holds when Java stands still; false while it is not known which process
+        that is."""
         if self._jvm is None:
+            return False
+        try:
+            os.kill(self._jvm, signal.SIGSTOP)
+        except ProcessLookupError:
+            return False
+        # What it has begun to write is there by then.
+        time.sleep(_STILL)
+        if not wanted():
+            os.kill(self._jvm, signal.SIGCONT)
             return False
         self._end()
         self.killed = True

@@ -32,7 +32,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
             "--events",
             str(EVENTS),
             "--batches",
-            "4",
+            "6",
         ],
         capture_output=True,
         text=True,
@@ -45,9 +45,10 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
     assert (produced["step"], produced["events"], produced["queues"]) == ("produced", EVENTS, 8)
     # Some batches were committed, one was in flight, and the rest was left to the second run.
     assert killed["step"] == "killed"
-    assert killed["killed_in"] == killed["committed"] in (2, 3)
-    assert 0 < killed["events"] < EVENTS
-    assert (resumed["killed_in"], resumed["committed"], resumed["events"]) == (None, 4, EVENTS)
+    assert killed["killed_in"] == killed["committed"] in (3, 4, 5)
+    # The last batch may be out, and not committed.
+    assert 0 < killed["events"] <= EVENTS
+    assert (resumed["killed_in"], resumed["committed"], resumed["events"]) == (None, 6, EVENTS)
     assert 0 < resumed["first_batch_after"] <= resumed["seconds"]
     assert audited["ok"] is True
     assert audited["expected"] == audited["actual"] | {"name": "flights"}

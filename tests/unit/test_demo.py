@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import signal
+import subprocess
+import sys
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 
 from orderedmq.demo import flights
-from orderedmq.demo.play import Demo, DemoError
+from orderedmq.demo.play import Demo, DemoError, _Job
 from orderedmq.demo.turnaround import LATE, follow
 
 
@@ -115,3 +119,26 @@ def test_a_folder_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(DemoError, match=r"FOLDER_IN_USE.* is not empty"):
         Demo(tmp_path)
     assert Demo(tmp_path / "new").endpoint.path == str(tmp_path / "new" / "store")
+
+
+def test_a_job_whose_batch_is_done_when_it_stands_still_goes_on_and_another_is_killed(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    job = _Job.__new__(_Job)
+    job._driver, job._jvm, job.killed = process, process.pid, False
+    stood: list[str] = []
+
+    def done_meanwhile() -> bool:
+        stood.append(psutil.Process(process.pid).status())
+        return False
+
+    try:
+        assert not job.kill(done_meanwhile)
+        assert stood == [psutil.STATUS_STOPPED]
+        assert psutil.Process(process.pid).status() != psutil.STATUS_STOPPED
+        assert not job.killed
+        assert job.kill(lambda: True)
+        assert job.killed
+        assert process.returncode == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.communicate()
