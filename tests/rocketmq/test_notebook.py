@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import orderedmq
 from orderedmq.rocketmq.servers import Cluster
-from tests.spark.test_notebooks import FOLDER, ON_A_CLUSTER, code_cells, run
+from tests.spark.test_notebooks import FOLDER, ON_A_CLUSTER, assert_says_what_is_kept, code_cells, run
 
 
 class Shared:
@@ -68,5 +68,5 @@ def test_the_notebook_runs_and_says_what_its_kept_outputs_say(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORDEREDMQ_NAMESRV", cluster.address)
-    run(ON_A_CLUSTER, tmp_path, monkeypatch)
+    assert_says_what_is_kept(ON_A_CLUSTER, run([ON_A_CLUSTER], tmp_path, monkeypatch)[ON_A_CLUSTER])
     nothing_is_left(cluster)

@@ -1,16 +1,43 @@
-"""A Spark Connect session that copies a topic and reads it back; run as a program of its own. Prints one JSON line."""
+"""A Spark Connect session of its own, for one server's start: it copies a topic, is refused, and watches a query's lag. Prints one JSON line.
+
+python connect_job.py STORE FOLDER_OF_CHECKPOINTS
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+from prometheus_client import CollectorRegistry
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import orderedmq
+from ordered_source.observe import LagListener
+
+
+def copied(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
+    """A stream from a topic to another, which is read back, found and registered."""
+    stream = spark.readStream.format("orderedmq").option("path", path).option("topic", "in").option("consumerGroup", "g").load()
+    query = (
+        stream.writeStream.format("orderedmq")
+        .option("path", path)
+        .option("topic", "out")
+        .option("topicQueueNums", 2)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    bodies = [row.body for row in spark.read.format("orderedmq").option("path", path).option("topic", "out").load().collect()]
+    refused = [reason(work) for work in relative(spark)]
+    orderedmq.register(spark)
+    again = spark.read.format("orderedmq").option("path", path).option("topic", "out").load().count()
+    return {"rows": len(bodies), "distinct": len(set(bodies)), "again": again, "refused": refused}
 
 
 def relative(spark: SparkSession) -> list[Callable[[], Any]]:
@@ -32,34 +59,56 @@ def reason(work: Callable[[], Any]) -> str:
         return next((line for line in str(error).splitlines() if "ORDEREDMQ_" in line), str(error))
 
 
-def main(path: str, checkpoint: str) -> None:
-    spark = SparkSession.builder.remote("local[2]").getOrCreate()
-    stream = spark.readStream.format("orderedmq").option("path", path).option("topic", "in").option("consumerGroup", "g").load()
-    query = (
-        stream.writeStream.format("orderedmq")
-        .option("path", path)
-        .option("topic", "out")
-        .option("topicQueueNums", 2)
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
+class Kept(logging.Handler):
+    """Keeps the lines, and what a scrape finds for the first queue when each is written."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self.registry = registry
+        self.lines: list[str] = []
+        self.lags: list[float | None] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+        self.lags.append(lag(self.registry))
+
+
+def lag(registry: CollectorRegistry) -> float | None:
+    labels = {"query": "lagging", "topic": "lagging", "broker": "embedded", "queue": "0"}
+    return registry.get_sample_value("orderedmq_queue_lag_messages", labels)
+
+
+def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
+    """What a listener in the client is told of a query's lag."""
+    registry = CollectorRegistry()
+    kept = Kept(registry)
+    logger = logging.getLogger("orderedmq.lag")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(kept)
+    listener = LagListener(registry=registry)
+    spark.streams.addListener(listener)
+    stream = spark.readStream.format("orderedmq").option("path", path).option("topic", "lagging").option("consumerGroup", "h")
+    writer = stream.option("maxOffsetsPerTrigger", 20).load().writeStream.format("noop").queryName("lagging")
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
-    bodies = [row.body for row in spark.read.format("orderedmq").option("path", path).option("topic", "out").load().collect()]
-    refused = [reason(work) for work in relative(spark)]
-    orderedmq.register(spark)
-    again = spark.read.format("orderedmq").option("path", path).option("topic", "out").load().count()
-    print(
-        json.dumps(
-            {
-                "rows": len(bodies),
-                "distinct": len(set(bodies)),
-                "again": again,
-                "refused": refused,
-                "kind": type(spark).__module__,
-            }
-        )
-    )
+    # Events come through a stream of their own, after the query's end too.
+    deadline = time.monotonic() + 60
+    while (len(kept.lines) < 3 or lag(registry) is not None) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    after = {
+        "lag": lag(registry),
+        "rows": registry.get_sample_value("orderedmq_rows_processed_total", {"query": "lagging"}),
+        "batches": registry.get_sample_value("orderedmq_batches_total", {"query": "lagging"}),
+    }
+    spark.streams.removeListener(listener)
+    return {"lines": kept.lines, "lags": kept.lags, "after": after}
+
+
+def main(path: str, checkpoints: str) -> None:
+    spark = SparkSession.builder.remote("local[2]").getOrCreate()
+    said: dict[str, Any] = {"kind": type(spark).__module__}
+    said |= {"copied": copied(spark, path, f"{checkpoints}/copied"), "watched": watched(spark, path, f"{checkpoints}/watched")}
+    print(json.dumps(said))
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""Spark Connect in a driver of its own."""
+"""Spark Connect in a driver of its own, one for all that is asked of it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import orderedmq
 from orderedmq.java import ensure_java
@@ -16,27 +18,47 @@ from orderedmq.java import ensure_java
 JOB = Path(__file__).with_name("connect_job.py")
 
 
-def test_a_connect_session_reads_and_writes_queues_found_and_registered(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def connected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the job says, over a store with topics of two queues."""
     ensure_java()
-    path = str(tmp_path / "store")
+    folder = tmp_path_factory.mktemp("connect")
+    path = str(folder / "store")
     with orderedmq.connect(path) as broker:
-        broker.admin.create_topic("in", 2)
-        for queue in broker.log.queues("in"):
-            bodies = [f"{queue.queue_id}-{number}".encode() for number in range(50)]
-            broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary())}))
+        for topic, rows in (("in", 50), ("lagging", 30)):
+            broker.admin.create_topic(topic, 2)
+            for queue in broker.log.queues(topic):
+                bodies = [f"{queue.queue_id}-{number}".encode() for number in range(rows)]
+                broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary())}))
     done = subprocess.run(
-        [sys.executable, str(JOB), path, str(tmp_path / "ck")],
+        [sys.executable, str(JOB), path, str(folder)],
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=350,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    result = json.loads(done.stdout.strip().splitlines()[-1])
-    assert result["rows"] == 100
-    assert result["distinct"] == 100
-    assert result["again"] == 100
-    assert "connect" in result["kind"]
-    assert len(result["refused"]) == 4
-    for reason in result["refused"]:
+    said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    assert "connect" in said["kind"]
+    return said
+
+
+@pytest.mark.timeout(400)
+def test_a_connect_session_reads_and_writes_queues_found_and_registered(connected: dict[str, Any]) -> None:
+    copied = connected["copied"]
+    assert (copied["rows"], copied["distinct"], copied["again"]) == (100, 100, 100)
+    assert len(copied["refused"]) == 4
+    for reason in copied["refused"]:
         assert "write an absolute path on the server" in reason
+
+
+@pytest.mark.timeout(400)
+def test_in_a_connect_session_the_client_sees_the_lag(connected: dict[str, Any]) -> None:
+    watched = connected["watched"]
+    assert watched["lines"] == [
+        "query lagging, batch 0: lag 40 messages in 2 queues, worst lagging/embedded/0 with 20",
+        "query lagging, batch 1: lag 20 messages in 2 queues, worst lagging/embedded/0 with 10",
+        "query lagging, batch 2: lag 0 messages in 2 queues",
+    ]
+    assert watched["lags"] == [20.0, 10.0, 0.0]
+    assert watched["after"] == {"lag": None, "rows": 60.0, "batches": 3.0}

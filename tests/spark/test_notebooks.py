@@ -24,6 +24,7 @@ VARYING = re.compile(r"(?<=belong to query )[0-9a-f]{6}|(?<=ends in )\d+(?= s)")
 
 #: Needs a cluster: tests/rocketmq/test_notebook.py runs it.
 ON_A_CLUSTER = FOLDER / "04-rocketmq.ipynb"
+WITHOUT_A_CLUSTER = [path for path in NOTEBOOKS if path != ON_A_CLUSTER]
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -56,15 +57,21 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path != ON_A_CLUSTER], ids=lambda path: path.stem)
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[Any]]:
+    """The cells of the notebooks that need no cluster, run one after the other in one kernel with one JVM."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        return run(WITHOUT_A_CLUSTER, tmp_path_factory.mktemp("notebooks"), monkeypatch)
+
+
+@pytest.mark.parametrize("path", WITHOUT_A_CLUSTER, ids=lambda path: path.stem)
 @pytest.mark.timeout(400)
-def test_a_notebook_runs_and_says_what_its_kept_outputs_say(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(path, tmp_path, monkeypatch)
+def test_a_notebook_runs_and_says_what_its_kept_outputs_say(path: Path, ran: dict[Path, list[Any]]) -> None:
+    assert_says_what_is_kept(path, ran[path])
 
 
-def run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, list[Any]]:
+    """The code cells of each notebook as they ran, errors kept: no notebook sees a name of the one before it."""
     # A copy, with the modules beside it: nothing is left in the repository. Temporary files of the notebook go the same way.
     folder = tmp_path / "notebooks"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
@@ -72,9 +79,16 @@ def run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    notebook = nbformat.read(folder / path.name, as_version=4)
-    NotebookClient(notebook, timeout=180, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
-    fresh = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    all_cells = nbformat.v4.new_notebook()
+    cells = {path: code_cells(path) for path in paths}
+    for path in paths:
+        all_cells.cells += [nbformat.v4.new_code_cell("%reset -f"), *cells[path]]
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(all_cells, timeout=180, kernel_name="python3", resources=resources, allow_errors=True).execute()
+    return cells
+
+
+def assert_says_what_is_kept(path: Path, fresh: list[Any]) -> None:
     assert_clean(fresh)
     assert said(fresh) == said(code_cells(path))
 
