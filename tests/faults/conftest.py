@@ -23,6 +23,7 @@ from orderedmq.model import MessageQueue
 from tests import checker
 from tests.faults import faulty
 from tests.faults.drivers import Driver
+from tests.faults.leases import age
 from tests.faults.points import STEP, Points, until
 
 GROUP = "g"
@@ -126,8 +127,15 @@ class World:
         return str(failure)
 
     def lives(self, life: float, linger: float = 20.0) -> None:
-        """Locks that sources take from now on live so many seconds."""
+        """Locks that sources take from now on live so many seconds, and are not renewed.
+
+        A renewal writes, and a process that is stopped in a write stops all other writers.
+        """
         self.points._write("lives", "json", {"life": life, "linger": linger})
+
+    def outlast(self, seconds: float, owner: str) -> None:
+        """As if so many seconds had passed since this owner renewed its locks and its membership."""
+        age(self.path, owner, seconds)
 
     # -- looking ------------------------------------------------------------------------------------------------------------
 

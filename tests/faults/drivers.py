@@ -141,7 +141,10 @@ class Driver:
         """SIGSTOP the processes of these kinds."""
         for kind in kinds:
             for process in self.of_kind(kind):
-                send(process, kind, signal.SIGSTOP)
+                # One may end meanwhile.
+                with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
+                    if not gone(process.pid):
+                        send(process, kind, signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT all that are stopped."""
@@ -171,7 +174,7 @@ class Driver:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
         self._process.stdin.flush()
-        return self._answer(60.0)
+        return self._answer(120.0)
 
     def _answer(self, timeout: float) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -9,7 +9,7 @@ The folder is ``points`` beside the store. Registered as ``orderedmq_faulty``.
     read       executor: so many rows of a queue were read
     write      executor: so many rows came to the writer
     staged     executor: everything is staged, Spark does not know yet
-    publish    driver side: all tasks are done, nothing is published
+    publish    driver side: all tasks are done, nothing is published; also as "publish of" the id of a query
     published  driver side: published, Spark has not committed the batch
 """
 
@@ -41,6 +41,7 @@ from orderedmq.errors import OrderedMQError
 from orderedmq.micro_batch import run_of
 from pyspark_orderedmq import DefaultSource
 from tests.faults.points import Points
+from tests.quick_spark import QUICK_JVM
 
 FORMAT = "orderedmq_faulty"
 #: Where a row comes from, in the form that the checker reads.
@@ -119,7 +120,7 @@ class FaultyReader(StreamReader):
         if fresh and lives.exists():
             asked = json.loads(lives.read_text())
             broker.groups.life = asked["life"]  # type: ignore[attr-defined]
-            setattr(group_module, "RENEW_INTERVAL", asked["life"] / 3)  # noqa: B010
+            setattr(group_module, "RENEW_INTERVAL", 1000.0)  # noqa: B010
             setattr(group_module, "UNLOCK_DELAY", asked["linger"])  # noqa: B010
         return broker
 
@@ -154,6 +155,7 @@ class FaultyWriter(StreamWriter):
         facts: dict[str, Any] = {"began": time.monotonic_ns(), "batch": batchId}
         if run is not None:
             facts |= {"query": run.query_id, "run": run.run_id}
+            points.reach(f"publish of {run.query_id}")
         try:
             outcome = self._planned.publish(messages)
         except OrderedMQError as error:
@@ -185,6 +187,7 @@ def session_config() -> dict[str, str]:
     """What every Spark of these tests runs with."""
     return {
         "spark.driver.memory": "1g",
+        "spark.executor.extraJavaOptions": " ".join(QUICK_JVM),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",

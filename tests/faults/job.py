@@ -22,7 +22,7 @@ from tests.faults.faulty import FaultySource, session_config, start
 def state(query: StreamingQuery) -> dict[str, Any]:
     """What a test wants to know of a query."""
     failure = query.exception()
-    return {"active": query.isActive, "failure": None if failure is None else str(failure)}
+    return {"id": str(query.id), "active": query.isActive, "failure": None if failure is None else str(failure)}
 
 
 def main(master: str) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Action = Literal["hold", "kill", "fail"]
-#: Seconds. A process that nobody releases must not stay for ever.
-PATIENCE = 120.0
+#: Seconds. A process that nobody releases must not stay for ever; longer than all tests of a module take on a busy machine.
+PATIENCE = 900.0
 STEP = 0.01
 
 

@@ -17,6 +17,9 @@ from tests.faults.conftest import World
 from tests.faults.drivers import Driver, gone
 from tests.faults.points import until
 
+# The first test waits for the killed runs of all.
+pytestmark = pytest.mark.timeout(400)
+
 #: Points, and after how many rows.
 POINTS = {
     "planned": 0,

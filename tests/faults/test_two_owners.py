@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import pytest
@@ -121,22 +120,18 @@ def test_an_owner_paused_between_batches_commits_no_offset_any_more(world: World
 
 
 def test_an_owner_that_was_killed_is_replaced_at_once_and_not_when_its_lock_ends(world: World, other: Driver) -> None:
+    world.lives(1000)
     world.produce(30)
     other.start("dead", **world.spec())
     world.wait_for(90)
     other.kill_all()
     dead = {lock.queue: lock for lock in world.broker.admin.locks(GROUP)}
-    seen = time.monotonic_ns()
-    assert all(lock.held and not lock.alive and lock.remaining > 35 for lock in dead.values()), dead
+    assert all(lock.held and not lock.alive and lock.remaining > 500 for lock in dead.values()), dead
     world.produce(10)
     # One try: it is granted at once or not at all.
     query = world.start("ck2", source={"lockTimeout": "0"})
     world.wait_for(120)
     query.stop()
-    entered = [event for event in world.points.history() if event["event"] == "entered"][-1]
-    assert entered["seconds"] < 3
-    passed = (entered["at"] - seen) / 1e9
-    assert all(lock.remaining - passed > 10 for lock in dead.values()), "so late that the locks had nearly ended"
     now = {lock.queue: lock for lock in world.broker.admin.locks(GROUP)}
     assert all(now[queue].epoch > lock.epoch and now[queue].owner != lock.owner for queue, lock in dead.items())
     world.judge()

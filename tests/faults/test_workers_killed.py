@@ -29,6 +29,7 @@ def test_a_worker_killed_without_retries_fails_the_query_and_its_restart_is_exac
 
 @pytest.mark.parametrize("point", ["boundary", "logged"])
 def test_a_source_runner_killed_fails_the_query_and_its_restart_goes_on(point: str, world: World) -> None:
+    world.lives(1000)
     world.produce(30)
     query = world.start()
     world.wait_for(90)
@@ -38,7 +39,7 @@ def test_a_source_runner_killed_fails_the_query_and_its_restart_goes_on(point: s
     # Spark finds the end of the runner's pipe, an exception without words: there is no more to ask for.
     assert "STREAM_FAILED" in world.fail(query)
     # Nothing was given back; the dead owner's locks are free at once all the same.
-    assert all(lock.held and not lock.alive and lock.remaining > 10 for lock in world.broker.admin.locks())
+    assert all(lock.held and not lock.alive and lock.remaining > 500 for lock in world.broker.admin.locks())
     world.run()
     world.judge()
 
@@ -66,7 +67,7 @@ def test_a_worker_killed_with_retries_is_made_good_in_the_same_batch(point: str,
     kill_below(world.points.wait(point), WORKER)
     world.wait_for(before + 120)
     world.judge()
-    assert world.tokens() == 0
+    until(lambda: world.tokens() == 0, "what the killed attempt staged is gone")
     assert driver.state()["active"]
 
 
