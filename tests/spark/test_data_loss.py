@@ -24,6 +24,7 @@ def fails(rig: Rig, **options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_retention_that_overtakes_a_reader_names_the_range_that_is_lost(rig: Rig) -> None:
     rig.topic("in", 1, rows=10)
     copied(rig)
@@ -36,6 +37,7 @@ def test_retention_that_overtakes_a_reader_names_the_range_that_is_lost(rig: Rig
     assert numbers(rig.bodies("out")) == list(range(10))
 
 
+@pytest.mark.slow
 def test_an_accepted_loss_goes_on_behind_it_once(rig: Rig) -> None:
     rig.topic("in", 1, rows=10)
     copied(rig)
@@ -48,6 +50,7 @@ def test_an_accepted_loss_goes_on_behind_it_once(rig: Rig) -> None:
     assert copied(rig) == []
 
 
+@pytest.mark.slow
 def test_a_topic_that_was_made_anew_is_noticed(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     copied(rig)
@@ -57,6 +60,7 @@ def test_a_topic_that_was_made_anew_is_noticed(rig: Rig) -> None:
     assert numbers(rig.bodies("out")) == list(range(20))
 
 
+@pytest.mark.slow
 def test_an_accepted_new_topic_is_read_from_its_beginning(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     copied(rig)

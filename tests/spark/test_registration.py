@@ -191,6 +191,19 @@ def test_found_from_the_wheel(clean_python: Path, tmp_path: Path) -> None:
         assert origin.startswith(str(clean_python.parents[1]))
 
 
+def test_an_editable_install_is_where_spark_looks(tmp_path: Path) -> None:
+    # Spark's rule, without Spark: top-level modules of a name that begins so.
+    code = (
+        "import importlib, json, pkgutil\n"
+        "names = [module.name for module in pkgutil.iter_modules() if module.name.startswith('pyspark_')]\n"
+        "print(json.dumps({name: importlib.import_module(name).__file__ for name in names}))\n"
+    )
+    done = run(sys.executable, code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "pyspark_orderedmq" in json.loads(done.stdout)
+
+
+@pytest.mark.slow
 def test_found_from_an_editable_install(tmp_path: Path) -> None:
     direct_url = distribution("orderedmq").read_text("direct_url.json")
     assert direct_url

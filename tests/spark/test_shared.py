@@ -14,7 +14,7 @@ QUEUES = 8
 
 
 def start(rig: Rig, name: str, **options: Any) -> Any:
-    df = rig.stream(topic="in", **{"consumerGroup": "g", "assignment": "shared", "lockTimeout": "2s", **options})
+    df = rig.stream(topic="in", **{"consumerGroup": "g", "assignment": "shared", "lockTimeout": "60s", **options})
     return rig.start(df, name, topic="out", onKeyConflict="ignore")
 
 
@@ -33,7 +33,7 @@ def shares(rig: Rig) -> list[int]:
 
 def fill(rig: Rig, first: int, last: int) -> None:
     rig.fill("in", last - first, first=first)
-    wait_for(lambda: numbers(rig.bodies("out")) == list(range(last)), 90.0)
+    wait_for(lambda: numbers(rig.bodies("out")) == list(range(last)))
 
 
 @pytest.fixture
@@ -59,16 +59,16 @@ def test_queries_divide_the_queues_and_hand_them_over_without_loss_or_repeat(sha
     fill(shared, 0, 80)
     assert shares(shared) == [8]
     second = start(shared, "two")
-    wait_for(lambda: shares(shared) == [4, 4], 40.0)
+    wait_for(lambda: shares(shared) == [4, 4])
     fill(shared, 80, 240)
     third = start(shared, "three")
-    wait_for(lambda: shares(shared) == [2, 3, 3], 40.0)
+    wait_for(lambda: shares(shared) == [2, 3, 3])
     fill(shared, 240, 400)
     second.stop()
-    wait_for(lambda: shares(shared) == [4, 4], 40.0)
+    wait_for(lambda: shares(shared) == [4, 4])
     fill(shared, 400, 480)
     first.stop()
-    wait_for(lambda: shares(shared) == [8], 40.0)
+    wait_for(lambda: shares(shared) == [8])
     fill(shared, 480, 560)
     assert third.exception() is None
     third.stop()
@@ -78,13 +78,13 @@ def test_queries_divide_the_queues_and_hand_them_over_without_loss_or_repeat(sha
 
 def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: Rig) -> None:
     first, second = start(shared, "one"), start(shared, "two")
-    wait_for(lambda: shares(shared) == [4, 4], 60.0)
+    wait_for(lambda: shares(shared) == [4, 4])
     fill(shared, 0, 80)
     first.stop()
-    wait_for(lambda: shares(shared) == [8], 40.0)
+    wait_for(lambda: shares(shared) == [8])
     fill(shared, 80, 160)
     first = start(shared, "one")
-    wait_for(lambda: shares(shared) == [4, 4], 40.0)
+    wait_for(lambda: shares(shared) == [4, 4])
     fill(shared, 160, 240)
     first.stop()
     second.stop()
@@ -94,9 +94,12 @@ def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: 
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        ({"allocateMessageQueueStrategy": "AVG_BY_CIRCLE"}, "strategy 'AVG_BY_CIRCLE', not 'AVG'"),
+        # Each difference by itself is tests/unit/test_membership.py's.
+        pytest.param(
+            {"allocateMessageQueueStrategy": "AVG_BY_CIRCLE"}, "strategy 'AVG_BY_CIRCLE', not 'AVG'", marks=pytest.mark.slow
+        ),
         ({"tags": "b || a"}, "filter 'a || b', not '*'"),
-        ({"topic": "in,more"}, "topics 'in,more', not 'in'"),
+        pytest.param({"topic": "in,more"}, "topics 'in,more', not 'in'", marks=pytest.mark.slow),
         ({"assignment": "exclusive"}, "assignment 'exclusive', not 'shared'"),
     ],
 )
@@ -121,10 +124,10 @@ def test_a_member_that_disagrees_is_refused_by_name_and_the_others_go_on(
 def test_an_available_now_run_gets_its_share_from_a_running_query_and_takes_no_more(shared: Rig) -> None:
     first = start(shared, "one")
     fill(shared, 0, 80)
-    df = shared.stream(topic="in", consumerGroup="g", assignment="shared", lockTimeout="10s")
+    df = shared.stream(topic="in", consumerGroup="g", assignment="shared", lockTimeout="60s")
     shared.fill("in", 80, first=80)
     shared.run(df, "two", topic="out", onKeyConflict="ignore")
-    wait_for(lambda: shares(shared) == [8], 40.0)
+    wait_for(lambda: shares(shared) == [8])
     fill(shared, 160, 240)
     first.stop()
     in_order(shared)
@@ -133,12 +136,12 @@ def test_an_available_now_run_gets_its_share_from_a_running_query_and_takes_no_m
 def test_explicit_starting_offsets_hold_only_where_the_shared_group_never_committed(shared: Rig) -> None:
     shared.fill("in", 80)
     first = start(shared, "one", startingOffsets="latest")
-    wait_for(lambda: shares(shared) == [8], 60.0)
+    wait_for(lambda: shares(shared) == [8])
     shared.fill("in", 80, first=80)
-    wait_for(lambda: numbers(shared.bodies("out")) == list(range(80, 160)), 60.0)
+    wait_for(lambda: numbers(shared.bodies("out")) == list(range(80, 160)))
     second = start(shared, "two", startingOffsets="earliest")
-    wait_for(lambda: shares(shared) == [4, 4], 40.0)
+    wait_for(lambda: shares(shared) == [4, 4])
     shared.fill("in", 80, first=160)
-    wait_for(lambda: numbers(shared.bodies("out")) == list(range(80, 240)), 60.0)
+    wait_for(lambda: numbers(shared.bodies("out")) == list(range(80, 240)))
     first.stop()
     second.stop()

@@ -16,7 +16,7 @@ from orderedmq.model import MessageQueue
 from tests.spark.conftest import Rig
 
 
-def wait_for(condition: Any, seconds: float = 30.0) -> None:
+def wait_for(condition: Any, seconds: float = 90.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
@@ -163,6 +163,7 @@ def test_a_group_that_never_committed_begins_where_consume_from_where_says(rig: 
     assert copied(rig, consumeFromWhere="last") == [4]
 
 
+@pytest.mark.slow
 def test_a_deleted_checkpoint_goes_on_at_the_groups_offset(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     copied(rig, "first")
@@ -196,6 +197,7 @@ def names(rig: Rig) -> list[str]:
     return [topic.name for topic in rig.broker.log.topics()]
 
 
+@pytest.mark.slow
 def test_queues_that_are_added_are_read_from_their_beginning(rig: Rig) -> None:
     rig.topic("in", 2, rows=10)
     query = rig.start(rig.stream(topic="in", consumerGroup="g", startingOffsets="latest"), topic="out", topicQueueNums=2)

@@ -47,6 +47,8 @@ def no_java(tmp_path: Path) -> dict[str, str]:
     }
 
 
+# A driver without Java on PATH is in `make test` too: the quick start of the README.
+@pytest.mark.slow
 def test_spark_runs_without_java_on_path(no_java: dict[str, str], tmp_path: Path) -> None:
     # The executor is a Java process of its own, which must find the same one.
     master = "local-cluster[1,1,1024]"
