@@ -17,8 +17,8 @@ from orderedmq.rocketmq.servers import Cluster
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import World, numbered
 
-#: A minute is long for a test that waits for a broker that has no room.
-IMPATIENT = Timing(patience=5.0)
+#: A minute and a half are long for a test that waits for a broker that has no room.
+IMPATIENT = Timing(patience=2.0)
 SMALL = {"mappedFileSizeCommitLog": 4 << 20, "mappedFileSizeConsumeQueue": 2000}
 
 
@@ -42,7 +42,7 @@ def make_world(own: Cluster) -> Iterator[Callable[[], World]]:
     made: list[World] = []
 
     def make() -> World:
-        made.append(World(own, IMPATIENT))
+        made.append(World(own))
         return made[-1]
 
     yield make
@@ -91,10 +91,10 @@ def test_a_broker_without_room_refuses_and_what_is_missing_comes_when_there_is_s
     own: Cluster, make_world: Callable[[], World]
 ) -> None:
     """The system refuses it larger files, as a full disk would; the files that it has go on."""
-    names, world = numbered(400), make_world()
+    names, world = numbered(300), make_world()
     unlimited = resource.prlimit(own.broker.pid, resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
     with pytest.raises(OrderedMQError) as caught:
-        world.write(names, size=50_000)
+        world.write(names, outbox=world.outbox(timing=IMPATIENT), size=50_000)
     assert caught.value.condition.startswith("ORDEREDMQ_ROCKETMQ."), caught.value
     assert own.broker.address in str(caught.value)
     stored = world.bodies()

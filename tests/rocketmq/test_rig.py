@@ -23,6 +23,7 @@ from orderedmq.rocketmq import jars
 from orderedmq.rocketmq.probe import ask, free, free_port
 from orderedmq.rocketmq.servers import Cluster
 from tests.faults.points import until
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers, Received
 from tests.rocketmq.proxy import Network
 
@@ -184,7 +185,8 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
     """The first one ends the servers in order, which takes 12 s, the second one at once. ``cluster`` only says whether jars can be had."""
     command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", str(tmp_path), "rocketmq", "up"]
     command += ["--port", str(free_port())]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    env = {**os.environ, "JAVA_TOOL_OPTIONS": " ".join(QUICK_SERVER)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         said = json.loads(process.stdout.readline())
