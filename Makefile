@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Two scopes of tests at a time, each by one process (tests/scopes.py); ARGS="-n0" runs them one after the other.
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
+# Spark comes as source: pip makes a wheel of it only to unpack it again, and most time of that went into compressing jars.
+UNCOMPRESSED := $(VENV)/uncompressed.cfg
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
@@ -32,7 +34,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: installing the build tools"
 	@$(PIP) install --constraint constraints.txt hatchling editables setuptools wheel
 	@echo "setup: installing orderedmq and what it needs (the first time: Spark, some 500 MB)"
-	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@printf '[bdist_wheel]\ncompression = stored\n' > $(UNCOMPRESSED)
+	@DIST_EXTRA_CONFIG=$(abspath $(UNCOMPRESSED)) $(PIP) install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
 	@echo "setup: done"
 
