@@ -45,7 +45,10 @@ def test_every_promise_names_tests_that_exist() -> None:
         for reference in named:
             path, _, test = reference.partition("::")
             assert test, f"{reference}: name the test, not the folder"
-            assert f"def {test}(" in (ROOT / path).read_text(), reference
+            text = (ROOT / path).read_text()
+            assert f"def {test}(" in text, reference
+            decorators = text.partition(f"def {test}(")[0].rpartition("\n\n")[2]
+            assert "@pytest.mark.slow\n" not in decorators, f"{reference} is slow: make test does not run it"
 
 
 def snippet(containing: str) -> str:
