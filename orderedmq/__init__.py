@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from orderedmq.connections import connect
     from orderedmq.java import prepare_spark
     from orderedmq.producer import Producer
-    from orderedmq.rocketmq.acl import Credentials
     from orderedmq.rocketmq.transport import TlsOptions
+    from orderedmq.rocketmq.wire.acl import Credentials
 
 __version__ = "0.1.0"
 __all__ = ["Credentials", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register"]
@@ -27,7 +27,7 @@ _HOMES = {
     "connect": "orderedmq.connections",
     "Producer": "orderedmq.producer",
     "prepare_spark": "orderedmq.java",
-    "Credentials": "orderedmq.rocketmq.acl",
+    "Credentials": "orderedmq.rocketmq.wire.acl",
     "TlsOptions": "orderedmq.rocketmq.transport",
 }
 

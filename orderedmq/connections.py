@@ -11,8 +11,8 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 
 if TYPE_CHECKING:
-    from orderedmq.rocketmq.acl import Credentials
     from orderedmq.rocketmq.transport import TlsOptions
+    from orderedmq.rocketmq.wire.acl import Credentials
 
 
 def connect(

@@ -15,8 +15,8 @@ from orderedmq.option_values import conflict, invalid, parse_bool, parse_path
 from orderedmq.options import DEFAULT_DIRECTORY, Given
 
 if TYPE_CHECKING:
-    from orderedmq.rocketmq.acl import Credentials
     from orderedmq.rocketmq.transport import TlsOptions
+    from orderedmq.rocketmq.wire.acl import Credentials
 
 #: Options of an account, and the variables of the environment from which the command takes them: everyone on a machine sees arguments.
 ACCOUNT: Final = {
@@ -77,7 +77,7 @@ def _credentials(given: Given) -> Credentials | None:
     access_key, secret_key = given.optional("accessKey", _not_empty), given.optional("secretKey", _not_empty)
     if access_key is None or secret_key is None:
         return None
-    from orderedmq.rocketmq.acl import Credentials
+    from orderedmq.rocketmq.wire.acl import Credentials
 
     return Credentials(access_key, secret_key, given.optional("securityToken", _not_empty))
 

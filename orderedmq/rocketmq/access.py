@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import group_requests, requests, rights
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.rights import Refusal, Right
+from orderedmq.rocketmq.wire import group_requests, message_requests, rights
+from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.rights import Refusal, Right
 
 #: Seconds for all questions.
 _TIMEOUT: Final = 30.0
@@ -108,9 +108,9 @@ class _Broker:
             group = group or self._refused(group_requests.lock(self._group, _probe(), ()))
             out.append(group)
         if "Sub" in actions:
-            out.append(self._refused(requests.query_message(self._queue.topic, _NO_KEY)) or self._subscribes(group))
+            out.append(self._refused(message_requests.query_message(self._queue.topic, _NO_KEY)) or self._subscribes(group))
         if "Get" in actions:
-            out.append(self._refused(requests.max_offset(self._queue)))
+            out.append(self._refused(message_requests.max_offset(self._queue)))
         return [refused for refused in out if refused is not None]
 
     def _subscribes(self, group: Refusal | None) -> Refusal | None:
@@ -118,7 +118,7 @@ class _Broker:
         if self._group is None:
             return None
         if group is not None:
-            refused = self._refused(requests.pull(self._queue, self._group, 0, 1))
+            refused = self._refused(message_requests.pull(self._queue, self._group, 0, 1))
             return refused if refused is not None and refused.right is not None and refused.right.kind == "Topic" else None
         name, place = _probe(), self._queue._replace(broker_name=_NO_KEY)
         refused = self._refused(group_requests.lock(self._group, name, [place]))
@@ -143,7 +143,7 @@ class _Broker:
 def _send(queue: MessageQueue) -> Request[Any]:
     """A message that every broker refuses, for its queue, after it has looked at the account's rights."""
     nowhere = queue._replace(queue_id=_NO_QUEUE)
-    request = requests.send(nowhere, b"?", "", group=_NO_KEY, born=time.time_ns() // 1_000_000)
+    request = message_requests.send(nowhere, b"?", "", group=_NO_KEY, born=time.time_ns() // 1_000_000)
     # The topic itself as the template: it is not made if it is missing.
     return replace(request, ext={**request.ext, "c": queue.topic}, repeatable=True)
 

@@ -14,13 +14,13 @@ from typing import Final, NoReturn
 from orderedmq.broker import Keep, QueueInfo, TopicInfo
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, topic_exists
 from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
-from orderedmq.rocketmq import admin_requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_admin import GroupAdmin
-from orderedmq.rocketmq.group_requests import all_consumer_offsets
 from orderedmq.rocketmq.log import RocketMQLog
-from orderedmq.rocketmq.requests import topic_stats
 from orderedmq.rocketmq.stamp import is_bookmark_group
+from orderedmq.rocketmq.wire import admin_requests
+from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets
+from orderedmq.rocketmq.wire.message_requests import topic_stats
 
 #: Seconds for a request with all its retries.
 _TIMEOUT: Final = 30.0

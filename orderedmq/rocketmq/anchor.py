@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 from orderedmq.errors import ProtocolError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.requests import PullStatus
 from orderedmq.rocketmq.stored import parse_stored
+from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.message_requests import PullStatus
 
 _TEXT = re.compile(r"(.+)/([0-9]{1,6})/([0-9]{1,19})@([0-9a-f]{1,16})")
 _TIMEOUT: Final = 30.0
@@ -59,7 +59,7 @@ def holds(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None
 
 def _place(client: Client, group: str, queue: MessageQueue, offset: int) -> int | None:
     """Where the message at an offset lies in the commit log; _BEYOND when the queue ends before it, None when it was deleted."""
-    request = requests.pull(queue, group, offset, 1)
+    request = message_requests.pull(queue, group, offset, 1)
     result = client.call(request, time.monotonic() + _TIMEOUT, topic=queue.topic, broker_name=queue.broker_name)
     if result.status is PullStatus.FOUND:
         message, _ = parse_stored(bytes(result.body), 0)

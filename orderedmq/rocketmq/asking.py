@@ -9,11 +9,11 @@ from typing import TypeVar
 
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import group_requests
 from orderedmq.rocketmq.client import Client, attempt
 from orderedmq.rocketmq.connection import Connection, Pending
-from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.route import Route
+from orderedmq.rocketmq.wire import group_requests
+from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.route import Route
 
 T = TypeVar("T")
 

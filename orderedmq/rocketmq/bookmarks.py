@@ -24,12 +24,12 @@ from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import admin_requests, requests
 from orderedmq.rocketmq.asking import ask_queues
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.group_requests import consumer_offset, update_consumer_offset
-from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.stamp import Writer, bookmark_group, sink_mark
+from orderedmq.rocketmq.wire import admin_requests, message_requests
+from orderedmq.rocketmq.wire.group_requests import consumer_offset, update_consumer_offset
+from orderedmq.rocketmq.wire.request import Request
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ class Bookmarks:
         """Of all queues of the topic at the queue's broker: the group is the broker's."""
         route = self._client.route(self._topic, time.monotonic() + self._timeout)
         places = [place for place in route.publish_list() if place.broker_name == queue.broker_name]
-        return {place: self._ask(place, requests.max_offset(place)) for place in dict.fromkeys([*places, queue])}
+        return {place: self._ask(place, message_requests.max_offset(place)) for place in dict.fromkeys([*places, queue])}
 
     def _has_group(self, queue: MessageQueue) -> bool:
         try:
@@ -219,7 +219,7 @@ class Bookmarks:
                 raise
             # A pull makes it, too, where a broker lets groups be made so.
             with contextlib.suppress(GroupError):
-                self._ask(queue, requests.pull(queue._replace(queue_id=queue.queue_id % _UNIT), self.group, 0, 1))
+                self._ask(queue, message_requests.pull(queue._replace(queue_id=queue.queue_id % _UNIT), self.group, 0, 1))
 
     def _ask(self, queue: MessageQueue, request: Request[T]) -> T:
         return self._client.call(request, time.monotonic() + self._timeout, topic=queue.topic, broker_name=queue.broker_name)

@@ -22,14 +22,14 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, TopicError
-from orderedmq.rocketmq.acl import Credentials
 from orderedmq.rocketmq.backoff import CONNECT, RETRY
-from orderedmq.rocketmq.codes import MASTER_ID
 from orderedmq.rocketmq.connection import Connection, PushHandler
-from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.requests import cluster_info, topic_list, topic_route
-from orderedmq.rocketmq.route import BrokerData, ClusterInfo, Route
 from orderedmq.rocketmq.transport import TlsOptions, parse_address
+from orderedmq.rocketmq.wire.acl import Credentials
+from orderedmq.rocketmq.wire.codes import MASTER_ID
+from orderedmq.rocketmq.wire.message_requests import cluster_info, topic_list, topic_route
+from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo, Route
 
 T = TypeVar("T")
 

@@ -23,11 +23,12 @@ from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.listener import dead_letter_id
 from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
 from orderedmq.reading import Reading
-from orderedmq.rocketmq import access, requests, rights
+from orderedmq.rocketmq import access
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.encode import SendBody, encode
 from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rows import normalise
 
 #: Letters at the end among which a repeat is looked for.
@@ -136,7 +137,7 @@ class DeadLetterTopic:
         first: int,
     ) -> int:
         """A batch into the topic itself; one by one the other way round where that is not allowed."""
-        request = requests.send(
+        request = message_requests.send(
             target, body.body, body.properties or "", group=group, born=_now(), batch=body.properties is None
         )
         try:
@@ -157,7 +158,7 @@ class DeadLetterTopic:
         """One letter as a message of the group's retry topic that was tried once too often; the offset behind it."""
         [batch] = encode(row, keys.slice(0, 1), where, extra=origin)
         body, properties = _alone(batch)
-        request = requests.send(
+        request = message_requests.send(
             MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0), body, properties, group=group, born=_now()
         )
         # 4.9: at least as often as may be, 5.x: more often.

@@ -17,13 +17,14 @@ from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError, in_use
 from orderedmq.lock import LOCK_LIFE
 from orderedmq.model import RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq import admin_requests, group_requests, locks
+from orderedmq.rocketmq import locks
 from orderedmq.rocketmq.asking import ask_queues
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
 from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.presence import Directory
 from orderedmq.rocketmq.stamp import is_bookmark_group
+from orderedmq.rocketmq.wire import admin_requests, group_requests
 
 #: Groups of the servers' own (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).
 _SYSTEM_GROUPS: Final = frozenset(

@@ -22,12 +22,12 @@ from typing import Final
 
 from orderedmq.errors import GroupError, LockError, OffsetError, OrderedMQError, RocketMQError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq import group_requests, requests
 from orderedmq.rocketmq.asking import ask_queues, ask_servers, existing
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.codes import RequestCode, ResponseCode
-from orderedmq.rocketmq.frame import RemotingCommand
-from orderedmq.rocketmq.request import Request, number
+from orderedmq.rocketmq.wire import group_requests, message_requests
+from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.request import Request, number
 
 #: Seconds for an operation with all its retries.
 TIMEOUT: Final = 25.0
@@ -121,7 +121,7 @@ class GroupOffsets:
 
     def _accept_resets(self, group: str, queues: Sequence[MessageQueue], seconds: float) -> None:
         """Take notice of resets by RocketMQ's own tools, so that the brokers take offsets of these queues again: pull once."""
-        asked = [(queue, requests.pull(queue, group, 0, 1)) for queue in queues]
+        asked = [(queue, message_requests.pull(queue, group, 0, 1)) for queue in queues]
         ask_queues(self._client, asked, soon(seconds))
 
     def make(self, group: str, queues: Sequence[MessageQueue], deadline: float) -> None:
@@ -133,7 +133,9 @@ class GroupOffsets:
                 # Made with the group's first heartbeat, like the group.
                 continue
             with _named(group):
-                self._client.call(requests.pull(real, group, 0, 1), deadline, topic=queue.topic, broker_name=queue.broker_name)
+                self._client.call(
+                    message_requests.pull(real, group, 0, 1), deadline, topic=queue.topic, broker_name=queue.broker_name
+                )
 
     # -- fences
 

@@ -22,16 +22,17 @@ from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.pulls import pulls
 from orderedmq.reading import USUAL, Reading
-from orderedmq.rocketmq import access, group_requests, requests, rights
+from orderedmq.rocketmq import access
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
 from orderedmq.rocketmq.asking import ask_queues, existing
 from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.connection import Pending
 from orderedmq.rocketmq.pulled import TAIL_LOSS
 from orderedmq.rocketmq.puller import Puller
-from orderedmq.rocketmq.route import Route, user_topics
 from orderedmq.rocketmq.search import first_at
 from orderedmq.rocketmq.sender import Sender
+from orderedmq.rocketmq.wire import group_requests, message_requests, rights
+from orderedmq.rocketmq.wire.route import Route, user_topics
 
 T = TypeVar("T")
 
@@ -86,7 +87,7 @@ class RocketMQLog:
         sent: list[Pending[Route]] = []
         try:
             connection = self._client.connection(self._client.nameservers[0], time.monotonic() + NAMESERVER_TIMEOUT, wait=False)
-            sent = [connection.send(requests.topic_route(name), deadline) for name in names]
+            sent = [connection.send(message_requests.topic_route(name), deadline) for name in names]
         except RocketMQUnavailableError:
             pass
         for name, pending in zip_longest(names, sent):
@@ -148,7 +149,7 @@ class RocketMQLog:
             route = self._client.route(topic, deadline)
             for name, broker in route.brokers.items():
                 if broker.master is not None:
-                    self._client.call(requests.topic_stats(topic), deadline, topic=topic, broker_name=name)
+                    self._client.call(message_requests.topic_stats(topic), deadline, topic=topic, broker_name=name)
                     return route
         except TopicError:
             pass
@@ -208,7 +209,7 @@ class RocketMQLog:
         # The least first: a queue's beginning read after its end could lie behind it.
         found = ask_queues(
             self._client,
-            [(queue, make(queue)) for queue in asked for make in (requests.min_offset, requests.max_offset)],
+            [(queue, make(queue)) for queue in asked for make in (message_requests.min_offset, message_requests.max_offset)],
             _soon(),
         )
         return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(found[0::2], found[1::2]))}
@@ -229,7 +230,7 @@ class RocketMQLog:
         bounds = self._bounds_of(queue)
         ms = -(-timestamp // _US_PER_MS)
         hint = self._client.call(
-            requests.search_offset(queue, max(0, ms)), _soon(), topic=queue.topic, broker_name=queue.broker_name
+            message_requests.search_offset(queue, max(0, ms)), _soon(), topic=queue.topic, broker_name=queue.broker_name
         )
         return first_at(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
 

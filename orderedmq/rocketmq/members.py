@@ -20,10 +20,10 @@ from orderedmq.filters import ALL, canonical
 from orderedmq.lock import Instant, LockToken
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq.frame import Bytes
-from orderedmq.rocketmq.group_requests import TopicSubscription, topic_subscription
-from orderedmq.rocketmq.lenient_json import field, loads_object
 from orderedmq.rocketmq.locks import is_ours, query_of
+from orderedmq.rocketmq.wire.fastjson import field, loads_object
+from orderedmq.rocketmq.wire.frame import Bytes
+from orderedmq.rocketmq.wire.group_requests import TopicSubscription, topic_subscription
 
 #: The property in which a query of ours has what RocketMQ has no name for.
 OURS: Final = "orderedmq"

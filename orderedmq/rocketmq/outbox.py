@@ -26,7 +26,7 @@ from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
-from orderedmq.rocketmq import access, locks, rights
+from orderedmq.rocketmq import access, locks
 from orderedmq.rocketmq.bookmarks import Bookmarks
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.contested import settle
@@ -35,6 +35,7 @@ from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing, given_up
 from orderedmq.rocketmq.queue_writer import QueueWriter
 from orderedmq.rocketmq.receipts import QueueReport, Token, judge, left_over, parse_token, ranges, taken
 from orderedmq.rocketmq.stamp import Writer, bookmark_group, run_name, sink_name
+from orderedmq.rocketmq.wire import rights
 from orderedmq.rows import normalise
 
 T = TypeVar("T")

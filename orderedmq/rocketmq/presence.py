@@ -19,16 +19,17 @@ from orderedmq.lock import Client as Identity
 from orderedmq.lock import LockToken
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq import group_requests, members
+from orderedmq.rocketmq import members
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.codes import FLAG_RESPONSE, RequestCode, ResponseCode
 from orderedmq.rocketmq.connection import Connection
-from orderedmq.rocketmq.frame import RemotingCommand
 from orderedmq.rocketmq.group_offsets import soon
-from orderedmq.rocketmq.group_requests import TopicSubscription
 from orderedmq.rocketmq.locks import is_ours
 from orderedmq.rocketmq.members import HeldQueue, Info
-from orderedmq.rocketmq.request import Request
+from orderedmq.rocketmq.wire import group_requests
+from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.group_requests import TopicSubscription
+from orderedmq.rocketmq.wire.request import Request
 
 #: Seconds for a question to one broker about members.
 _TIMEOUT: Final = 5.0

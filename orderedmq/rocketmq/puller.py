@@ -38,15 +38,15 @@ from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
 from orderedmq.reading import USUAL, Reading
-from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.backoff import RETRY
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.codes import MASTER_ID
 from orderedmq.rocketmq.connection import Connection, Pending
 from orderedmq.rocketmq.pulled import TAIL_LOSS, average, bounded, decoded, once, unbroken
-from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.requests import PullResult, PullStatus
-from orderedmq.rocketmq.rights import TOOLS_GROUP
+from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.codes import MASTER_ID
+from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
+from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 
 T = TypeVar("T")
 
@@ -279,7 +279,7 @@ class _Fetch:
 
     def _ask(self, begin: int, count: int) -> None:
         replica = self._known.replica
-        request = requests.pull(self._queue, self._group, begin, count, matching=self._matching)
+        request = message_requests.pull(self._queue, self._group, begin, count, matching=self._matching)
         deadline = min(time.monotonic() + _PULL_TIMEOUT, self._held.last_pull + self._patience)
         try:
             connection = self._connection(replica, deadline)

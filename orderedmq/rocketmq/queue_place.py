@@ -25,17 +25,18 @@ from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQU
 from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
-from orderedmq.rocketmq import access, requests, rights
+from orderedmq.rocketmq import access
 from orderedmq.rocketmq.backoff import Backoff
 from orderedmq.rocketmq.bookmarks import Bookmarks, Entry
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.connection import Connection
 from orderedmq.rocketmq.encode import SendBody
-from orderedmq.rocketmq.group_requests import lock, unlock
 from orderedmq.rocketmq.lookback import PROBE
 from orderedmq.rocketmq.queue_writer import Start
-from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.stamp import COLUMNS, Writer, found, lock_place
+from orderedmq.rocketmq.wire import message_requests, rights
+from orderedmq.rocketmq.wire.group_requests import lock, unlock
+from orderedmq.rocketmq.wire.request import Request
 
 #: A producer's group: nothing is looked up by it.
 PRODUCER_GROUP: Final = "OMQ_SINK"
@@ -250,10 +251,10 @@ class RocketMQQueue:
         access.require(self._client, rights.of_sink(self.queue.topic, self._group), rights.SINK)
 
     def least(self) -> int:
-        return self._ask(requests.min_offset(self.queue))
+        return self._ask(message_requests.min_offset(self.queue))
 
     def end(self) -> int:
-        return self._ask(requests.max_offset(self.queue))
+        return self._ask(message_requests.max_offset(self.queue))
 
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         failures = 0
@@ -293,7 +294,7 @@ class RocketMQQueue:
 
     def _end(self, deadline: float) -> int:
         return self._client.call(
-            requests.max_offset(self.queue), deadline, topic=self.queue.topic, broker_name=self.queue.broker_name
+            message_requests.max_offset(self.queue), deadline, topic=self.queue.topic, broker_name=self.queue.broker_name
         )
 
     # --- sending
@@ -304,7 +305,7 @@ class RocketMQQueue:
         deadline = time.monotonic() + self._timing.send_timeout
         connection = self._granted[0] if self._granted is not None else self._connect(deadline)
         self._sending_on = connection
-        request = requests.send(
+        request = message_requests.send(
             self.queue,
             body.body,
             body.properties or "",

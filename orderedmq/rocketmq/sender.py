@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.encode import SendBody, encode
 from orderedmq.rocketmq.message_id import UniqueKeys
 from orderedmq.rocketmq.puller import Puller
+from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rows import normalise
 
 #: Brokers know producers by a group, and do not ask whether it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
@@ -92,7 +92,7 @@ class Sender:
         on its way for the queue.
         """
         deadline = time.monotonic() + _PATIENCE
-        request = requests.send(
+        request = message_requests.send(
             queue,
             body.body,
             body.properties or "",
@@ -144,4 +144,4 @@ class Sender:
 
     def _ask_end(self, queue: MessageQueue) -> int:
         deadline = time.monotonic() + _PATIENCE
-        return self._client.call(requests.max_offset(queue), deadline, topic=queue.topic, broker_name=queue.broker_name)
+        return self._client.call(message_requests.max_offset(queue), deadline, topic=queue.topic, broker_name=queue.broker_name)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, cast
 
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError
-from orderedmq.rocketmq.frame import Bytes
+from orderedmq.rocketmq.wire.frame import Bytes
 
 #: Seconds for one attempt to connect, TLS included (Java: ``connectTimeoutMillis``).
 CONNECT_TIMEOUT: Final = 3.0

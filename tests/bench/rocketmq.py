@@ -28,10 +28,10 @@ from orderedmq.broker import Broker
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import JavaError, ServersError
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
-from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.puller import IN_FLIGHT
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import message_requests
 from tests.bench import latency
 from tests.bench.java_peers import JavaPeers
 from tests.bench.measure import ROOT, Bench, Figure, Skipped, interleaved, median, status
@@ -115,13 +115,14 @@ def raw(client: Client, queues: list[MessageQueue], count: int) -> None:
     for queue in queues:
         connection = client.connection(client.address(queue.topic, queue.broker_name, deadline), deadline)
         pending = deque(
-            connection.send(requests.pull(queue, "TOOLS_CONSUMER", 32 * number, 32), deadline) for number in range(IN_FLIGHT)
+            connection.send(message_requests.pull(queue, "TOOLS_CONSUMER", 32 * number, 32), deadline)
+            for number in range(IN_FLIGHT)
         )
         asked, found = IN_FLIGHT, 0
         while pending:
             found = pending.popleft().result().next_begin_offset
             if 32 * asked < count:
-                pending.append(connection.send(requests.pull(queue, "TOOLS_CONSUMER", 32 * asked, 32), deadline))
+                pending.append(connection.send(message_requests.pull(queue, "TOOLS_CONSUMER", 32 * asked, 32), deadline))
                 asked += 1
         assert found >= count - 32
 

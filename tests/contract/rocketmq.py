@@ -22,14 +22,14 @@ from orderedmq.errors import ServersError
 from orderedmq.lock import LOCK_LIFE
 from orderedmq.lock import Client as Identity
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import admin_requests, group_requests
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.holdings import Holding, Holdings
 from orderedmq.rocketmq.locks import lock_names
-from orderedmq.rocketmq.route import user_topics
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import admin_requests, group_requests
+from orderedmq.rocketmq.wire.route import user_topics
 from tests.contract.support import FakeClock
 from tests.quick_spark import QUICK_SERVER
 

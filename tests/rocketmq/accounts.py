@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from orderedmq.rocketmq.acl import Credentials
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.codes import RequestCode
-from orderedmq.rocketmq.request import Request, nothing
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire.acl import Credentials
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.request import Request, nothing
 
 ROOT = Path(__file__).parents[2]
 _UPDATE_ACL_CONFIG, _CREATE_USER, _CREATE_ACL = 50, 3001, 3006

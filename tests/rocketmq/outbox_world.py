@@ -14,13 +14,13 @@ import pytest
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
-from orderedmq.rocketmq import admin_requests
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.encode import SendBody
 from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.outbox import RocketMQOutbox
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import admin_requests
 
 #: For locks that live 3 s.
 QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=60.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)

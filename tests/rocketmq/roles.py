@@ -15,9 +15,9 @@ from orderedmq.broker import SinkBatch
 from orderedmq.cli import app
 from orderedmq.lock import LockToken
 from orderedmq.membership import Subscription
-from orderedmq.rocketmq.acl import Credentials
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire.acl import Credentials
 
 _numbers = itertools.count()
 

@@ -24,15 +24,15 @@ from orderedmq.lock import LockToken
 from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
-from orderedmq.rocketmq import admin_requests as admin
-from orderedmq.rocketmq import group_requests as groups
-from orderedmq.rocketmq import requests
-from orderedmq.rocketmq.acl import Credentials
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.jars import DEFAULT_VERSION
-from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import admin_requests as admin
+from orderedmq.rocketmq.wire import group_requests as groups
+from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.acl import Credentials
+from orderedmq.rocketmq.wire.request import Request
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq import roles
 from tests.rocketmq.accounts import ADMIN, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
@@ -87,14 +87,14 @@ def ask(cluster: Cluster, credentials: Credentials | None, request: Request[Any]
 
 
 REQUESTS: list[Request[Any]] = [
-    requests.send(QUEUE, b"body \xff\x00", "TAGS\x01a\x02n\x01ü\x02", group="producers", born=1),
-    requests.pull(QUEUE, "billing", 0, 32),
+    message_requests.send(QUEUE, b"body \xff\x00", "TAGS\x01a\x02n\x01ü\x02", group="producers", born=1),
+    message_requests.pull(QUEUE, "billing", 0, 32),
     groups.heartbeat("me", "billing", [groups.TopicSubscription(QUEUE.topic)], version=1),
     groups.consumer_list("billing"),
     groups.lock("billing", "me", [QUEUE]),
     groups.update_consumer_offset("billing", QUEUE, 0),
     groups.consumer_offset("billing", QUEUE),
-    requests.max_offset(QUEUE),
+    message_requests.max_offset(QUEUE),
     groups.unlock("billing", "me", [QUEUE]),
     admin.create_topic(QUEUE.topic, 1),
     admin.broker_config(),
@@ -362,7 +362,9 @@ def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
     offsets = ask(cluster, ADMIN, groups.all_consumer_offsets())
     with Client(cluster.address) as client:
         names = {*configured, *offsets, *client.topics(time.monotonic() + 20)}
-    ends = {topic: ask(cluster, ADMIN, requests.max_offset(QUEUE._replace(topic=topic))) for topic in ("orders", "invoices")}
+    ends = {
+        topic: ask(cluster, ADMIN, message_requests.max_offset(QUEUE._replace(topic=topic))) for topic in ("orders", "invoices")
+    }
     return names, ends
 
 

@@ -19,10 +19,10 @@ import pytest
 
 import orderedmq
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
-from orderedmq.rocketmq import admin_requests, group_requests, requests
 from orderedmq.rocketmq.connection import Connection
-from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
+from orderedmq.rocketmq.wire.request import Request
 from tests.rocketmq.proxy import HOST
 
 
@@ -59,8 +59,8 @@ def world(cluster: Cluster) -> Iterator[World]:
     made.broker.close()
 
 
-def _sent(world: World) -> Request[requests.SendResult]:
-    return requests.send(world.queue, b"one", "TAGS\x01a\x02", group="p", born=1, batch=False)
+def _sent(world: World) -> Request[message_requests.SendResult]:
+    return message_requests.send(world.queue, b"one", "TAGS\x01a\x02", group="p", born=1, batch=False)
 
 
 def _heartbeat(world: World) -> Request[Any]:
@@ -70,17 +70,17 @@ def _heartbeat(world: World) -> Request[Any]:
 
 #: What is asked, of a nameserver (True) or broker.
 EXCHANGES: dict[str, tuple[bool, Callable[[World], Request[Any]]]] = {
-    "route": (True, lambda w: requests.topic_route(w.topic)),
-    "route of no topic": (True, lambda w: requests.topic_route("none")),
-    "cluster": (True, lambda w: requests.cluster_info()),
-    "end": (False, lambda w: requests.max_offset(w.queue)),
-    "least offset": (False, lambda w: requests.min_offset(w.queue)),
-    "offset at a time": (False, lambda w: requests.search_offset(w.queue, 1)),
-    "first message's time": (False, lambda w: requests.earliest_store_time(w.queue)),
-    "statistics": (False, lambda w: requests.topic_stats(w.topic)),
-    "pull": (False, lambda w: requests.pull(w.queue, "TOOLS_CONSUMER", 0, 2)),
-    "pull at the end": (False, lambda w: requests.pull(w.queue, "TOOLS_CONSUMER", 3, 2)),
-    "pull behind the end": (False, lambda w: requests.pull(w.queue, "TOOLS_CONSUMER", 9, 2)),
+    "route": (True, lambda w: message_requests.topic_route(w.topic)),
+    "route of no topic": (True, lambda w: message_requests.topic_route("none")),
+    "cluster": (True, lambda w: message_requests.cluster_info()),
+    "end": (False, lambda w: message_requests.max_offset(w.queue)),
+    "least offset": (False, lambda w: message_requests.min_offset(w.queue)),
+    "offset at a time": (False, lambda w: message_requests.search_offset(w.queue, 1)),
+    "first message's time": (False, lambda w: message_requests.earliest_store_time(w.queue)),
+    "statistics": (False, lambda w: message_requests.topic_stats(w.topic)),
+    "pull": (False, lambda w: message_requests.pull(w.queue, "TOOLS_CONSUMER", 0, 2)),
+    "pull at the end": (False, lambda w: message_requests.pull(w.queue, "TOOLS_CONSUMER", 3, 2)),
+    "pull behind the end": (False, lambda w: message_requests.pull(w.queue, "TOOLS_CONSUMER", 9, 2)),
     "offset": (False, lambda w: group_requests.consumer_offset(w.group, w.queue)),
     "no offset": (False, lambda w: group_requests.consumer_offset(w.group, w.queue._replace(queue_id=7))),
     "commit": (False, lambda w: group_requests.update_consumer_offset(w.group, w.queue, 2)),
@@ -234,7 +234,7 @@ def written(request: Request[Any]) -> bytes:
 def state(world: World) -> dict[str, Any]:
     """All that the requests below would change."""
     return {
-        "end": world.ask(requests.max_offset(world.queue)),
+        "end": world.ask(message_requests.max_offset(world.queue)),
         "offset": world.ask(group_requests.consumer_offset(world.group, world.queue)),
         "group is there": f"{world.group}-cut" in world.ask(admin_requests.groups()),
         "topic is there": f"{world.topic}-cut" in {topic.name for topic in world.broker.log.topics()},

@@ -16,13 +16,13 @@ from orderedmq.allocate import Allocation, allocate
 from orderedmq.errors import TopicError
 from orderedmq.membership import Subscription, refuse
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import admin_requests, group_requests
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.dead_letter_topic import key_of
 from orderedmq.rocketmq.group_offsets import soon
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import admin_requests, group_requests
 from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
 from tests.rocketmq.peers import Consumer, Peers
 from tests.rocketmq.proxy import Network

@@ -23,15 +23,15 @@ from orderedmq.broker import Broker, QueueBounds
 from orderedmq.errors import DataLossError, OptionError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.producer import Producer
-from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.codes import RequestCode
-from orderedmq.rocketmq.frame import FrameDecoder, RemotingCommand
 from orderedmq.rocketmq.log import RocketMQLog
 from orderedmq.rocketmq.sender import Sender
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand
 from tests.rocketmq.proxy import Connection, Network, Path, Way
 
 MS = 1000
@@ -225,7 +225,7 @@ def test_a_port_that_is_for_sending_only_is_named(everywhere: World) -> None:
     """Trap 17: a VIP port pulls nothing."""
     host, _, port = everywhere.cluster.broker.address.rpartition(":")
     with Client(everywhere.cluster.address) as client, pytest.raises(RocketMQError, match="NOT_SUPPORTED.*VIP"):
-        client.call_address(f"{host}:{int(port) - 2}", requests.pull(everywhere.queue, "TOOLS_CONSUMER", 0, 1), soon())
+        client.call_address(f"{host}:{int(port) - 2}", message_requests.pull(everywhere.queue, "TOOLS_CONSUMER", 0, 1), soon())
 
 
 def test_an_answer_may_have_another_kind_of_header_than_its_request(everywhere: World) -> None:
@@ -314,7 +314,7 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
     with Network(cluster.address, [cluster.broker.address]) as network, RocketMQBroker(cluster.address) as beside:
         world = World(cluster, network.address)
         looks: list[int | None] = []
-        look, send, lose = Sender._settle_and_look, requests.send, ["answer", "request"]
+        look, send, lose = Sender._settle_and_look, message_requests.send, ["answer", "request"]
 
         def spy(*arguments: object) -> int | None:
             looks.append(look(*arguments))  # type: ignore[arg-type]
@@ -353,7 +353,7 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
     """When it goes on it still finds the request that was given up."""
     monkeypatch.setattr("orderedmq.rocketmq.sender._SEND_TIMEOUT", 0.5)
     gave_up = threading.Event()
-    look, send = Sender._settle_and_look, requests.send
+    look, send = Sender._settle_and_look, message_requests.send
 
     def looking(*arguments: Any) -> int | None:
         gave_up.set()

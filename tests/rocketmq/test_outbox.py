@@ -17,12 +17,12 @@ import pytest
 from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.errors import GroupError, MessageError, RocketMQError, SinkError, TopicError
 from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
-from orderedmq.rocketmq import admin_requests, group_requests, requests
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.bookmarks import Bookmarks
-from orderedmq.rocketmq.codes import RequestCode
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.stamp import bookmark_group
+from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
+from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.rocketmq.outbox_world import World, numbered, rows, soon, spoil, until
 from tests.rocketmq.proxy import Network
 
@@ -352,7 +352,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_made_again(usual: World) -> No
     assert caught.value.sub == "MISSING"
     late.abandon()
     with pytest.raises(TopicError):
-        usual.client.call_address(usual.masters()[0], requests.pull(usual.queue, "TOOLS_CONSUMER", 0, 1), soon())
+        usual.client.call_address(usual.masters()[0], message_requests.pull(usual.queue, "TOOLS_CONSUMER", 0, 1), soon())
 
 
 def test_a_row_that_cannot_be_sent_is_named_and_leaves_the_queue_free(usual: World) -> None:

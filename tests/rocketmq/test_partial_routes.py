@@ -25,7 +25,6 @@ from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 from orderedmq.producer import Producer
-from orderedmq.rocketmq import admin_requests
 from orderedmq.rocketmq import groups as groups_module
 from orderedmq.rocketmq import log as log_module
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -33,6 +32,7 @@ from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_offsets import GroupOffsets
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.sink_options import SinkOptions
 from tests.faults.points import until
 from tests.rocketmq.peers import Peers

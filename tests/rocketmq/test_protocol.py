@@ -19,19 +19,19 @@ import pytest
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import admin_requests as admin
-from orderedmq.rocketmq import group_requests as groups
-from orderedmq.rocketmq import requests
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.codes import RequestCode
-from orderedmq.rocketmq.frame import RemotingCommand
-from orderedmq.rocketmq.group_requests import TopicSubscription
-from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.requests import PullResult, PullStatus, SendStatus
-from orderedmq.rocketmq.route import user_topics
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.stored import parse_all, parse_stored
 from orderedmq.rocketmq.transport import TlsOptions
+from orderedmq.rocketmq.wire import admin_requests as admin
+from orderedmq.rocketmq.wire import group_requests as groups
+from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.group_requests import TopicSubscription
+from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus, SendStatus
+from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.route import user_topics
 from tests.quick_spark import QUICK_JVM
 
 T = TypeVar("T")
@@ -72,14 +72,16 @@ class World:
     def call(self, request: Request[T], seconds: float = 30.0) -> T:
         return self.client.call(request, soon(seconds), topic=self.topic, broker_name=self.queue.broker_name)
 
-    def send(self, body: bytes, properties: str = "", *, batch: bool = False) -> requests.SendResult:
-        return self.call(requests.send(self.queue, body, properties, group="p", born=int(time.time() * 1000), batch=batch))
+    def send(self, body: bytes, properties: str = "", *, batch: bool = False) -> message_requests.SendResult:
+        return self.call(
+            message_requests.send(self.queue, body, properties, group="p", born=int(time.time() * 1000), batch=batch)
+        )
 
     def visible(self, count: int) -> None:
-        until(lambda: self.call(requests.max_offset(self.queue)), lambda offset: offset == count)
+        until(lambda: self.call(message_requests.max_offset(self.queue)), lambda offset: offset == count)
 
     def pull(self, offset: int, count: int = 32, suspend: float = 0.0) -> PullResult:
-        return self.call(requests.pull(self.queue, self.group, offset, count, suspend=suspend))
+        return self.call(message_requests.pull(self.queue, self.group, offset, count, suspend=suspend))
 
 
 @pytest.fixture
@@ -130,35 +132,38 @@ def test_messages_one_by_one_and_in_a_batch(world: World) -> None:
     assert [message.queue_offset for message in messages] == list(range(41))
     assert [message.body for message in messages] == [b"one", *(b"%d" % i for i in range(40))]
     at = messages[5].physical_offset
-    (again, _) = parse_stored(bytes(world.call(requests.view_message(world.topic, at))), 0)
+    (again, _) = parse_stored(bytes(world.call(message_requests.view_message(world.topic, at))), 0)
     assert again.body == b"4"
     stored = messages[0].store_timestamp
-    assert world.call(requests.earliest_store_time(world.queue)) == stored
-    assert world.call(requests.search_offset(world.queue, stored)) == 0
-    assert 0 <= world.call(requests.search_offset(world.queue, stored + 10**7)) <= 41
+    assert world.call(message_requests.earliest_store_time(world.queue)) == stored
+    assert world.call(message_requests.search_offset(world.queue, stored)) == 0
+    assert 0 <= world.call(message_requests.search_offset(world.queue, stored + 10**7)) <= 41
 
 
 def test_where_a_pull_says_to_go_on(world: World) -> None:
     empty = world.pull(0)
     assert (empty.status, empty.next_begin_offset) == (PullStatus.NO_NEW_MESSAGE, 0)
     assert world.pull(5).status is PullStatus.OFFSET_ILLEGAL
-    assert (world.call(requests.min_offset(world.queue)), world.call(requests.earliest_store_time(world.queue))) == (0, -1)
+    assert (
+        world.call(message_requests.min_offset(world.queue)),
+        world.call(message_requests.earliest_store_time(world.queue)),
+    ) == (0, -1)
     world.send(b"x", "TAGS\x01a\x02")
     world.visible(1)
     assert world.pull(1).status is PullStatus.NO_NEW_MESSAGE
     beyond = world.pull(9)
     assert (beyond.status, beyond.next_begin_offset) == (PullStatus.OFFSET_ILLEGAL, 1)
-    other = world.call(requests.pull(world.queue, world.group, 0, 32, matching=Filter(tags=("b",))))
+    other = world.call(message_requests.pull(world.queue, world.group, 0, 32, matching=Filter(tags=("b",))))
     assert (other.status, other.next_begin_offset) == (PullStatus.NO_MATCHED_MESSAGE, 1)
-    wrong = error_of(lambda: world.call(requests.pull(world.queue._replace(queue_id=9), world.group, 0, 32)))
+    wrong = error_of(lambda: world.call(message_requests.pull(world.queue._replace(queue_id=9), world.group, 0, 32)))
     assert wrong.condition in ("ORDEREDMQ_ROCKETMQ.SERVER_ERROR", "ORDEREDMQ_ROCKETMQ.INVALID_PARAMETER")
 
 
 def test_a_pull_waits_for_a_message_next_to_other_requests(world: World) -> None:
     connection = world.client.connection(world.masters[world.queue.broker_name], soon())
-    held = connection.send(requests.pull(world.queue, world.group, 0, 32, suspend=60), soon(90))
+    held = connection.send(message_requests.pull(world.queue, world.group, 0, 32, suspend=60), soon(90))
     for _ in range(3):
-        assert connection.call(requests.max_offset(world.queue), soon()) == 0
+        assert connection.call(message_requests.max_offset(world.queue), soon()) == 0
     assert not held.done
     world.send(b"x")
     assert held.result().status is PullStatus.FOUND
@@ -172,7 +177,9 @@ def test_many_pulls_on_their_way(world: World) -> None:
         world.send(b"".join(inner(b"%d" % i, "") for i in range(500)), batch=True)
     world.visible(2000)
     connection = world.client.connection(world.masters[world.queue.broker_name], soon())
-    pending = [connection.send(requests.pull(world.queue, world.group, offset, 32), soon()) for offset in range(0, 2000, 8)]
+    pending = [
+        connection.send(message_requests.pull(world.queue, world.group, offset, 32), soon()) for offset in range(0, 2000, 8)
+    ]
     for offset, one in zip(range(0, 2000, 8), pending):
         messages = list(parse_all(bytes(one.result().body)))
         assert [message.queue_offset for message in messages] == list(range(offset, min(offset + 32, 2000)))
@@ -248,10 +255,10 @@ def test_a_message_sent_back_becomes_a_dead_letter(world: World) -> None:
     world.visible(1)
     (message,) = parse_all(bytes(world.pull(0).body))
     world.call(groups.heartbeat("me", world.group, [TopicSubscription(world.topic)], version=1))
-    world.call(requests.send_back(world.queue, world.group, message.physical_offset, delay_level=-1))
+    world.call(message_requests.send_back(world.queue, world.group, message.physical_offset, delay_level=-1))
     dead = MessageQueue(f"%DLQ%{world.group}", world.queue.broker_name, 0)
-    until(lambda: world.call(requests.max_offset(dead)), lambda offset: offset == 1)
-    pulled = world.call(requests.pull(dead, world.group, 0, 32))
+    until(lambda: world.call(message_requests.max_offset(dead)), lambda offset: offset == 1)
+    pulled = world.call(message_requests.pull(dead, world.group, 0, 32))
     assert [letter.body for letter in parse_all(bytes(pulled.body))] == [b"bad"]
 
 
@@ -268,14 +275,16 @@ def test_tls_with_a_certificate_that_the_server_made_up(cluster: Cluster, tmp_pa
     ):
         world = World(with_tls)
         body = bytes(range(256)) * 4096
-        request = requests.send(world.queue, body, "", group="p", born=0)
+        request = message_requests.send(world.queue, body, "", group="p", born=0)
         assert client.call(request, soon(), topic=world.topic, broker_name=world.queue.broker_name).queue_offset == 0
         until(
-            lambda: client.call_address(world.masters[world.queue.broker_name], requests.max_offset(world.queue), soon()),
+            lambda: client.call_address(
+                world.masters[world.queue.broker_name], message_requests.max_offset(world.queue), soon()
+            ),
             lambda n: n == 1,
         )
         address = world.masters[world.queue.broker_name]
-        pulled = client.call_address(address, requests.pull(world.queue, world.group, 0, 32), soon())
+        pulled = client.call_address(address, message_requests.pull(world.queue, world.group, 0, 32), soon())
         assert [message.body for message in parse_all(bytes(pulled.body))] == [body]
         with Client(world.cluster.address, tls=TlsOptions()) as careful:
             assert error_of(lambda: careful.cluster(soon())).condition == "ORDEREDMQ_ROCKETMQ.TLS"
@@ -286,22 +295,22 @@ def test_a_broker_that_is_killed_and_comes_back(world: World) -> None:
     world.send(b"x")
     world.cluster.broker.kill()
     with pytest.raises(RocketMQUnavailableError):
-        world.call(requests.max_offset(world.queue), 1.0)
+        world.call(message_requests.max_offset(world.queue), 1.0)
     back = threading.Thread(target=world.cluster.broker.restart)
     back.start()
     try:
-        assert world.call(requests.max_offset(world.queue), 60.0) == 1
+        assert world.call(message_requests.max_offset(world.queue), 60.0) == 1
     finally:
         back.join()
 
 
 def test_a_broker_that_is_paused_is_a_timeout(world: World) -> None:
-    assert world.call(requests.max_offset(world.queue)) == 0
+    assert world.call(message_requests.max_offset(world.queue)) == 0
     world.cluster.broker.pause()
     try:
         with pytest.raises(RocketMQUnavailableError) as caught:
-            world.call(requests.max_offset(world.queue), 1.0)
+            world.call(message_requests.max_offset(world.queue), 1.0)
         assert caught.value.sub == "TIMEOUT"
     finally:
         world.cluster.broker.resume()
-    assert world.call(requests.max_offset(world.queue)) == 0
+    assert world.call(message_requests.max_offset(world.queue)) == 0

@@ -10,11 +10,11 @@ import pytest
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.rocketmq.codes import RequestCode
 from orderedmq.rocketmq.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.probe import ask, free_port
 from orderedmq.rocketmq.servers import Broker as BrokerServer
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.faults.points import until
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network

@@ -23,12 +23,12 @@ from ordered_source.columns import full_schema
 from ordered_source.reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.lock import LockToken
-from orderedmq.rocketmq import group_requests, requests
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.codes import RequestCode
-from orderedmq.rocketmq.group_requests import TopicSubscription
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import group_requests, message_requests
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from tests.faults.points import until
 from tests.rocketmq.peers import Peers
 from tests.stored_messages import inner
@@ -344,7 +344,7 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
     with pa.CompressedOutputStream(sink, "zstd") as bomb:
         bomb.write(bytes(2**25))
     now = time.time_ns() // 1_000_000
-    request = requests.send(queue, sink.getvalue().to_pybytes(), "", group="p", born=now, sys_flag=0x201)
+    request = message_requests.send(queue, sink.getvalue().to_pybytes(), "", group="p", born=now, sys_flag=0x201)
     with Client(rig.cluster.address) as client:
         client.call(request, time.monotonic() + 30, topic=queue.topic, broker_name=queue.broker_name)
     rig.fill(4, 3)
@@ -373,7 +373,7 @@ def test_texts_that_are_not_utf_8_are_what_a_java_consumer_sees_and_go_where_its
         b"1": b"__SHARDINGKEY\x01k\xff\xed\xa0\x80\x02TAGS\x01\xe4\x02KEYS\x01\xc3(\x02mine\x01\xf0\x9f\x02",
         b"2": b"\xff\x01x\x02__SHARDINGKEY\x01a\x02",
     }
-    request = requests.send(queue, inner(*rows.items()), "", group="p", born=time.time_ns() // 1_000_000, batch=True)
+    request = message_requests.send(queue, inner(*rows.items()), "", group="p", born=time.time_ns() // 1_000_000, batch=True)
     with Client(rig.cluster.address) as client:
         client.call(request, time.monotonic() + 30, topic=queue.topic, broker_name=queue.broker_name)
     found = (

@@ -25,9 +25,10 @@ import orderedmq
 from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE
 from orderedmq.model import OffsetRange
-from orderedmq.rocketmq import admin_requests, client
+from orderedmq.rocketmq import client
 from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.wire import admin_requests
 from tests import checker
 from tests.faults.points import until
 from tests.rocketmq.proxy import Connection, Network

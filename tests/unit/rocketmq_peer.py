@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from orderedmq.rocketmq.codes import FLAG_RESPONSE
-from orderedmq.rocketmq.frame import FrameDecoder, RemotingCommand, encode
+from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE
+from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 
 
 class Link:

@@ -16,11 +16,11 @@ ROOT = Path(__file__).parents[2]
 #: Modules that decide or parse: no socket, file, clock or thread in them.
 PURE = (
     "model", "errors", "offsets", "process_queue", "lock", "ownership", "selector", "sharding_key", "rows", "micro_batch",
-    "allocate", "membership", "orderly", "listener", "lag",
-    "rocketmq/acl", "rocketmq/admin_requests", "rocketmq/backoff", "rocketmq/codes", "rocketmq/frame", "rocketmq/group_requests",
-    "rocketmq/lenient_json", "rocketmq/request", "rocketmq/requests", "rocketmq/route",
-    "rocketmq/stored", "rocketmq/exact", "rocketmq/walk", "rocketmq/slots", "rocketmq/decode", "rocketmq/decode_properties",
-    "rocketmq/encode", "rocketmq/properties", "rocketmq/compression",
+    "allocate", "membership", "orderly", "listener", "lag", "rocketmq/wire/acl", "rocketmq/wire/admin_requests",
+    "rocketmq/backoff", "rocketmq/wire/codes", "rocketmq/wire/frame", "rocketmq/wire/group_requests",
+    "rocketmq/wire/fastjson", "rocketmq/wire/request", "rocketmq/wire/message_requests", "rocketmq/wire/route",
+    "rocketmq/stored", "rocketmq/exact", "rocketmq/walk", "rocketmq/slots", "rocketmq/decode",
+    "rocketmq/decode_properties", "rocketmq/encode", "rocketmq/properties", "rocketmq/compression",
 )  # fmt: skip
 
 

@@ -22,9 +22,9 @@ from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
 from orderedmq.process_queue import PULL_MAX_IDLE
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.codes import RequestCode
 from orderedmq.rocketmq.connection import Connection
 from orderedmq.rocketmq.puller import Puller
+from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.stored_messages import Stored, text
 from tests.unit.rocketmq_peer import Link
 from tests.unit.test_rocketmq_client import Cluster

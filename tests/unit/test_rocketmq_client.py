@@ -18,13 +18,13 @@ import pytest
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import client as client_module
-from orderedmq.rocketmq.admin_requests import delete_topic_in_nameserver
 from orderedmq.rocketmq.client import Client, parse_nameservers
-from orderedmq.rocketmq.codes import RequestCode
 from orderedmq.rocketmq.connection import Connection
-from orderedmq.rocketmq.frame import RemotingCommand
-from orderedmq.rocketmq.group_requests import update_consumer_offset
-from orderedmq.rocketmq.requests import max_offset, send
+from orderedmq.rocketmq.wire.admin_requests import delete_topic_in_nameserver
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.group_requests import update_consumer_offset
+from orderedmq.rocketmq.wire.message_requests import max_offset, send
 from tests.unit.rocketmq_peer import Link, Peer, Script, soon, until
 
 QUEUE = MessageQueue("T", "a", 0)
@@ -599,7 +599,7 @@ def test_a_child_makes_connections_of_its_own(cluster: Cluster, to: Callable[...
 
 
 def test_secrets_are_in_no_repr() -> None:
-    from orderedmq.rocketmq.acl import Credentials
+    from orderedmq.rocketmq.wire.acl import Credentials
 
     with Client("h:1", credentials=Credentials("ak", "my-secret")) as client:
         assert "my-secret" not in repr(client)

@@ -23,13 +23,13 @@ import pytest
 
 from orderedmq.errors import OptionError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.acl import Credentials, signature
-from orderedmq.rocketmq.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
 from orderedmq.rocketmq.connection import Connection, Pending
-from orderedmq.rocketmq.frame import RemotingCommand, encode
-from orderedmq.rocketmq.group_requests import update_consumer_offset
-from orderedmq.rocketmq.requests import max_offset, pull, send
 from orderedmq.rocketmq.transport import TlsOptions, connect, parse_address
+from orderedmq.rocketmq.wire.acl import Credentials, signature
+from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
+from orderedmq.rocketmq.wire.group_requests import update_consumer_offset
+from orderedmq.rocketmq.wire.message_requests import max_offset, pull, send
 from tests.unit.rocketmq_peer import Link, Peer, Script, answer, soon, until
 
 QUEUE = MessageQueue("T", "a", 0)
@@ -728,7 +728,7 @@ def test_a_process_ends_with_connections_open(serve: Callable[..., Peer]) -> Non
     code = (
         "import sys, time\n"
         "from orderedmq.rocketmq.connection import Connection\n"
-        "from orderedmq.rocketmq.requests import max_offset\n"
+        "from orderedmq.rocketmq.wire.message_requests import max_offset\n"
         "from orderedmq.model import MessageQueue\n"
         "c = Connection.open(sys.argv[1], time.monotonic() + 10)\n"
         "print(c.call(max_offset(MessageQueue('T', 'a', 8)), time.monotonic() + 10))\n"

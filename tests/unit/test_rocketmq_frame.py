@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
-from orderedmq.rocketmq.codes import VERSION, LanguageCode
-from orderedmq.rocketmq.frame import MAX_SENT_FRAME, FrameDecoder, RemotingCommand, encode, encode_parts
+from orderedmq.rocketmq.wire.codes import VERSION, LanguageCode
+from orderedmq.rocketmq.wire.frame import MAX_SENT_FRAME, FrameDecoder, RemotingCommand, encode, encode_parts
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -16,8 +16,8 @@ from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import locks, members
 from orderedmq.rocketmq.dead_letter_topic import key_of
-from orderedmq.rocketmq.group_requests import TopicSubscription
 from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
+from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 #: What a Java 5.3.3 client answered, less what is not looked at.

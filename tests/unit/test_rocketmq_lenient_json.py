@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
-from orderedmq.rocketmq.lenient_json import MAX_DEPTH, field, loads, loads_object
+from orderedmq.rocketmq.wire.fastjson import MAX_DEPTH, field, loads, loads_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -17,8 +17,8 @@ from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
 from orderedmq.rocketmq.puller import IN_FLIGHT, Puller
-from orderedmq.rocketmq.requests import PullResult, PullStatus
 from orderedmq.rocketmq.search import first_at
+from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from tests.stored_messages import Stored
 
 QUEUE = MessageQueue("orders", "broker-a", 3)

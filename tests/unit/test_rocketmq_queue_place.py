@@ -12,10 +12,10 @@ from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
 from orderedmq.rocketmq.bookmarks import ENTRIES, Entry
-from orderedmq.rocketmq.codes import RequestCode
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing
-from orderedmq.rocketmq.request import Request
 from orderedmq.rocketmq.stamp import Writer
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.request import Request
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 TIMING = Timing()

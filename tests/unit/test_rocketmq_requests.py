@@ -24,31 +24,31 @@ from orderedmq.errors import (
     TopicError,
 )
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import admin_requests, group_requests, requests
-from orderedmq.rocketmq.acl import Credentials, signature, signed
 from orderedmq.rocketmq.backoff import CONNECT, RETRY, Backoff
-from orderedmq.rocketmq.codes import RequestCode, ResponseCode
-from orderedmq.rocketmq.frame import FrameDecoder, RemotingCommand, encode
-from orderedmq.rocketmq.group_requests import TopicSubscription
-from orderedmq.rocketmq.request import Request
-from orderedmq.rocketmq.requests import PullStatus, SendStatus
+from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
+from orderedmq.rocketmq.wire.acl import Credentials, signature, signed
+from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
+from orderedmq.rocketmq.wire.group_requests import TopicSubscription
+from orderedmq.rocketmq.wire.message_requests import PullStatus, SendStatus
+from orderedmq.rocketmq.wire.request import Request
 
 QUEUE = MessageQueue("T", "a", 3)
 #: Each request, and the fields that its header class in RocketMQ marks CFNotNull.
 REQUESTS: list[tuple[Request[Any], str]] = [
-    (requests.topic_route("T"), "topic"),
-    (requests.cluster_info(), ""),
-    (requests.topic_list(), ""),
-    (requests.send(QUEUE, b"x", "", group="g", born=1), "a b c d e f g h"),
-    (requests.send(QUEUE, b"x", "", group="g", born=1, batch=True), "a b c d e f g h"),
-    (requests.send_back(QUEUE, "g", 5, delay_level=-1), "offset group delayLevel"),
-    (requests.pull(QUEUE, "g", 7, 32),
+    (message_requests.topic_route("T"), "topic"),
+    (message_requests.cluster_info(), ""),
+    (message_requests.topic_list(), ""),
+    (message_requests.send(QUEUE, b"x", "", group="g", born=1), "a b c d e f g h"),
+    (message_requests.send(QUEUE, b"x", "", group="g", born=1, batch=True), "a b c d e f g h"),
+    (message_requests.send_back(QUEUE, "g", 5, delay_level=-1), "offset group delayLevel"),
+    (message_requests.pull(QUEUE, "g", 7, 32),
      "consumerGroup topic queueId queueOffset maxMsgNums sysFlag commitOffset suspendTimeoutMillis subVersion"),
-    (requests.view_message("T", 5), "offset"),
-    (requests.max_offset(QUEUE), "topic queueId"),
-    (requests.min_offset(QUEUE), "topic queueId"),
-    (requests.search_offset(QUEUE, 5), "topic queueId timestamp"),
-    (requests.earliest_store_time(QUEUE), "topic queueId"),
+    (message_requests.view_message("T", 5), "offset"),
+    (message_requests.max_offset(QUEUE), "topic queueId"),
+    (message_requests.min_offset(QUEUE), "topic queueId"),
+    (message_requests.search_offset(QUEUE, 5), "topic queueId timestamp"),
+    (message_requests.earliest_store_time(QUEUE), "topic queueId"),
     (group_requests.consumer_offset("g", QUEUE), "consumerGroup topic queueId"),
     (group_requests.update_consumer_offset("g", QUEUE, 5), "consumerGroup topic queueId commitOffset"),
     (group_requests.heartbeat("me", "g", [TopicSubscription("T")], version=1), ""),
@@ -144,7 +144,7 @@ def test_any_answer_is_read_or_a_protocol_error(request: Request[Any], ext: dict
 )
 def test_what_codes_mean(code: int, remark: str | None, kind: type[OrderedMQError], condition: str, retriable: bool) -> None:
     with pytest.raises(kind) as caught:
-        answer(requests.max_offset(QUEUE), code, remark)
+        answer(message_requests.max_offset(QUEUE), code, remark)
     assert caught.value.condition == condition
     assert caught.value.retriable is retriable
     if isinstance(caught.value, RocketMQUnavailableError):
@@ -153,7 +153,7 @@ def test_what_codes_mean(code: int, remark: str | None, kind: type[OrderedMQErro
 
 def test_a_refused_permission_names_resource_and_code() -> None:
     with pytest.raises(RocketMQError) as caught:
-        answer(requests.pull(QUEUE, "billing", 0, 32), 16, "denied")
+        answer(message_requests.pull(QUEUE, "billing", 0, 32), 16, "denied")
     assert all(text in caught.value.message for text in ("topic 'T'", "group 'billing'", "code 16", "denied", "secretKey"))
 
 
@@ -165,7 +165,7 @@ def test_trap_17_a_code_that_a_server_does_not_know_has_an_error_of_its_own() ->
 
 
 def test_trap_4_and_5_a_pull_says_where_to_go_on_and_what_the_bounds_are() -> None:
-    pull = requests.pull(QUEUE, "g", 7, 1000)
+    pull = message_requests.pull(QUEUE, "g", 7, 1000)
     ext: dict[str, Any] = {"nextBeginOffset": "39", "minOffset": "2", "maxOffset": "100", "suggestWhichBrokerId": "1"}
     found = answer(pull, 0, body=b"messages", **ext)
     assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (PullStatus.FOUND, 39, 2, 100)
@@ -180,25 +180,25 @@ def test_trap_4_and_5_a_pull_says_where_to_go_on_and_what_the_bounds_are() -> No
 @pytest.mark.parametrize("text", ["", " 1", "1_0", "\u0661", "1.0", "+1", "0x1", "9223372036854775808", "1" * 30])
 def test_a_number_is_what_java_writes(text: str) -> None:
     with pytest.raises(ProtocolError):
-        answer(requests.max_offset(QUEUE), offset=text)
-    assert answer(requests.max_offset(QUEUE), offset="9223372036854775807") == 2**63 - 1
-    assert answer(requests.earliest_store_time(QUEUE), timestamp="-1") == -1
+        answer(message_requests.max_offset(QUEUE), offset=text)
+    assert answer(message_requests.max_offset(QUEUE), offset="9223372036854775807") == 2**63 - 1
+    assert answer(message_requests.earliest_store_time(QUEUE), timestamp="-1") == -1
 
 
 def test_flags_of_a_pull() -> None:
-    flags = {name: requests.pull(QUEUE, "g", 0, 1, **more).ext["sysFlag"] for name, more in (
+    flags = {name: message_requests.pull(QUEUE, "g", 0, 1, **more).ext["sysFlag"] for name, more in (
         ("plain", {}), ("suspend", {"suspend": 15.0}), ("commit", {"commit_offset": 0}),
     )}  # fmt: skip
     assert flags == {"plain": "4", "suspend": "6", "commit": "5"}
 
 
 def test_trap_6_a_suspended_pull_is_answered_later_than_asked() -> None:
-    assert requests.pull(QUEUE, "g", 0, 1, suspend=1.5).ext["suspendTimeoutMillis"] == "1500"
-    assert requests.HOLD_SWEEP == 5.0
+    assert message_requests.pull(QUEUE, "g", 0, 1, suspend=1.5).ext["suspendTimeoutMillis"] == "1500"
+    assert message_requests.HOLD_SWEEP == 5.0
 
 
 def test_trap_13_code_and_field_of_a_batch_agree() -> None:
-    single, batch = (requests.send(QUEUE, b"x", "p", group="g", born=1, batch=batch) for batch in (False, True))
+    single, batch = (message_requests.send(QUEUE, b"x", "p", group="g", born=1, batch=batch) for batch in (False, True))
     assert (single.code, single.ext["m"]) == (RequestCode.SEND_MESSAGE_V2, "false")
     assert (batch.code, batch.ext["m"]) == (RequestCode.SEND_BATCH_MESSAGE, "true")
     assert not single.repeatable
@@ -206,18 +206,18 @@ def test_trap_13_code_and_field_of_a_batch_agree() -> None:
 
 
 def test_a_send_names_no_template_by_which_a_broker_makes_a_missing_topic() -> None:
-    assert requests.send(QUEUE, b"x", "", group="g", born=1).ext["c"] == QUEUE.topic
+    assert message_requests.send(QUEUE, b"x", "", group="g", born=1).ext["c"] == QUEUE.topic
 
 
 def test_a_body_without_a_byte_is_not_sent() -> None:
     with pytest.raises(MessageError) as caught:
-        requests.send(QUEUE, b"", "", group="g", born=1)
+        message_requests.send(QUEUE, b"", "", group="g", born=1)
     assert caught.value.sub == "NULL_BODY"
 
 
 @pytest.mark.parametrize("status", SendStatus)
 def test_a_message_that_waits_for_disk_or_slave_is_stored(status: SendStatus) -> None:
-    send = requests.send(QUEUE, b"x", "", group="g", born=1)
+    send = message_requests.send(QUEUE, b"x", "", group="g", born=1)
     result = answer(send, status.value, queueId="3", queueOffset="12", msgId="AB,CD")
     assert (result.status, result.queue_id, result.queue_offset, result.message_id) == (status, 3, 12, "AB,CD")
 

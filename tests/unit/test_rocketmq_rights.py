@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import rights
-from orderedmq.rocketmq.codes import RequestCode, ResponseCode
-from orderedmq.rocketmq.frame import RemotingCommand
-from orderedmq.rocketmq.request import refusal
-from orderedmq.rocketmq.requests import pull
-from orderedmq.rocketmq.rights import Refusal, Right
+from orderedmq.rocketmq.wire import rights
+from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.message_requests import pull
+from orderedmq.rocketmq.wire.request import refusal
+from orderedmq.rocketmq.wire.rights import Refusal, Right
 
 #: As brokers of 5.3.3 and 4.9.7 say it.
 SECOND = "User:reader has no permission to access {} from 127.0.0.1, no matched policies."

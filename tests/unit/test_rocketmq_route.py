@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError, RocketMQError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.route import BrokerData, Route, parse_cluster, parse_route, parse_topics, user_topics
+from orderedmq.rocketmq.wire.route import BrokerData, Route, parse_cluster, parse_route, parse_topics, user_topics
 
 
 def queue_data(broker: str, read: int = 2, write: int = 2, perm: int = 6) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.codes import RequestCode
-from orderedmq.rocketmq.frame import RemotingCommand
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
 from tests.unit.rocketmq_peer import Link, Peer
 
 

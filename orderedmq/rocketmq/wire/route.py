@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from orderedmq.errors import ProtocolError, RocketMQError
 from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq.codes import MASTER_ID
-from orderedmq.rocketmq.frame import Bytes
-from orderedmq.rocketmq.lenient_json import field, loads_object
+from orderedmq.rocketmq.wire.codes import MASTER_ID
+from orderedmq.rocketmq.wire.fastjson import field, loads_object
+from orderedmq.rocketmq.wire.frame import Bytes
 
 _READ: Final = 4
 _WRITE: Final = 2

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from orderedmq.model import DEAD_LETTER_PREFIX
-from orderedmq.rocketmq.codes import RequestCode
+from orderedmq.rocketmq.wire.codes import RequestCode
 
 Kind = Literal["Topic", "Group", "Cluster"]
 Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from orderedmq.errors import ProtocolError
-from orderedmq.rocketmq.codes import FLAG_ONEWAY, FLAG_RESPONSE, VERSION, LanguageCode, SerializeType
+from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, VERSION, LanguageCode, SerializeType
 
 #: Bytes of a whole frame above which a server drops the connection without a word (``com.rocketmq.remoting.frameMaxLength``).
 MAX_SENT_FRAME: Final = 16 * 1024 * 1024

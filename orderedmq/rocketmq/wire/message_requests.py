@@ -14,10 +14,10 @@ from typing import Final
 from orderedmq.errors import MessageError
 from orderedmq.filters import ALL, Filter
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import route
-from orderedmq.rocketmq.codes import RequestCode, ResponseCode
-from orderedmq.rocketmq.frame import Bytes, RemotingCommand
-from orderedmq.rocketmq.request import Request, nothing, number
+from orderedmq.rocketmq.wire import route
+from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
+from orderedmq.rocketmq.wire.request import Request, nothing, number
 
 #: The topic whose settings a topic gets that is made by a send (TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC).
 DEFAULT_TOPIC: Final = "TBW102"

@@ -16,12 +16,12 @@ from orderedmq.errors import ProtocolError
 from orderedmq.filters import ALL, canonical, tags_of
 from orderedmq.key_hash import java_string_hash
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.codes import RequestCode, ResponseCode
-from orderedmq.rocketmq.frame import Bytes, RemotingCommand
-from orderedmq.rocketmq.lenient_json import field, loads_object
-from orderedmq.rocketmq.request import Request, nothing, number
-from orderedmq.rocketmq.requests import text
-from orderedmq.rocketmq.route import strings
+from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.fastjson import field, loads_object
+from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
+from orderedmq.rocketmq.wire.message_requests import text
+from orderedmq.rocketmq.wire.request import Request, nothing, number
+from orderedmq.rocketmq.wire.route import strings
 
 _SUCCESS = ResponseCode.SUCCESS
 #: What a broker answers for a member that is not there, that does not know the question, or that gave no answer in time.

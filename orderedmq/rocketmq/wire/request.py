@@ -18,9 +18,9 @@ from orderedmq.errors import (
     RocketMQUnavailableError,
     TopicError,
 )
-from orderedmq.rocketmq import rights
-from orderedmq.rocketmq.codes import RequestCode, ResponseCode
-from orderedmq.rocketmq.frame import Bytes, RemotingCommand
+from orderedmq.rocketmq.wire import rights
+from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 
 T = TypeVar("T")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 
 from orderedmq.errors import ProtocolError
-from orderedmq.rocketmq.codes import RequestCode
-from orderedmq.rocketmq.frame import RemotingCommand
-from orderedmq.rocketmq.lenient_json import field, loads_object
-from orderedmq.rocketmq.request import Request, nothing
-from orderedmq.rocketmq.requests import DEFAULT_TOPIC, text
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.fastjson import field, loads_object
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.message_requests import DEFAULT_TOPIC, text
+from orderedmq.rocketmq.wire.request import Request, nothing
 
 
 def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
