@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from orderedmq.errors import aged_out, unreadable
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.decode import decode
-from orderedmq.rocketmq.exact import Unreadable
+from orderedmq.rocketmq.codec.decode import decode
+from orderedmq.rocketmq.codec.row_decoder import Unreadable
 
 #: Bytes that a stored message has besides its body, about.
 _OVERHEAD: Final = 300

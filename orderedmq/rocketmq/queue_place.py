@@ -29,8 +29,8 @@ from orderedmq.rocketmq import access
 from orderedmq.rocketmq.backoff import Backoff
 from orderedmq.rocketmq.bookmarks import Bookmarks, Entry
 from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.connection import Connection
-from orderedmq.rocketmq.encode import SendBody
 from orderedmq.rocketmq.lookback import PROBE
 from orderedmq.rocketmq.queue_writer import Start
 from orderedmq.rocketmq.stamp import COLUMNS, Writer, found, lock_place

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
 from orderedmq.model import SINK_REQUEST, MessageQueue
-from orderedmq.rocketmq.encode import SendBody, encode
+from orderedmq.rocketmq.codec.encode import SendBody, encode
+from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.lookback import Ledger, Lookback
-from orderedmq.rocketmq.message_id import UniqueKeys
 from orderedmq.rocketmq.receipts import QueueReport, pack
 from orderedmq.rocketmq.stamp import Writer, found
 

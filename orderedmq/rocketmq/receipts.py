@@ -14,8 +14,8 @@ import numpy as np
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.rocketmq.codec.gather import Int64s
 from orderedmq.rocketmq.lookback import KEPT
-from orderedmq.rocketmq.slots import Int64s
 
 
 @dataclass(frozen=True)

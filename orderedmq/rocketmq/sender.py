@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.encode import SendBody, encode
-from orderedmq.rocketmq.message_id import UniqueKeys
+from orderedmq.rocketmq.codec.encode import SendBody, encode
+from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.puller import Puller
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rows import normalise

@@ -16,11 +16,11 @@ from functools import partial
 import pyarrow as pa
 
 from orderedmq.model import DEFAULT_COLUMNS
-from orderedmq.rocketmq.decode import decode
-from orderedmq.rocketmq.encode import encode
-from orderedmq.rocketmq.exact import Wanted, decode_exactly
-from orderedmq.rocketmq.message_id import UniqueKeys
-from orderedmq.rocketmq.properties import format_properties
+from orderedmq.rocketmq.codec.decode import decode
+from orderedmq.rocketmq.codec.encode import encode
+from orderedmq.rocketmq.codec.message_id import UniqueKeys
+from orderedmq.rocketmq.codec.properties import format_properties
+from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
 from tests.stored_messages import Stored, usual
 
 RESPONSE = 32

@@ -108,7 +108,7 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, worlds: list[World], mon
     until(lambda: len(world.log.queues(world.topic)) == 6)
     world.queues = world.log.queues(world.topic)
     fill(world, 3000)
-    monkeypatch.setattr("orderedmq.rocketmq.encode.TARGET_BYTES", 2000)
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 2000)
     restarts: list[threading.Thread] = []
 
     def kill() -> None:

@@ -21,7 +21,7 @@ import pytest
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.encode import SendBody
+from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.outbox import RocketMQStaging
 from orderedmq.rocketmq.queue_place import RocketMQQueue
 from orderedmq.rocketmq.receipts import parse_token
@@ -71,7 +71,7 @@ def quick_network(quick: World) -> Iterator[Network]:
 
 @pytest.fixture
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.encode.TARGET_BYTES", 2000)
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 2000)
 
 
 def current(network: Network) -> list[Connection]:

@@ -20,8 +20,8 @@ from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQ
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.codec.stored_message import parse_all, parse_stored
 from orderedmq.rocketmq.servers import Cluster
-from orderedmq.rocketmq.stored import parse_all, parse_stored
 from orderedmq.rocketmq.transport import TlsOptions
 from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups

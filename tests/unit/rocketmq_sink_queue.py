@@ -14,9 +14,9 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq import receipts
+from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.codec.properties import parse_properties
 from orderedmq.rocketmq.contested import settle
-from orderedmq.rocketmq.encode import SendBody
-from orderedmq.rocketmq.properties import parse_properties
 from orderedmq.rocketmq.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.receipts import Token, Verdict, judge, parse_token
 from orderedmq.rocketmq.stamp import COLUMNS, Writer

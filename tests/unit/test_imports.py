@@ -19,8 +19,9 @@ PURE = (
     "allocate", "membership", "orderly", "listener", "lag", "rocketmq/wire/acl", "rocketmq/wire/admin_requests",
     "rocketmq/backoff", "rocketmq/wire/codes", "rocketmq/wire/frame", "rocketmq/wire/group_requests",
     "rocketmq/wire/fastjson", "rocketmq/wire/request", "rocketmq/wire/message_requests", "rocketmq/wire/route",
-    "rocketmq/stored", "rocketmq/exact", "rocketmq/walk", "rocketmq/slots", "rocketmq/decode",
-    "rocketmq/decode_properties", "rocketmq/encode", "rocketmq/properties", "rocketmq/compression",
+    "rocketmq/codec/stored_message", "rocketmq/codec/row_decoder", "rocketmq/codec/record_scan", "rocketmq/codec/gather",
+    "rocketmq/codec/decode", "rocketmq/codec/decode_properties", "rocketmq/codec/encode", "rocketmq/codec/properties",
+    "rocketmq/codec/compression",
 )  # fmt: skip
 
 

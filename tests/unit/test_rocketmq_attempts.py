@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import RocketMQError, SinkError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import encode, lookback, queue_writer, receipts, stamp
+from orderedmq.rocketmq import lookback, queue_writer, receipts, stamp
+from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.lookback import KEPT, Ledger, Lookback
 from orderedmq.rocketmq.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.receipts import QueueReport, Token, Verdict, judge, parse_token

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from orderedmq.errors import ProtocolError, SchemaError
 from orderedmq.key_hash import java_string_hash
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA, select_schema
-from orderedmq.rocketmq import decode
-from orderedmq.rocketmq.decode import MAX_OFFSET
-from orderedmq.rocketmq.exact import Unreadable, Wanted, decode_exactly
+from orderedmq.rocketmq.codec import decode
+from orderedmq.rocketmq.codec.decode import MAX_OFFSET
+from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from tests.stored_messages import INNER, ODD, PLAIN, V2, Stored, inner, text, usual
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())

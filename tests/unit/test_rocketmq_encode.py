@@ -20,10 +20,10 @@ from orderedmq.model import (
     RESERVED_PROPERTIES,
     is_reserved,
 )
-from orderedmq.rocketmq import encode as module
-from orderedmq.rocketmq.encode import SendBody, encode
-from orderedmq.rocketmq.properties import BROKERS_SHARE, MAX_SENT_BYTES, parse_properties
-from orderedmq.rocketmq.stored import parse_batch
+from orderedmq.rocketmq.codec import encode as module
+from orderedmq.rocketmq.codec.encode import SendBody, encode
+from orderedmq.rocketmq.codec.properties import BROKERS_SHARE, MAX_SENT_BYTES, parse_properties
+from orderedmq.rocketmq.codec.stored_message import parse_batch
 from orderedmq.rows import normalise
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
@@ -230,9 +230,9 @@ def test_a_message_that_is_too_large_for_a_batch_goes_alone(size: int) -> None:
 
 
 def test_each_message_says_with_which_row_its_request_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.encode.TARGET_BYTES", 1000)
-    monkeypatch.setattr("orderedmq.rocketmq.encode.MAX_BATCH_BYTES", 3000)
-    monkeypatch.setattr("orderedmq.rocketmq.encode.GROUP_ROWS", 30)
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 1000)
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.MAX_BATCH_BYTES", 3000)
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.GROUP_ROWS", 30)
     rows = batch(
         body=[b"x" * (5000 if number == 20 else number % 300) for number in range(100)], tags=[str(n) for n in range(100)]
     )

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from orderedmq.model import PRODUCER_SCHEMA
 from orderedmq.rocketmq import stamp
+from orderedmq.rocketmq.codec.properties import format_properties
 from orderedmq.rocketmq.lookback import KEPT, Lookback
-from orderedmq.rocketmq.properties import format_properties
 from orderedmq.rocketmq.stamp import Found, Writer, digests, found, sink_name
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of
 

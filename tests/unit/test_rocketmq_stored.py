@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from orderedmq.errors import MessageError, ProtocolError
 from orderedmq.model import MESSAGE_SCHEMA
-from orderedmq.rocketmq import compression
-from orderedmq.rocketmq.exact import Unreadable, Wanted, decode_exactly
-from orderedmq.rocketmq.message_id import (
+from orderedmq.rocketmq.codec import compression
+from orderedmq.rocketmq.codec.message_id import (
     UniqueKeys,
     month_start,
     offset_message_id,
@@ -27,8 +26,9 @@ from orderedmq.rocketmq.message_id import (
     parse_unique_key,
     unique_key_time,
 )
-from orderedmq.rocketmq.properties import MAX_SENT_BYTES, format_properties, parse_properties
-from orderedmq.rocketmq.stored import crc32, parse_all, parse_batch, parse_stored
+from orderedmq.rocketmq.codec.properties import MAX_SENT_BYTES, format_properties, parse_properties
+from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
+from orderedmq.rocketmq.codec.stored_message import crc32, parse_all, parse_batch, parse_stored
 from tests.stored_messages import INNER, ODD, V2, Stored, compress, inner, text
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())

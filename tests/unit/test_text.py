@@ -25,9 +25,9 @@ from orderedmq.key_hash import java_string_hash
 from orderedmq.listener import ConsumeOrderlyContext, call_listener, dead_letter_properties
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
-from orderedmq.rocketmq import decode
-from orderedmq.rocketmq.decode import MAX_OFFSET
-from orderedmq.rocketmq.exact import Wanted, decode_exactly
+from orderedmq.rocketmq.codec import decode
+from orderedmq.rocketmq.codec.decode import MAX_OFFSET
+from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
 from orderedmq.rows import normalise
 from orderedmq.sharding_key import hashed_keys
 from orderedmq.text import is_text, text_of, valid

@@ -14,11 +14,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from orderedmq.model import RETRY_PREFIX, select_schema
-from orderedmq.rocketmq import properties as names
-from orderedmq.rocketmq.compression import BodyError, decompress
-from orderedmq.rocketmq.message_id import offset_message_id
-from orderedmq.rocketmq.properties import parse_properties
-from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP, StoredMessage, crc32, malformed, parse_all, parse_batch
+from orderedmq.rocketmq.codec import properties as names
+from orderedmq.rocketmq.codec.compression import BodyError, decompress
+from orderedmq.rocketmq.codec.message_id import offset_message_id
+from orderedmq.rocketmq.codec.properties import parse_properties
+from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP, StoredMessage, crc32, malformed, parse_all, parse_batch
 from orderedmq.text import TEXTS, is_text, text_of
 
 #: The most bytes of bodies after which a batch of rows is given out.

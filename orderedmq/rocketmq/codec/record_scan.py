@@ -12,8 +12,8 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from orderedmq.rocketmq.slots import Bytes, Int64s, all_equal_to, at_every_byte
-from orderedmq.rocketmq.stored import (
+from orderedmq.rocketmq.codec.gather import Bytes, Int64s, all_equal_to, at_every_byte
+from orderedmq.rocketmq.codec.stored_message import (
     BORN_HOST_V6,
     IPV4_HOST,
     IPV6_HOST,

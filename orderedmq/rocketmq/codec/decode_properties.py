@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.model import PROPERTIES_TYPE
-from orderedmq.rocketmq.properties import NAME_END, VALUE_END
-from orderedmq.rocketmq.slots import Bytes, Int64s, all_equal_to, contents, equal_to, gather
+from orderedmq.rocketmq.codec.gather import Bytes, Int64s, all_equal_to, contents, equal_to, gather
+from orderedmq.rocketmq.codec.properties import NAME_END, VALUE_END
 from orderedmq.text import valid
 
 _NAME_END: Final = NAME_END[0]

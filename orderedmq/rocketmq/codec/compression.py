@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.model import MAX_BODY_BYTES
-from orderedmq.rocketmq.stored import COMPRESSION_MASK, COMPRESSION_SHIFT
+from orderedmq.rocketmq.codec.stored_message import COMPRESSION_MASK, COMPRESSION_SHIFT
 
 #: Four times what a broker takes by default. More is taken for a bomb: a few hundred bytes of zstd can stand for gigabytes.
 MAX_BYTES: Final = 4 * MAX_BODY_BYTES

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from orderedmq.errors import MessageError
 from orderedmq.model import MAX_BODY_BYTES, is_reserved
-from orderedmq.rocketmq import properties as names
-from orderedmq.rocketmq.slots import Int64s, contents
+from orderedmq.rocketmq.codec import properties as names
+from orderedmq.rocketmq.codec.gather import Int64s, contents
 from orderedmq.rows import reserved
 
 #: A request ends behind the message with which it would grow larger than this.

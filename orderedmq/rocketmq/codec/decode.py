@@ -2,7 +2,7 @@
 
 Rules: pure. Join the responses of many pulls before they are decoded: arrays have a fixed cost that some dozens of messages
 repay, and 16k messages repay best. What is as usual (V1 records of one topic with the same kinds of hosts and orderly properties;
-bodies may be compressed) is decoded by columns; anything else by the exact path, which decides what is right (exact.py).
+bodies may be compressed) is decoded by columns; anything else by the exact path, which decides what is right (row_decoder.py).
 Rows are in the order of the responses; a pull may answer with fewer messages than were asked for, and with gaps where messages
 were filtered out, so where to read next is the response's nextBeginOffset, not the last row's offset + 1.
 """
@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
-from orderedmq.rocketmq import properties as names
-from orderedmq.rocketmq.compression import BodyError, decompress
-from orderedmq.rocketmq.decode_properties import columns_of, find_entries, maps_of
-from orderedmq.rocketmq.exact import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
-from orderedmq.rocketmq.message_id import fixed_strings, hex_digits
-from orderedmq.rocketmq.slots import Bytes, gather
-from orderedmq.rocketmq.stored import COMPRESSED, UNWRAP
-from orderedmq.rocketmq.walk import Walked, positions, walk
+from orderedmq.rocketmq.codec import properties as names
+from orderedmq.rocketmq.codec.compression import BodyError, decompress
+from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of
+from orderedmq.rocketmq.codec.gather import Bytes, gather
+from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
+from orderedmq.rocketmq.codec.record_scan import Walked, positions, walk
+from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
+from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP
 from orderedmq.text import text_of
 
 MIN_OFFSET: Final = 0

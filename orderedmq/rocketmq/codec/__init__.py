@@ -1,0 +1,1 @@
+"""Messages as RocketMQ stores them, to and from Arrow columns. Pure."""
