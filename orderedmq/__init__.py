@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from orderedmq.connections import connect
     from orderedmq.java import prepare_spark
     from orderedmq.producer import Producer
-    from orderedmq.rocketmq.transport import TlsOptions
+    from orderedmq.rocketmq.net.transport import TlsOptions
     from orderedmq.rocketmq.wire.acl import Credentials
 
 __version__ = "0.1.0"
@@ -28,7 +28,7 @@ _HOMES = {
     "Producer": "orderedmq.producer",
     "prepare_spark": "orderedmq.java",
     "Credentials": "orderedmq.rocketmq.wire.acl",
-    "TlsOptions": "orderedmq.rocketmq.transport",
+    "TlsOptions": "orderedmq.rocketmq.net.transport",
 }
 
 

@@ -11,7 +11,7 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 
 if TYPE_CHECKING:
-    from orderedmq.rocketmq.transport import TlsOptions
+    from orderedmq.rocketmq.net.transport import TlsOptions
     from orderedmq.rocketmq.wire.acl import Credentials
 
 

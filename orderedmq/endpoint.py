@@ -15,7 +15,7 @@ from orderedmq.option_values import conflict, invalid, parse_bool, parse_path
 from orderedmq.options import DEFAULT_DIRECTORY, Given
 
 if TYPE_CHECKING:
-    from orderedmq.rocketmq.transport import TlsOptions
+    from orderedmq.rocketmq.net.transport import TlsOptions
     from orderedmq.rocketmq.wire.acl import Credentials
 
 #: Options of an account, and the variables of the environment from which the command takes them: everyone on a machine sees arguments.
@@ -90,7 +90,7 @@ def _tls(given: Given) -> TlsOptions | None:
         return None
     if given.has("tlsCertPath") != given.has("tlsKeyPath"):
         raise OptionError("MISSING", "options tlsCertPath and tlsKeyPath belong together; set both, or neither")
-    from orderedmq.rocketmq.transport import TlsOptions
+    from orderedmq.rocketmq.net.transport import TlsOptions
 
     return TlsOptions(
         given.optional("tlsTrustCertPath", parse_path),
@@ -103,7 +103,7 @@ def _tls(given: Given) -> TlsOptions | None:
 
 
 def _addresses(text: str, option: str) -> str:
-    from orderedmq.rocketmq.client import parse_nameservers
+    from orderedmq.rocketmq.net.client import parse_nameservers
 
     try:
         return ";".join(parse_nameservers(text))

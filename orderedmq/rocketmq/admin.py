@@ -14,9 +14,9 @@ from typing import Final, NoReturn
 from orderedmq.broker import Keep, QueueInfo, TopicInfo
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, topic_exists
 from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets

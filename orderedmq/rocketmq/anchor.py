@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 from orderedmq.errors import ProtocolError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codec.stored_message import parse_stored
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.message_requests import PullStatus
 

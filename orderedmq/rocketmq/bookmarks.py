@@ -24,8 +24,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.asking import ask_queues
-from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.stamp import Writer, bookmark_group, sink_mark
 from orderedmq.rocketmq.wire import admin_requests, message_requests
 from orderedmq.rocketmq.wire.group_requests import consumer_offset, update_consumer_offset

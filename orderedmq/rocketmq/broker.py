@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, Self
 from orderedmq.broker import ROCKETMQ, Capabilities
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.log import RocketMQLog
-from orderedmq.rocketmq.transport import TlsOptions
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.transport import TlsOptions
 from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.route import ClusterInfo
 

@@ -23,11 +23,11 @@ from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.listener import dead_letter_id
 from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
 from orderedmq.reading import Reading
-from orderedmq.rocketmq import access
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rows import normalise
 

@@ -18,10 +18,10 @@ from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, 
 from orderedmq.lock import LOCK_LIFE
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import locks
-from orderedmq.rocketmq.asking import ask_queues
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.presence import Directory
 from orderedmq.rocketmq.stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests

@@ -22,8 +22,8 @@ from typing import Final
 
 from orderedmq.errors import GroupError, LockError, OffsetError, OrderedMQError, RocketMQError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq.asking import ask_queues, ask_servers, existing
-from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.fan_out import ask_queues, ask_servers, existing
 from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand

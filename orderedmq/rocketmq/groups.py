@@ -33,13 +33,13 @@ from orderedmq.lock import Client as Identity
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import locks
-from orderedmq.rocketmq.asking import lock_queues, unlock_queues
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.dead_letter_topic import DeadLetterTopic
 from orderedmq.rocketmq.group_offsets import TIMEOUT, GroupOffsets, soon
 from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
 from orderedmq.rocketmq.locks import lock_name
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
 from orderedmq.rocketmq.presence import Directory, Presence
 
 #: Seconds for asking a broker for locks: a lock that is asked for too long is lost meanwhile.

@@ -22,11 +22,11 @@ from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.pulls import pulls
 from orderedmq.reading import USUAL, Reading
-from orderedmq.rocketmq import access
 from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
-from orderedmq.rocketmq.asking import ask_queues, existing
-from orderedmq.rocketmq.client import NAMESERVER_TIMEOUT, Client
-from orderedmq.rocketmq.connection import Pending
+from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
+from orderedmq.rocketmq.net.connection import Pending
+from orderedmq.rocketmq.net.fan_out import ask_queues, existing
 from orderedmq.rocketmq.pulled import TAIL_LOSS
 from orderedmq.rocketmq.puller import Puller
 from orderedmq.rocketmq.search import first_at

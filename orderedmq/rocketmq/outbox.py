@@ -26,11 +26,12 @@ from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
-from orderedmq.rocketmq import access, locks
+from orderedmq.rocketmq import locks
 from orderedmq.rocketmq.bookmarks import Bookmarks
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.contested import settle
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing, given_up
 from orderedmq.rocketmq.queue_writer import QueueWriter
 from orderedmq.rocketmq.receipts import QueueReport, Token, judge, left_over, parse_token, ranges, taken

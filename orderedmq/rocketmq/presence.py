@@ -20,11 +20,11 @@ from orderedmq.lock import LockToken
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import members
-from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.connection import Connection
 from orderedmq.rocketmq.group_offsets import soon
 from orderedmq.rocketmq.locks import is_ours
 from orderedmq.rocketmq.members import HeldQueue, Info
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire import group_requests
 from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand

@@ -38,9 +38,9 @@ from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
 from orderedmq.reading import USUAL, Reading
-from orderedmq.rocketmq.backoff import RETRY
-from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.connection import Connection, Pending
+from orderedmq.rocketmq.net.backoff import RETRY
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.connection import Connection, Pending
 from orderedmq.rocketmq.pulled import TAIL_LOSS, average, bounded, decoded, once, unbroken
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import MASTER_ID

@@ -25,13 +25,13 @@ from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQU
 from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
-from orderedmq.rocketmq import access
-from orderedmq.rocketmq.backoff import Backoff
 from orderedmq.rocketmq.bookmarks import Bookmarks, Entry
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.connection import Connection
 from orderedmq.rocketmq.lookback import PROBE
+from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.net.backoff import Backoff
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.queue_writer import Start
 from orderedmq.rocketmq.stamp import COLUMNS, Writer, found, lock_place
 from orderedmq.rocketmq.wire import message_requests, rights

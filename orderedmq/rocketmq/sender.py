@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.puller import Puller
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rows import normalise

@@ -24,9 +24,9 @@ from orderedmq.lock import Client as Identity
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.holdings import Holding, Holdings
 from orderedmq.rocketmq.locks import lock_names
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.route import user_topics

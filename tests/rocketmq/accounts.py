@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.codes import RequestCode

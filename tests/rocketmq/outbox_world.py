@@ -14,9 +14,9 @@ import pytest
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.outbox import RocketMQOutbox
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing
 from orderedmq.rocketmq.servers import Cluster

@@ -25,8 +25,8 @@ from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.jars import DEFAULT_VERSION
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups

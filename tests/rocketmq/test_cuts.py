@@ -19,7 +19,7 @@ import pytest
 
 import orderedmq
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
-from orderedmq.rocketmq.connection import Connection
+from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
 from orderedmq.rocketmq.wire.request import Request

@@ -17,9 +17,9 @@ from orderedmq.errors import TopicError
 from orderedmq.membership import Subscription, refuse
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.dead_letter_topic import key_of
 from orderedmq.rocketmq.group_offsets import soon
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests, group_requests

@@ -25,8 +25,8 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.producer import Producer
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.sender import Sender
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import message_requests

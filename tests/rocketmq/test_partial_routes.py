@@ -28,8 +28,8 @@ from orderedmq.producer import Producer
 from orderedmq.rocketmq import groups as groups_module
 from orderedmq.rocketmq import log as log_module
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.group_offsets import GroupOffsets
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests

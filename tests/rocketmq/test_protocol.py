@@ -19,10 +19,10 @@ import pytest
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.codec.stored_message import parse_all, parse_stored
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.transport import TlsOptions
 from orderedmq.rocketmq.servers import Cluster
-from orderedmq.rocketmq.transport import TlsOptions
 from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests

@@ -23,7 +23,7 @@ from ordered_source.columns import full_schema
 from ordered_source.reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.lock import LockToken
-from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import group_requests, message_requests

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PURE = (
     "model", "errors", "offsets", "process_queue", "lock", "ownership", "selector", "sharding_key", "rows", "micro_batch",
     "allocate", "membership", "orderly", "listener", "lag", "rocketmq/wire/acl", "rocketmq/wire/admin_requests",
-    "rocketmq/backoff", "rocketmq/wire/codes", "rocketmq/wire/frame", "rocketmq/wire/group_requests",
+    "rocketmq/net/backoff", "rocketmq/wire/codes", "rocketmq/wire/frame", "rocketmq/wire/group_requests",
     "rocketmq/wire/fastjson", "rocketmq/wire/request", "rocketmq/wire/message_requests", "rocketmq/wire/route",
     "rocketmq/codec/stored_message", "rocketmq/codec/row_decoder", "rocketmq/codec/record_scan", "rocketmq/codec/gather",
     "rocketmq/codec/decode", "rocketmq/codec/decode_properties", "rocketmq/codec/encode", "rocketmq/codec/properties",

@@ -17,9 +17,9 @@ import pytest
 
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import client as client_module
-from orderedmq.rocketmq.client import Client, parse_nameservers
-from orderedmq.rocketmq.connection import Connection
+from orderedmq.rocketmq.net import client as client_module
+from orderedmq.rocketmq.net.client import Client, parse_nameservers
+from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire.admin_requests import delete_topic_in_nameserver
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand

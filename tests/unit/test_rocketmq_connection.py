@@ -23,8 +23,8 @@ import pytest
 
 from orderedmq.errors import OptionError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.connection import Connection, Pending
-from orderedmq.rocketmq.transport import TlsOptions, connect, parse_address
+from orderedmq.rocketmq.net.connection import Connection, Pending
+from orderedmq.rocketmq.net.transport import TlsOptions, connect, parse_address
 from orderedmq.rocketmq.wire.acl import Credentials, signature
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
@@ -727,7 +727,7 @@ def test_a_child_says_nothing_on_its_parents_tls_connection(serve: Callable[...,
 def test_a_process_ends_with_connections_open(serve: Callable[..., Peer]) -> None:
     code = (
         "import sys, time\n"
-        "from orderedmq.rocketmq.connection import Connection\n"
+        "from orderedmq.rocketmq.net.connection import Connection\n"
         "from orderedmq.rocketmq.wire.message_requests import max_offset\n"
         "from orderedmq.model import MessageQueue\n"
         "c = Connection.open(sys.argv[1], time.monotonic() + 10)\n"

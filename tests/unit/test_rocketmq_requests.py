@@ -24,7 +24,7 @@ from orderedmq.errors import (
     TopicError,
 )
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.backoff import CONNECT, RETRY, Backoff
+from orderedmq.rocketmq.net.backoff import CONNECT, RETRY, Backoff
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
 from orderedmq.rocketmq.wire.acl import Credentials, signature, signed
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from orderedmq.rocketmq.client import Client
 from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from tests.unit.rocketmq_peer import Link, Peer

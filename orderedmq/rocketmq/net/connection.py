@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
-from orderedmq.rocketmq.transport import Stuck, Transport, connect
+from orderedmq.rocketmq.net.transport import Stuck, Transport, connect
 from orderedmq.rocketmq.wire.acl import Credentials, signed
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts

@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, TopicError
-from orderedmq.rocketmq.backoff import CONNECT, RETRY
-from orderedmq.rocketmq.connection import Connection, PushHandler
-from orderedmq.rocketmq.transport import TlsOptions, parse_address
+from orderedmq.rocketmq.net.backoff import CONNECT, RETRY
+from orderedmq.rocketmq.net.connection import Connection, PushHandler
+from orderedmq.rocketmq.net.transport import TlsOptions, parse_address
 from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.message_requests import cluster_info, topic_list, topic_route

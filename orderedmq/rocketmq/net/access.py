@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import group_requests, message_requests, rights
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.rights import Refusal, Right

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.client import Client, attempt
-from orderedmq.rocketmq.connection import Connection, Pending
+from orderedmq.rocketmq.net.client import Client, attempt
+from orderedmq.rocketmq.net.connection import Connection, Pending
 from orderedmq.rocketmq.wire import group_requests
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import Route
