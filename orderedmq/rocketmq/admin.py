@@ -15,7 +15,7 @@ from orderedmq.broker import Keep, QueueInfo, TopicInfo
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, topic_exists
 from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
 from orderedmq.rocketmq.group_admin import GroupAdmin
-from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 from orderedmq.broker import ROCKETMQ, Capabilities
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
-from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.transport import TlsOptions
 from orderedmq.rocketmq.wire.acl import Credentials

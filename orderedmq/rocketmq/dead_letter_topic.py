@@ -25,7 +25,7 @@ from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPER
 from orderedmq.reading import Reading
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
-from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests, rights

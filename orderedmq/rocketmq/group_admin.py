@@ -19,7 +19,7 @@ from orderedmq.lock import LOCK_LIFE
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq import locks
 from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
-from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.presence import Directory

@@ -37,7 +37,7 @@ from orderedmq.rocketmq.dead_letter_topic import DeadLetterTopic
 from orderedmq.rocketmq.group_offsets import TIMEOUT, GroupOffsets, soon
 from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
 from orderedmq.rocketmq.locks import lock_name
-from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
 from orderedmq.rocketmq.presence import Directory, Presence

@@ -29,7 +29,7 @@ from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rocketmq import locks
 from orderedmq.rocketmq.bookmarks import Bookmarks
 from orderedmq.rocketmq.contested import settle
-from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing, given_up

@@ -28,8 +28,8 @@ from orderedmq.broker import Broker
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import JavaError, ServersError
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
+from orderedmq.rocketmq.messages.puller import IN_FLIGHT
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.puller import IN_FLIGHT
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import message_requests
 from tests.bench import latency

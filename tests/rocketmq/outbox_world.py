@@ -15,7 +15,7 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.outbox import RocketMQOutbox
 from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing

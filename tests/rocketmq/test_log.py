@@ -25,9 +25,9 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.producer import Producer
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.sender import Sender
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
@@ -336,7 +336,7 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
             return send(*arguments, **more)  # type: ignore[arg-type]
 
         monkeypatch.setattr(Sender, "_settle_and_look", spy)
-        monkeypatch.setattr("orderedmq.rocketmq.sender.requests.send", lossy)
+        monkeypatch.setattr("orderedmq.rocketmq.messages.sender.requests.send", lossy)
         cuts: list[Future[None]] = []
         with ThreadPoolExecutor(1) as pool:
             for number in range(3):
@@ -351,7 +351,7 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
 
 def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it goes on it still finds the request that was given up."""
-    monkeypatch.setattr("orderedmq.rocketmq.sender._SEND_TIMEOUT", 0.5)
+    monkeypatch.setattr("orderedmq.rocketmq.messages.sender._SEND_TIMEOUT", 0.5)
     gave_up = threading.Event()
     look, send = Sender._settle_and_look, message_requests.send
 
@@ -365,7 +365,7 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
         return send(*arguments, **more)
 
     monkeypatch.setattr(Sender, "_settle_and_look", looking)
-    monkeypatch.setattr("orderedmq.rocketmq.sender.requests.send", sent)
+    monkeypatch.setattr("orderedmq.rocketmq.messages.sender.requests.send", sent)
     with ThreadPoolExecutor(1) as pool:
         for number in range(2):
             gave_up.clear()

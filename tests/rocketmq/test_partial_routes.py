@@ -26,9 +26,9 @@ from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 from orderedmq.producer import Producer
 from orderedmq.rocketmq import groups as groups_module
-from orderedmq.rocketmq import log as log_module
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group_offsets import GroupOffsets
+from orderedmq.rocketmq.messages import log as log_module
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster

@@ -8,7 +8,7 @@ from ordered_source.data_loss import ended, judged
 from orderedmq.broker import QueueBounds
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.log import RocketMQLog
+from orderedmq.rocketmq.messages.log import RocketMQLog
 
 QUEUE = MessageQueue("orders", "a", 0)
 AT = QueueBounds(10, 30)

@@ -21,9 +21,9 @@ from orderedmq.errors import DataLossError, RocketMQUnavailableError, aged_out, 
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
 from orderedmq.process_queue import PULL_MAX_IDLE
+from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
-from orderedmq.rocketmq.puller import Puller
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.stored_messages import Stored, text
 from tests.unit.rocketmq_peer import Link

@@ -16,8 +16,8 @@ from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, Rocke
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
-from orderedmq.rocketmq.puller import IN_FLIGHT, Puller
-from orderedmq.rocketmq.search import first_at
+from orderedmq.rocketmq.messages.offset_search import first_at
+from orderedmq.rocketmq.messages.puller import IN_FLIGHT, Puller
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from tests.stored_messages import Stored
 
@@ -177,7 +177,7 @@ def test_many_pulls_are_on_their_way_once_the_brokers_limit_is_known(broker: Fak
 
 
 def test_what_a_broker_gives_at_once_is_learned_anew(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.puller._LEARNED", 0.0)
+    monkeypatch.setattr("orderedmq.rocketmq.messages.puller._LEARNED", 0.0)
     puller = puller_of(broker)
     for limit in (8, 32, 1024, 2):
         broker.limit = limit

@@ -38,10 +38,10 @@ from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
 from orderedmq.reading import USUAL, Reading
+from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average, bounded, decoded, once, unbroken
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection, Pending
-from orderedmq.rocketmq.pulled import TAIL_LOSS, average, bounded, decoded, once, unbroken
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus

@@ -22,15 +22,15 @@ from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.pulls import pulls
 from orderedmq.reading import USUAL, Reading
-from orderedmq.rocketmq.anchor import anchor_before, holds, parse_anchor
+from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
+from orderedmq.rocketmq.messages.offset_search import first_at
+from orderedmq.rocketmq.messages.puller import Puller
+from orderedmq.rocketmq.messages.sender import Sender
+from orderedmq.rocketmq.messages.topic_anchor import anchor_before, holds, parse_anchor
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing
-from orderedmq.rocketmq.pulled import TAIL_LOSS
-from orderedmq.rocketmq.puller import Puller
-from orderedmq.rocketmq.search import first_at
-from orderedmq.rocketmq.sender import Sender
 from orderedmq.rocketmq.wire import group_requests, message_requests, rights
 from orderedmq.rocketmq.wire.route import Route, user_topics
 

@@ -21,8 +21,8 @@ from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
+from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.puller import Puller
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rows import normalise
 
