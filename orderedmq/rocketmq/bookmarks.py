@@ -48,7 +48,7 @@ def _mark_place(queue: MessageQueue) -> MessageQueue:
 
 #: Seconds for a question with all its retries: a broker may be about to start again.
 TIMEOUT: Final = 60.0
-#: Under this queue id a topic has the mark; see group_offsets.py.
+#: Under this queue id a topic has the mark; see offsets.py.
 MARKS: Final = 1 << 22
 #: Other ids that no queue has.
 ENTRIES: Final = 1 << 23

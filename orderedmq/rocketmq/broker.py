@@ -22,7 +22,7 @@ from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.route import ClusterInfo
 
 if TYPE_CHECKING:
-    from orderedmq.rocketmq.groups import RocketMQGroups
+    from orderedmq.rocketmq.group.groups import RocketMQGroups
     from orderedmq.rocketmq.outbox import RocketMQOutbox
 
 #: Seconds for a question to the nameservers.
@@ -89,7 +89,7 @@ class RocketMQBroker:
 
     @cached_property
     def groups(self) -> RocketMQGroups:
-        from orderedmq.rocketmq.groups import RocketMQGroups
+        from orderedmq.rocketmq.group.groups import RocketMQGroups
 
         return RocketMQGroups(self._checked, self.log)
 

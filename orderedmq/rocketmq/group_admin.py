@@ -1,6 +1,6 @@
 """The groups' part of the Admin protocol over a cluster.
 
-A broker does not tell who has a lock, so what is known of locks is what members say (members.py). Whether a queue is locked at all is found
+A broker does not tell who has a lock, so what is known of locks is what members say (running_info.py). Whether a queue is locked at all is found
 out by asking for it: a seek takes the locks of the queues that it sets, so that nobody enters half-way, and gives them back.
 """
 
@@ -17,12 +17,12 @@ from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError, in_use
 from orderedmq.lock import LOCK_LIFE
 from orderedmq.model import RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq import locks
-from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
+from orderedmq.rocketmq.group import lock_rules
+from orderedmq.rocketmq.group.membership import Directory
+from orderedmq.rocketmq.group.offsets import GroupOffsets, soon
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import ask_queues
-from orderedmq.rocketmq.presence import Directory
 from orderedmq.rocketmq.stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 
@@ -68,7 +68,7 @@ class GroupAdmin:
         return sorted(name for name in found if name not in _SYSTEM_GROUPS and not name.startswith(_SYSTEM_PREFIX))
 
     def _require(self, group: str) -> None:
-        locks.check_name(group)
+        lock_rules.check_name(group)
         if group not in self._every_group():
             raise GroupError("MISSING", f"no consumer group {group!r} in this cluster (orderedmq group list shows all)")
 
@@ -87,7 +87,7 @@ class GroupAdmin:
         return {queue: found[queue] for queue in sorted(found) if queue in there}
 
     def members(self, group: str) -> list[MemberInfo]:
-        locks.check_name(group)
+        lock_rules.check_name(group)
         ids, brokers = self._directory.everywhere(group), self._directory.masters()
         found = self._directory.members(group, ids, brokers, None)
         now = time.time()
@@ -119,7 +119,7 @@ class GroupAdmin:
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
         """As the protocol has it. A query that lives loses the queues when it next looks: at a commit, or at a renewal within 20 s."""
-        locks.check_name(group)
+        lock_rules.check_name(group)
         bounds = self._log.bounds(list(offsets))
         for queue, offset in offsets.items():
             if queue not in bounds:
@@ -134,7 +134,7 @@ class GroupAdmin:
 
     def require_unused(self, group: str) -> None:
         """As the protocol has it, and for locks of clients that are no members, too: those are found out by asking for them."""
-        locks.check_name(group)
+        lock_rules.check_name(group)
         queues = list(self.group_offsets(group)) if group in self.groups() else []
         with self._alone(group, queues, force=False):
             pass
@@ -180,7 +180,7 @@ class GroupAdmin:
         ids = self._directory.everywhere(group)
         if not force and ids:
             raise self._in_use(group, ids, ())
-        for name in {name for client_id in ids for name in locks.lock_names(client_id)}:
+        for name in {name for client_id in ids for name in lock_rules.lock_names(client_id)}:
             self._unlock(group, name, queues)
         name = _probe()
         granted = self._lock(group, name, queues)

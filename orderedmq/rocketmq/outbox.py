@@ -26,9 +26,9 @@ from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
-from orderedmq.rocketmq import locks
 from orderedmq.rocketmq.bookmarks import Bookmarks
 from orderedmq.rocketmq.contested import settle
+from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
@@ -65,7 +65,7 @@ class RocketMQOutbox:
     def open(self, batch: SinkBatch, partition: int) -> RocketMQStaging:
         """Raises GroupError BAD_NAME."""
         if batch.group is not None:
-            locks.check_name(batch.group)
+            lock_rules.check_name(batch.group)
         return RocketMQStaging(self._client, self._log, batch, partition, self._timing)
 
     def publish(

@@ -24,8 +24,8 @@ from orderedmq.lock import Client as Identity
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.holdings import Holding, Holdings
-from orderedmq.rocketmq.locks import lock_names
+from orderedmq.rocketmq.group.held_locks import Holding, Holdings
+from orderedmq.rocketmq.group.lock_rules import lock_names
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests, group_requests

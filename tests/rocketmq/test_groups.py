@@ -17,8 +17,8 @@ from orderedmq.errors import TopicError
 from orderedmq.membership import Subscription, refuse
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.dead_letter_topic import key_of
-from orderedmq.rocketmq.group_offsets import soon
+from orderedmq.rocketmq.group.dead_letter_topic import key_of
+from orderedmq.rocketmq.group.offsets import soon
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.probe import ask
 from orderedmq.rocketmq.servers import Cluster

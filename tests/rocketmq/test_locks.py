@@ -25,7 +25,7 @@ from ordered_source.task import QueuePartition
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 from orderedmq.offsets import Checkpoint, ranges
-from orderedmq.rocketmq.groups import BELIEVED
+from orderedmq.rocketmq.group.groups import BELIEVED
 from orderedmq.rocketmq.servers import Cluster
 from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
 
@@ -325,7 +325,7 @@ def test_a_lock_that_another_got_while_the_broker_was_anew_is_lost(usual: World)
 
 
 def test_a_broker_that_is_away_costs_no_lock_until_the_trust_is_over(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.groups._RENEW_TIMEOUT", 0.5)
+    monkeypatch.setattr("orderedmq.rocketmq.group.groups._RENEW_TIMEOUT", 0.5)
     me = usual.broker.groups.join("me")
     tokens = usual.lock(usual.broker, me)
     usual.cluster.broker.kill()

@@ -25,9 +25,9 @@ from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 from orderedmq.producer import Producer
-from orderedmq.rocketmq import groups as groups_module
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.group_offsets import GroupOffsets
+from orderedmq.rocketmq.group import groups as groups_module
+from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.messages import log as log_module
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.probe import ask

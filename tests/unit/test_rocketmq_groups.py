@@ -14,9 +14,9 @@ from orderedmq.errors import GroupError, ProtocolError
 from orderedmq.lock import LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import locks, members
-from orderedmq.rocketmq.dead_letter_topic import key_of
-from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
+from orderedmq.rocketmq.group import lock_rules, running_info
+from orderedmq.rocketmq.group.dead_letter_topic import key_of
+from orderedmq.rocketmq.group.held_locks import Holding, Holdings, by_broker, by_group
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -40,40 +40,40 @@ def token(client_id: str = "c", epoch: int = 2, queue: MessageQueue = QUEUE) -> 
 
 @given(st.text())
 def test_runs_of_a_query_have_one_name_for_locks_and_ids_of_their_own(owner: str) -> None:
-    one, two = locks.new_client(owner), locks.new_client(owner)
+    one, two = lock_rules.new_client(owner), lock_rules.new_client(owner)
     assert one.owner == owner
     assert one.client_id != two.client_id
-    assert locks.is_ours(one.client_id)
-    assert locks.query_of(one.client_id) == locks.query_of(two.client_id) == locks.query_name(owner)
+    assert lock_rules.is_ours(one.client_id)
+    assert lock_rules.query_of(one.client_id) == lock_rules.query_of(two.client_id) == lock_rules.query_name(owner)
     assert one.client_id.isascii()
     assert one.client_id.isprintable()
     assert len(one.client_id) < 255
-    assert locks.query_of("10.0.0.1@12#34") == "10.0.0.1@12#34"
+    assert lock_rules.query_of("10.0.0.1@12#34") == "10.0.0.1@12#34"
 
 
 @given(st.text(), st.text())
 def test_two_queries_have_two_names(one: str, other: str) -> None:
-    assert (locks.query_name(one) == locks.query_name(other)) == (one == other)
+    assert (lock_rules.query_name(one) == lock_rules.query_name(other)) == (one == other)
 
 
 def test_a_query_takes_its_own_name_as_long_as_no_other_run_is_there() -> None:
-    mine, again, other = (locks.new_client(owner).client_id for owner in ("a", "a", "b"))
-    assert locks.alone(mine, [])
-    assert locks.alone(mine, [mine, other, "10.0.0.1@12#34"])
-    assert not locks.alone(mine, [mine, again])
+    mine, again, other = (lock_rules.new_client(owner).client_id for owner in ("a", "a", "b"))
+    assert lock_rules.alone(mine, [])
+    assert lock_rules.alone(mine, [mine, other, "10.0.0.1@12#34"])
+    assert not lock_rules.alone(mine, [mine, again])
 
 
 def test_an_epoch_tells_under_which_name_a_lock_is() -> None:
-    client_id = locks.new_client("a").client_id
-    assert locks.lock_name(client_id, 4) == locks.query_name("a")
-    assert locks.lock_name(client_id, 5) == client_id
-    assert set(locks.lock_names(client_id)) == {client_id, locks.query_name("a")}
-    assert locks.lock_names("10.0.0.1@12#34") == ("10.0.0.1@12#34",)
+    client_id = lock_rules.new_client("a").client_id
+    assert lock_rules.lock_name(client_id, 4) == lock_rules.query_name("a")
+    assert lock_rules.lock_name(client_id, 5) == client_id
+    assert set(lock_rules.lock_names(client_id)) == {client_id, lock_rules.query_name("a")}
+    assert lock_rules.lock_names("10.0.0.1@12#34") == ("10.0.0.1@12#34",)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**60), st.booleans()), max_size=50))
 def test_epochs_grow_lie_above_the_fence_and_keep_their_kind(asked: list[tuple[int, bool]]) -> None:
-    epochs, last = locks.Epochs(), time.time_ns() // 1000 - 1
+    epochs, last = lock_rules.Epochs(), time.time_ns() // 1000 - 1
     for fence, alone in asked:
         epoch = epochs.next(fence, alone=alone)
         assert epoch > max(fence, last)
@@ -84,8 +84,8 @@ def test_epochs_grow_lie_above_the_fence_and_keep_their_kind(asked: list[tuple[i
 @pytest.mark.parametrize("name", ["", "a b", "x" * 121, "x" * 200])
 def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
     with pytest.raises(GroupError, match="BAD_NAME"):
-        locks.check_name(name)
-    locks.check_name("x" * 120)
+        lock_rules.check_name(name)
+    lock_rules.check_name("x" * 120)
 
 
 # -- holdings ---------------------------------------------------------------------------------------------------------------------
@@ -167,14 +167,20 @@ def test_tokens_by_group_and_broker() -> None:
 def test_a_member_of_ours_comes_back_as_it_is(
     owner: str, topics: str, strategy: str | None, room: str | None, joined: int
 ) -> None:
-    client = locks.new_client(owner)
+    client = lock_rules.new_client(owner)
     member = Member(
-        owner, client.client_id, Subscription("shared", topics, strategy), joined, members.now(), room, members.MEMBER_LIFE
+        owner,
+        client.client_id,
+        Subscription("shared", topics, strategy),
+        joined,
+        running_info.now(),
+        room,
+        running_info.MEMBER_LIFE,
     )
     has = token(client.client_id)
-    info = members.decode(client.client_id, members.encode(member, [], [(has, 12.5)], 1))
+    info = running_info.decode(client.client_id, running_info.encode(member, [], [(has, 12.5)], 1))
     assert info.member == member
-    assert info.held == (members.HeldQueue(QUEUE, 12.5, 2, 2),)
+    assert info.held == (running_info.HeldQueue(QUEUE, 12.5, 2, 2),)
 
 
 @pytest.mark.parametrize(
@@ -187,10 +193,10 @@ def test_a_member_of_ours_comes_back_as_it_is(
     ],
 )
 def test_a_java_consumer_says_what_it_reads_how_and_what_it_holds(java: bytes, ours: str) -> None:
-    info = members.decode("10.0.0.1@12#34", JAVA % java)
+    info = running_info.decode("10.0.0.1@12#34", JAVA % java)
     assert info.member.subscription == Subscription("shared", "orders", ours)
     assert info.member.joined == 1795284828828000
-    assert info.held == (members.HeldQueue(QUEUE._replace(queue_id=0), 1795284830.736),)
+    assert info.held == (running_info.HeldQueue(QUEUE._replace(queue_id=0), 1795284830.736),)
 
 
 @pytest.mark.parametrize(
@@ -204,13 +210,13 @@ def test_a_java_consumer_says_what_it_reads_how_and_what_it_holds(java: bytes, o
     ],
 )
 def test_a_strangers_filter_is_compared_by_what_it_means(read: list[tuple[str, str, str]], filter_: str, kind: str) -> None:
-    found = members.subscription_of([TopicSubscription(*one) for one in read], "AVG")
+    found = running_info.subscription_of([TopicSubscription(*one) for one in read], "AVG")
     assert (found.filter, found.filter_type) == (filter_, kind)
 
 
 def test_a_heartbeat_says_the_filter_but_not_of_retries() -> None:
     wanted = Subscription("shared", "bills,orders", "AVG", "a > 5", "SQL92")
-    assert members.subscriptions("g", ["bills", "orders"], wanted) == [
+    assert running_info.subscriptions("g", ["bills", "orders"], wanted) == [
         TopicSubscription("bills", "a > 5", "SQL92"),
         TopicSubscription("orders", "a > 5", "SQL92"),
         TopicSubscription("%RETRY%g"),
@@ -222,14 +228,14 @@ def test_a_heartbeat_says_the_filter_but_not_of_retries() -> None:
 )
 def test_what_cannot_be_read_is_said(body: bytes) -> None:
     with pytest.raises(ProtocolError):
-        members.decode(locks.new_client("a").client_id, body)
+        running_info.decode(lock_rules.new_client("a").client_id, body)
 
 
 def test_who_does_not_answer_is_taken_to_agree() -> None:
     mine = Subscription("shared", "orders", "AVG")
-    client_id = locks.new_client("a").client_id
-    assert members.unknown(client_id, mine).subscription == mine
-    assert members.unknown("10.0.0.1@12#34", None).subscription.topics == ""
+    client_id = lock_rules.new_client("a").client_id
+    assert running_info.unknown(client_id, mine).subscription == mine
+    assert running_info.unknown("10.0.0.1@12#34", None).subscription.topics == ""
 
 
 @pytest.mark.parametrize(
@@ -247,20 +253,20 @@ def test_a_stranger_names_topics_where_ours_have_a_pattern(
     text: str, topics: list[str], read: str, agrees: bool, strategy: str | None
 ) -> None:
     mine = Subscription("shared", text, "AVG")
-    stranger = Member("java", "10.0.0.1@12#34", Subscription("shared", read, strategy), 1, members.now())
-    assert (members.agreeing(stranger, mine, topics).subscription == mine) == agrees
+    stranger = Member("java", "10.0.0.1@12#34", Subscription("shared", read, strategy), 1, running_info.now())
+    assert (running_info.agreeing(stranger, mine, topics).subscription == mine) == agrees
     by_circle = replace(stranger, subscription=Subscription("shared", read, "AVG_BY_CIRCLE"))
-    assert members.agreeing(by_circle, mine, topics).subscription.strategy == "AVG_BY_CIRCLE"
-    assert members.agreeing(stranger, None, topics) == stranger
+    assert running_info.agreeing(by_circle, mine, topics).subscription.strategy == "AVG_BY_CIRCLE"
+    assert running_info.agreeing(stranger, None, topics) == stranger
 
 
 def test_ours_agree_by_the_pattern_while_one_has_not_listed_a_new_topic_yet() -> None:
     mine = Subscription("shared", "or.*", "AVG")
-    other = Member("q", locks.new_client("q").client_id, mine, 1, members.now())
+    other = Member("q", lock_rules.new_client("q").client_id, mine, 1, running_info.now())
     for topics in (["orders"], ["orders", "orders-2"]):
-        assert members.agreeing(other, mine, topics).subscription == mine
+        assert running_info.agreeing(other, mine, topics).subscription == mine
     named = replace(other, subscription=Subscription("shared", "orders", "AVG"))
-    assert members.agreeing(named, mine, ["orders"]).subscription != mine
+    assert running_info.agreeing(named, mine, ["orders"]).subscription != mine
 
 
 @pytest.mark.parametrize(
@@ -278,7 +284,7 @@ def test_ours_agree_by_the_pattern_while_one_has_not_listed_a_new_topic_yet() ->
     ],
 )
 def test_topics_of_a_subscription(text: str, found: list[str]) -> None:
-    assert members.topics_of(text, ["orders", "bills", "%DLQ%g", "%RETRY%g"]) == found
+    assert running_info.topics_of(text, ["orders", "bills", "%DLQ%g", "%RETRY%g"]) == found
 
 
 def test_the_key_of_a_dead_letter_is_its_identity() -> None:

@@ -248,7 +248,7 @@ def _connection(fields: Any) -> ConsumerConnection:
 def running_info(group: str, client_id: str) -> Request[Bytes | None]:
     """What a member tells about itself, handed on by a broker (307); None when it is not there, or does not answer.
 
-    It is a ConsumerRunningInfo, see orderedmq.rocketmq.members. A broker waits 10 s for a member that was stopped.
+    It is a ConsumerRunningInfo, see orderedmq.rocketmq.group.running_info. A broker waits 10 s for a member that was stopped.
     """
     return Request(
         RequestCode.GET_CONSUMER_RUNNING_INFO,

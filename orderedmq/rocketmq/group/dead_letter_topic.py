@@ -24,7 +24,7 @@ from orderedmq.listener import dead_letter_id
 from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
 from orderedmq.reading import Reading
 from orderedmq.rocketmq.codec.encode import SendBody, encode
-from orderedmq.rocketmq.group_offsets import GroupOffsets, soon
+from orderedmq.rocketmq.group.offsets import GroupOffsets, soon
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client

@@ -20,7 +20,7 @@ from orderedmq.filters import ALL, canonical
 from orderedmq.lock import Instant, LockToken
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq.locks import is_ours, query_of
+from orderedmq.rocketmq.group.lock_rules import is_ours, query_of
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import Bytes
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription, topic_subscription

@@ -2,7 +2,7 @@
 
 A broker keeps (group, topic, queue id) → number and does not ask whether the queue exists, so beside the offsets of a queue there is room:
 
-- the *fence* of a queue, under its id plus FENCES (locks.py says what it is for);
+- the *fence* of a queue, under its id plus FENCES (lock_rules.py says what it is for);
 - the *reset number* of a group, at every broker, under RESETS of the group's own retry topic.
 
 A sink's group has its mark there (bookmarks.MARKS).

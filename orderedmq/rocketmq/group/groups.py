@@ -1,6 +1,6 @@
 """The Groups protocol over a cluster: members, queue locks and group offsets.
 
-What locks mean is in locks.py, where numbers are kept in group_offsets.py, who is a member in presence.py. The locks that were granted to
+What locks mean is in lock_rules.py, where numbers are kept in offsets.py, who is a member in membership.py. The locks that were granted to
 clients of this process are known here, with when they were last confirmed; a token that comes from elsewhere (a task's, from the driver)
 is verified at the brokers.
 
@@ -32,15 +32,15 @@ from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, R
 from orderedmq.lock import Client as Identity
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import locks
-from orderedmq.rocketmq.dead_letter_topic import DeadLetterTopic
-from orderedmq.rocketmq.group_offsets import TIMEOUT, GroupOffsets, soon
-from orderedmq.rocketmq.holdings import Holding, Holdings, by_broker, by_group
-from orderedmq.rocketmq.locks import lock_name
+from orderedmq.rocketmq.group import lock_rules
+from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
+from orderedmq.rocketmq.group.held_locks import Holding, Holdings, by_broker, by_group
+from orderedmq.rocketmq.group.lock_rules import lock_name
+from orderedmq.rocketmq.group.membership import Directory, Presence
+from orderedmq.rocketmq.group.offsets import TIMEOUT, GroupOffsets, soon
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
-from orderedmq.rocketmq.presence import Directory, Presence
 
 #: Seconds for asking a broker for locks: a lock that is asked for too long is lost meanwhile.
 _LOCK_TIMEOUT: Final = 15.0
@@ -63,7 +63,7 @@ class RocketMQGroups:
         self._offsets = GroupOffsets(client)
         self._letters = DeadLetterTopic(client, log, self._offsets)
         self._directory = Directory(client)
-        self._epochs = locks.Epochs()
+        self._epochs = lock_rules.Epochs()
         self._present: dict[str, Presence] = {}
         self._own: set[str] = set()  # Clients of this process, also those that have left.
         self._holdings = Holdings()
@@ -80,7 +80,7 @@ class RocketMQGroups:
     # -- clients and members
 
     def join(self, owner: str) -> Identity:
-        identity = locks.new_client(owner)
+        identity = lock_rules.new_client(owner)
         self._present[identity.client_id] = Presence(self._client, identity, self._held)
         self._own.add(identity.client_id)
         return identity
@@ -102,7 +102,7 @@ class RocketMQGroups:
 
         Raises GroupError DISAGREES or MISSING; see `Presence.beat`.
         """
-        locks.check_name(group)
+        lock_rules.check_name(group)
         presence = self._present.get(client.client_id)
         # Who has left does not come back by a heartbeat that was on its way.
         if presence is not None:
@@ -114,7 +114,7 @@ class RocketMQGroups:
         return presence is not None and presence.cut_off()
 
     def members(self, group: str) -> list[Member]:
-        locks.check_name(group)
+        lock_rules.check_name(group)
         own: dict[str, Member] = {}
         brokers: list[str] = []
         topics: list[str] = []
@@ -148,7 +148,7 @@ class RocketMQGroups:
 
         Raises RocketMQUnavailableError, and has none of the queues that it did not have before.
         """
-        locks.check_name(group)
+        lock_rules.check_name(group)
         if not queues:
             return {}
         asked = time.monotonic()
@@ -156,7 +156,7 @@ class RocketMQGroups:
         if (presence := self._present.get(client.client_id)) is not None:
             presence.also_at(group, brokers)
         ids = self._directory.ids(group, brokers)
-        alone = locks.alone(client.client_id, [*ids, *self._holdings.clients(group)])
+        alone = lock_rules.alone(client.client_id, [*ids, *self._holdings.clients(group)])
         known = {queue: self._holdings.get(group, queue, client.client_id) for queue in queues}
         names = {
             queue: holding.name if holding is not None else lock_name(client.client_id, 0 if alone else 1)
@@ -382,7 +382,7 @@ class RocketMQGroups:
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """As the protocol has it; a repeat is recognised among the last letters (dead_letter_topic.LOOK_BACK)."""
         if self._stale([token]):
-            raise locks.lost(token, f"{len(offsets)} of its messages were put aside", self.trust)
+            raise lock_rules.lost(token, f"{len(offsets)} of its messages were put aside", self.trust)
         return self._letters.put(token.group, token.queue, letters, offsets)
 
     def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
@@ -393,7 +393,7 @@ class RocketMQGroups:
                     "INVALID", f"{offset} is no offset of queue {token.queue} for group {token.group!r}; offsets begin at 0"
                 )
         for token in self._stale(list(offsets)):
-            raise locks.lost(token, f"its offset {offsets[token]} was {doing}", self.trust)
+            raise lock_rules.lost(token, f"its offset {offsets[token]} was {doing}", self.trust)
 
     def _brokers_of(self, queues: Sequence[MessageQueue]) -> list[str]:
         """The addresses of queues' brokers, by name, as far as they are there."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orderedmq.lock import HOLDER_TRUST, LockToken
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.locks import lock_name
+from orderedmq.rocketmq.group.lock_rules import lock_name
 
 
 @dataclass

@@ -19,10 +19,10 @@ from orderedmq.lock import Client as Identity
 from orderedmq.lock import LockToken
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq import members
-from orderedmq.rocketmq.group_offsets import soon
-from orderedmq.rocketmq.locks import is_ours
-from orderedmq.rocketmq.members import HeldQueue, Info
+from orderedmq.rocketmq.group import running_info
+from orderedmq.rocketmq.group.lock_rules import is_ours
+from orderedmq.rocketmq.group.offsets import soon
+from orderedmq.rocketmq.group.running_info import HeldQueue, Info
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire import group_requests
@@ -80,20 +80,20 @@ class Presence:
         when no broker can be reached.
         """
         deadline = soon(_TIMEOUT)
-        names = members.topics_of(subscription.topics, self._client.topics(deadline))
+        names = running_info.topics_of(subscription.topics, self._client.topics(deadline))
         brokers = _masters(self._client, names, deadline)
         before = self._groups.get(group)
         if before is None or before.member.subscription != subscription:
             directory.refuse_strangers(group, subscription, names, brokers)
-        now = members.now()
+        now = running_info.now()
         joined = before.member.joined if before is not None else int(time.time() * 1_000_000)
         member = Member(
-            self.identity.owner, self.identity.client_id, subscription, joined, now, room, members.MEMBER_LIFE, name
+            self.identity.owner, self.identity.client_id, subscription, joined, now, room, running_info.MEMBER_LIFE, name
         )
         said = group_requests.heartbeat(
             self.identity.client_id,
             group,
-            topics := members.subscriptions(group, names, subscription),
+            topics := running_info.subscriptions(group, names, subscription),
             version=self._version,
         )
         # Before it is said: others ask at once.
@@ -168,7 +168,7 @@ class Presence:
         known = self._groups.get(group)
         if known is None:
             return RemotingCommand(ResponseCode.SYSTEM_ERROR, flag=FLAG_RESPONSE, remark=f"no member of group {group} any more")
-        body = members.encode(known.member, known.topics, self._held(self.identity.client_id, group), self._version)
+        body = running_info.encode(known.member, known.topics, self._held(self.identity.client_id, group), self._version)
         return RemotingCommand(ResponseCode.SUCCESS, flag=FLAG_RESPONSE, body=body)
 
 
@@ -222,7 +222,7 @@ class Directory:
             try:
                 body = self._client.call_address(address, group_requests.running_info(group, client_id), soon(_INFO_TIMEOUT))
                 if body is not None:
-                    found = members.decode(client_id, body)
+                    found = running_info.decode(client_id, body)
                     break
             except RocketMQError as error:
                 if strict and error.sub == "NO_PERMISSION":
@@ -244,8 +244,8 @@ class Directory:
         found = []
         for client_id in ids:
             info = self.info(group, client_id, brokers)
-            found.append(info.member if info is not None else members.unknown(client_id, like))
-        return [members.agreeing(member, like, topics) for member in found]
+            found.append(info.member if info is not None else running_info.unknown(client_id, like))
+        return [running_info.agreeing(member, like, topics) for member in found]
 
     def holder(
         self, group: str, queue: MessageQueue, ids: Sequence[str], brokers: Sequence[str]

@@ -6,7 +6,7 @@ renew without asking for a free queue. So on our side:
 - *Trust*: a success more than HOLDER_TRUST (30 s) after the last one is a new grant, whoever had the queue in between: to ``lock`` it
   is a new epoch, to ``renew`` a loss. Time counts from before the request, and HOLDER_TRUST is half of what a lock lives.
 - *Epoch*: microseconds since 1970 when the lock was granted, made to grow; above the queue's *fence*.
-- *Fence*: a number kept beside the group's offset of the queue (group_offsets.py). Tokens up to it are stale. Each grant, each unlock, a
+- *Fence*: a number kept beside the group's offset of the queue (offsets.py). Tokens up to it are stale. Each grant, each unlock, a
   seek and a forced release raise it. Java consumers do not, and a broker that is killed forgets the last 5 s: a help, no proof.
 - *Tenure*: always the token's own epoch. The broker keeps no lineage, so a checkpoint never finds the tenure that it logged: a restarted
   query enters each queue at the group's offset, and repeats nothing of a logged batch (Owner.unbroken).

@@ -1,0 +1,1 @@
+"""Consumer groups of a cluster: members, queue locks, offsets, dead letters."""
