@@ -17,7 +17,7 @@ from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.stamp import is_bookmark_group
+from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets
 from orderedmq.rocketmq.wire.message_requests import topic_stats

@@ -23,7 +23,7 @@ from orderedmq.rocketmq.wire.route import ClusterInfo
 
 if TYPE_CHECKING:
     from orderedmq.rocketmq.group.groups import RocketMQGroups
-    from orderedmq.rocketmq.outbox import RocketMQOutbox
+    from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
 
 #: Seconds for a question to the nameservers.
 _TIMEOUT: Final = 30.0
@@ -95,7 +95,7 @@ class RocketMQBroker:
 
     @cached_property
     def outbox(self) -> RocketMQOutbox:
-        from orderedmq.rocketmq.outbox import RocketMQOutbox
+        from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
 
         return RocketMQOutbox(self._checked, self.log)
 

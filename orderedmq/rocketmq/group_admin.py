@@ -23,7 +23,7 @@ from orderedmq.rocketmq.group.offsets import GroupOffsets, soon
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import ask_queues
-from orderedmq.rocketmq.stamp import is_bookmark_group
+from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 
 #: Groups of the servers' own (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).

@@ -18,9 +18,9 @@ from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.errors import GroupError, MessageError, RocketMQError, SinkError, TopicError
 from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
 from orderedmq.rocketmq.admin import RocketMQAdmin
-from orderedmq.rocketmq.bookmarks import Bookmarks
 from orderedmq.rocketmq.servers import Cluster
-from orderedmq.rocketmq.stamp import bookmark_group
+from orderedmq.rocketmq.sink.bookmarks import Bookmarks
+from orderedmq.rocketmq.sink.message_stamp import bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.rocketmq.outbox_world import World, numbered, rows, soon, spoil, until

@@ -22,10 +22,10 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.outbox import RocketMQStaging
-from orderedmq.rocketmq.queue_place import RocketMQQueue
-from orderedmq.rocketmq.receipts import parse_token
 from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
+from orderedmq.rocketmq.sink.commit_report import parse_token
+from orderedmq.rocketmq.sink.outbox import RocketMQStaging
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.rocketmq.outbox_world import QUICK, SHORT_SENDS, World, numbered, rows, spoil, until
 from tests.rocketmq.proxy import Connection, Network, Path, Way

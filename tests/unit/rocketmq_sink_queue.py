@@ -13,13 +13,13 @@ import pyarrow as pa
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_SCHEMA, MessageQueue
-from orderedmq.rocketmq import receipts
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.codec.properties import parse_properties
-from orderedmq.rocketmq.contested import settle
-from orderedmq.rocketmq.queue_writer import QueueWriter, Start
-from orderedmq.rocketmq.receipts import Token, Verdict, judge, parse_token
-from orderedmq.rocketmq.stamp import COLUMNS, Writer
+from orderedmq.rocketmq.sink import commit_report
+from orderedmq.rocketmq.sink.commit_report import Token, Verdict, judge, parse_token
+from orderedmq.rocketmq.sink.contested import settle
+from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 SINK = "sink"
@@ -179,7 +179,7 @@ def commit(world: Queue, batch: SinkBatch, given: list[Receipt], place: FakePlac
     """As the outbox does it; ``place`` is where rows are sent that several tasks found in one message."""
     tokens = [parse_token(batch, receipt) for receipt in given]
     settled = []
-    for messages in receipts.taken(tokens).values():
+    for messages in commit_report.taken(tokens).values():
         writer = Writer(SINK, batch.batch_id, 1 + max(token.partition for token in tokens), tokens[0].run)
         settled.append(settle(place or FakePlace(world, lambda: "ok"), writer, messages))
     verdict = judge(batch, tokens, {QUEUE: world.bookmark}, settled)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from orderedmq.content import content_hash64
 from orderedmq.key_hash import HashedKeys
 from orderedmq.model import PRODUCER_SCHEMA
-from orderedmq.rocketmq.stamp import digests
+from orderedmq.rocketmq.sink.message_stamp import digests
 from orderedmq.selector import HashSelector, selector
 
 TEXT = st.sampled_from([None, "", "a", "b"])

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import RocketMQError, SinkError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import lookback, queue_writer, receipts, stamp
 from orderedmq.rocketmq.codec import encode
-from orderedmq.rocketmq.lookback import KEPT, Ledger, Lookback
-from orderedmq.rocketmq.queue_writer import QueueWriter, Start
-from orderedmq.rocketmq.receipts import QueueReport, Token, Verdict, judge, parse_token
-from orderedmq.rocketmq.stamp import Found, Writer
+from orderedmq.rocketmq.sink import commit_report, lookback, message_stamp, queue_writer
+from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, Verdict, judge, parse_token
+from orderedmq.rocketmq.sink.lookback import KEPT, Ledger, Lookback
+from orderedmq.rocketmq.sink.message_stamp import Found, Writer
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from tests.unit.rocketmq_sink_queue import QUEUE, SINK, Crash, FakePlace, Queue, Stored, attempt, commit, rows_of, written
 
 FATES = ["busy", "lost", "stored", "crash", "crash after", "stolen", "others"]
@@ -218,7 +218,7 @@ def _takes_its_own_acknowledged_rows_for_others(monkeypatch: pytest.MonkeyPatch)
 
 def _takes_anothers_partition_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what another task of the same run sent."""
-    real = stamp.found
+    real = message_stamp.found
 
     def found_any(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
         return [message._replace(run="another") for message in real(messages, replace(writer, run="none"))]
@@ -228,7 +228,7 @@ def _takes_anothers_partition_for_its_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 def _takes_only_what_its_own_partition_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever run: as it was before messages were stamped with theirs."""
-    real = stamp.found
+    real = message_stamp.found
 
     def found_own(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
         return [message._replace(run=writer.run) for message in real(messages, writer)]
@@ -237,17 +237,17 @@ def _takes_only_what_its_own_partition_sent(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def _leaves_rows_out_for_which_one_message_was_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receipts, "taken", lambda tokens: {})
+    monkeypatch.setattr(commit_report, "taken", lambda tokens: {})
 
 
 def _sends_a_row_again_for_each_message_that_was_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though there may be other messages of the same content that nobody took."""
-    real = receipts.taken
+    real = commit_report.taken
 
     def taken(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
         return {queue: {at: count for at, count in found.items() if count > 1} for queue, found in real(tokens).items()}
 
-    monkeypatch.setattr(receipts, "taken", taken)
+    monkeypatch.setattr(commit_report, "taken", taken)
 
 
 def _goes_past_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orderedmq.model import PRODUCER_SCHEMA
-from orderedmq.rocketmq import stamp
 from orderedmq.rocketmq.codec.properties import format_properties
-from orderedmq.rocketmq.lookback import KEPT, Lookback
-from orderedmq.rocketmq.stamp import Found, Writer, digests, found, sink_name
+from orderedmq.rocketmq.sink import message_stamp
+from orderedmq.rocketmq.sink.lookback import KEPT, Lookback
+from orderedmq.rocketmq.sink.message_stamp import Found, Writer, digests, found, sink_name
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of
 
 
@@ -217,7 +217,7 @@ def test_what_is_said_is_compared_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("few", [0, 8])
 def test_a_stamp_that_makes_no_sense_is_none(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stamp, "_FEW", few)
+    monkeypatch.setattr(message_stamp, "_FEW", few)
     good = {"OMQ_SINK": SINK, "OMQ_BATCH": "1", "OMQ_PARTITION": "2", "OMQ_SEQUENCE": "3", "OMQ_REQUEST": "2"}
     stamps = [
         {},

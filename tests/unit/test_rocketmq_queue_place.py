@@ -11,9 +11,9 @@ import pytest
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
-from orderedmq.rocketmq.bookmarks import ENTRIES, Entry
-from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing
-from orderedmq.rocketmq.stamp import Writer
+from orderedmq.rocketmq.sink.bookmarks import ENTRIES, Entry
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
+from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.request import Request
 
@@ -53,7 +53,7 @@ time = FakeTime()
 
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.queue_place.time", time)
+    monkeypatch.setattr("orderedmq.rocketmq.sink.broker_queue.time", time)
 
 
 class FakeBroker:

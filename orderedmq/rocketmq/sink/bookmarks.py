@@ -1,7 +1,7 @@
 """What a sink keeps about one topic: offsets of a consumer group that nobody consumes with. See lookback.py.
 
 - The *bookmark* of each queue.
-- Under the queue's id plus ENTRIES: which run of which batch writes to the queue (`Entry`); see queue_place.py.
+- Under the queue's id plus ENTRIES: which run of which batch writes to the queue (`Entry`); see broker_queue.py.
 - Under COMMITTED, at every broker: the sink's newest committed batch, and 1. A batch has rows in some queues only, but a repeat of it with
   other rows may come to any.
 
@@ -26,7 +26,7 @@ from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import ask_queues
-from orderedmq.rocketmq.stamp import Writer, bookmark_group, sink_mark
+from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, sink_mark
 from orderedmq.rocketmq.wire import admin_requests, message_requests
 from orderedmq.rocketmq.wire.group_requests import consumer_offset, update_consumer_offset
 from orderedmq.rocketmq.wire.request import Request

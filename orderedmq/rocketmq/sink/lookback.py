@@ -21,7 +21,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.model import OffsetRange
-from orderedmq.rocketmq.stamp import Found, Writer, digests
+from orderedmq.rocketmq.sink.message_stamp import Found, Writer, digests
 
 #: Messages of the first look, which is all there is to read unless the sink failed or others write much. A broker gives 32 at once.
 FIRST_STEP: Final = 32

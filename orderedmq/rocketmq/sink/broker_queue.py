@@ -25,15 +25,15 @@ from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQU
 from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
-from orderedmq.rocketmq.bookmarks import Bookmarks, Entry
 from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.lookback import PROBE
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import Backoff
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
-from orderedmq.rocketmq.queue_writer import Start
-from orderedmq.rocketmq.stamp import COLUMNS, Writer, found, lock_place
+from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Entry
+from orderedmq.rocketmq.sink.lookback import PROBE
+from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, found, lock_place
+from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.group_requests import lock, unlock
 from orderedmq.rocketmq.wire.request import Request

@@ -18,9 +18,9 @@ from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableE
 from orderedmq.model import SINK_REQUEST, MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
-from orderedmq.rocketmq.lookback import Ledger, Lookback
-from orderedmq.rocketmq.receipts import QueueReport, pack
-from orderedmq.rocketmq.stamp import Writer, found
+from orderedmq.rocketmq.sink.commit_report import QueueReport, pack
+from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
+from orderedmq.rocketmq.sink.message_stamp import Writer, found
 
 #: What a UNIQ_KEY has as its maker's address; the random salt is what makes it unique.
 _HOST: Final = b"\x7f\x00\x00\x01"

@@ -26,16 +26,16 @@ from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
-from orderedmq.rocketmq.bookmarks import Bookmarks
-from orderedmq.rocketmq.contested import settle
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.queue_place import RocketMQQueue, Timing, given_up
-from orderedmq.rocketmq.queue_writer import QueueWriter
-from orderedmq.rocketmq.receipts import QueueReport, Token, judge, left_over, parse_token, ranges, taken
-from orderedmq.rocketmq.stamp import Writer, bookmark_group, run_name, sink_name
+from orderedmq.rocketmq.sink.bookmarks import Bookmarks
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing, given_up
+from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, judge, left_over, parse_token, ranges, taken
+from orderedmq.rocketmq.sink.contested import settle
+from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_name, sink_name
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter
 from orderedmq.rocketmq.wire import rights
 from orderedmq.rows import normalise
 

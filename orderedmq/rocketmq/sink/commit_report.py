@@ -15,7 +15,7 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.gather import Int64s
-from orderedmq.rocketmq.lookback import KEPT
+from orderedmq.rocketmq.sink.lookback import KEPT
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from orderedmq.errors import DataLossError
 from orderedmq.model import PRODUCER_COLUMNS
-from orderedmq.rocketmq.queue_writer import Place, QueueWriter
-from orderedmq.rocketmq.receipts import QueueReport
-from orderedmq.rocketmq.stamp import Writer
+from orderedmq.rocketmq.sink.commit_report import QueueReport
+from orderedmq.rocketmq.sink.message_stamp import Writer
+from orderedmq.rocketmq.sink.queue_writer import Place, QueueWriter
 from orderedmq.rows import normalise
 
 
