@@ -10,7 +10,7 @@ import typer
 
 from orderedmq.cli.shell import Shell, command, commands
 from orderedmq.errors import ServersError
-from orderedmq.rocketmq.jars import DEFAULT_VERSION, VERSIONS, jars
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, jars
 
 app = commands("A RocketMQ on this machine.")
 
@@ -32,7 +32,7 @@ def up(
     Topics, messages and groups stay in the folder `rocketmq-data`, or the one given with --path. The first start fetches RocketMQ's jars
     (80 MB) with Spark's resolver. All listens on loopback only, but for release 4.9's broker.
     """
-    from orderedmq.rocketmq.servers import Cluster
+    from orderedmq.rocketmq.local.servers import Cluster
 
     folder = shell.path or Path(DEFAULT_FOLDER)
     _require_own(folder)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from orderedmq.java import ensure_java
-from orderedmq.rocketmq.jars import jars
+from orderedmq.rocketmq.local.jars import jars
 
 SOURCE: Final = Path(__file__).parent / "java" / "Peers.java"
 #: Thousand messages a second by way, where they cannot be measured.

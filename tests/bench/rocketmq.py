@@ -28,9 +28,9 @@ from orderedmq.broker import Broker
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import JavaError, ServersError
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.puller import IN_FLIGHT
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import message_requests
 from tests.bench import latency
 from tests.bench.java_peers import JavaPeers

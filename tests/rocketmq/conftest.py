@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 import pytest
 
 from orderedmq.errors import ServersError
-from orderedmq.rocketmq.jars import DEFAULT_VERSION, VERSIONS, jars
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, jars
+from orderedmq.rocketmq.local.servers import Cluster
 from tests import scopes
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers

@@ -16,7 +16,7 @@ from orderedmq.lock import LockToken, Refusal
 from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
 from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
 from orderedmq.rocketmq.wire import admin_requests

@@ -21,7 +21,7 @@ from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaG
 from py4j.protocol import STATIC_PREFIX, Py4JJavaError
 
 from orderedmq.java import ensure_java
-from orderedmq.rocketmq.jars import DEFAULT_VERSION, jars
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, jars
 from tests.quick_spark import QUICK_JVM
 
 #: A broker's name and a queue's id.

@@ -16,7 +16,7 @@ from orderedmq.cli import app
 from orderedmq.lock import LockToken
 from orderedmq.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire.acl import Credentials
 
 _numbers = itertools.count()

@@ -25,9 +25,9 @@ from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.reading import Reading
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.jars import DEFAULT_VERSION
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests

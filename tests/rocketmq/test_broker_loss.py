@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from orderedmq.errors import DataLossError, OrderedMQError
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_queue import Timing
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.outbox_world import World, numbered

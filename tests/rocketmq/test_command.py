@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orderedmq.cli import app
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from tests.rocketmq.group_world import World, until
 
 pytestmark = pytest.mark.usefixtures("unhurried")

@@ -19,8 +19,8 @@ import pytest
 
 import orderedmq
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.connection import Connection
-from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
 from orderedmq.rocketmq.wire.request import Request
 from tests.rocketmq.proxy import HOST

@@ -19,9 +19,9 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.group.offsets import soon
+from orderedmq.rocketmq.local.probe import ask
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.probe import ask
-from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
 from tests.rocketmq.peers import Consumer, Peers

@@ -26,7 +26,7 @@ from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 from orderedmq.offsets import Checkpoint, ranges
 from orderedmq.rocketmq.group.groups import BELIEVED
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
 
 pytestmark = pytest.mark.usefixtures("unhurried")

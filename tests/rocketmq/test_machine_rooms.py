@@ -14,7 +14,7 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.errors import ServersError
 from orderedmq.key_hash import java_string_hash
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.selector import select_by_hash
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers

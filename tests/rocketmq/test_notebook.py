@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import orderedmq
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from tests.spark.test_notebooks import FOLDER, ON_A_CLUSTER, assert_says_what_is_kept, code_cells, run
 
 

@@ -18,7 +18,7 @@ from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.errors import GroupError, MessageError, RocketMQError, SinkError, TopicError
 from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
 from orderedmq.rocketmq.admin import RocketMQAdmin
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.message_stamp import bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests

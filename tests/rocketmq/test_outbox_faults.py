@@ -22,7 +22,7 @@ from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.commit_report import parse_token
 from orderedmq.rocketmq.sink.outbox import RocketMQStaging

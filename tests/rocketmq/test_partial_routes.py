@@ -28,10 +28,10 @@ from orderedmq.producer import Producer
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group import groups as groups_module
 from orderedmq.rocketmq.group.offsets import GroupOffsets
+from orderedmq.rocketmq.local.probe import ask
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages import log as log_module
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.probe import ask
-from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.sink_options import SinkOptions
 from tests.faults.points import until

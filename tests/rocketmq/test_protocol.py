@@ -20,9 +20,9 @@ from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQ
 from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.stored_message import parse_all, parse_stored
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.transport import TlsOptions
-from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests

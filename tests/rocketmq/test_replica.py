@@ -10,10 +10,10 @@ import pytest
 
 import orderedmq
 from orderedmq.broker import Broker
-from orderedmq.rocketmq.jars import DEFAULT_VERSION
-from orderedmq.rocketmq.probe import ask, free_port
-from orderedmq.rocketmq.servers import Broker as BrokerServer
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
+from orderedmq.rocketmq.local.probe import ask, free_port
+from orderedmq.rocketmq.local.servers import Broker as BrokerServer
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.faults.points import until
 from tests.quick_spark import QUICK_SERVER

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from orderedmq.cli import app
 from orderedmq.errors import OptionError, ServersError
-from orderedmq.rocketmq import jars
-from orderedmq.rocketmq.probe import ask, free, free_port
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local import jars
+from orderedmq.rocketmq.local.probe import ask, free, free_port
+from orderedmq.rocketmq.local.servers import Cluster
 from tests.faults.points import until
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers, Received
@@ -169,7 +169,7 @@ def test_java_peers_behind_a_network_of_proxies(cluster: Cluster, peers: Peers) 
 def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_path: Path) -> None:
     """kill -9 included. The server is a nameserver alone: it boots fastest."""
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom orderedmq.rocketmq.servers import Cluster\n"
+        "import sys, time\nfrom pathlib import Path\nfrom orderedmq.rocketmq.local.servers import Cluster\n"
         f"c = Cluster(Path({str(tmp_path)!r}), brokers=0)\nc.namesrv.launch()\nprint(c.namesrv.pid, flush=True)\ntime.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

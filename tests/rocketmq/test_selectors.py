@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import orderedmq
 from ordered_sink import route
 from orderedmq.broker import Broker
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from tests.rocketmq.peers import Peers, Producer
 
 #: A column's type, the class of java.lang, and keys of it.

@@ -29,7 +29,7 @@ from ordered_sink.writer import Written
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.errors import OptionError
 from orderedmq.key_hash import key_hash64
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from tests.faults.points import until
 from tests.sink_tasks import written
 

@@ -23,9 +23,9 @@ from ordered_source.columns import full_schema
 from ordered_source.reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.lock import LockToken
+from orderedmq.rocketmq.local.probe import ask
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.probe import ask
-from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from orderedmq.broker import Broker
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from tests.faults.points import until
 from tests.rocketmq.peers import Peers
 

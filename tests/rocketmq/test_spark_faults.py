@@ -25,9 +25,9 @@ import orderedmq
 from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE
 from orderedmq.model import OffsetRange
+from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net import client
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.servers import Cluster
 from orderedmq.rocketmq.wire import admin_requests
 from tests import checker
 from tests.faults.points import until

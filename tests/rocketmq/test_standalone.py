@@ -21,7 +21,7 @@ import pytest
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.java import ensure_java
-from orderedmq.rocketmq.servers import Cluster
+from orderedmq.rocketmq.local.servers import Cluster
 from tests.faults.points import until
 from tests.quick_spark import QUICK_JVM
 

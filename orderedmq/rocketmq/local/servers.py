@@ -16,8 +16,8 @@ from typing import Final
 
 from orderedmq.errors import ServersError
 from orderedmq.java import ensure_java
-from orderedmq.rocketmq.jars import DEFAULT_VERSION, jars
-from orderedmq.rocketmq.probe import HOST, answers, ask, free, free_port
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, jars
+from orderedmq.rocketmq.local.probe import HOST, answers, ask, free, free_port
 
 #: Boot takes some seconds; a busy machine takes its time.
 _READY_TIMEOUT: Final = 90.0

@@ -1,0 +1,1 @@
+"""RocketMQ servers on this machine, to try and to test with."""
