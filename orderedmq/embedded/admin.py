@@ -9,7 +9,7 @@ from dataclasses import replace
 from orderedmq import lock as rules
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.embedded import groups, index, layout, runs
-from orderedmq.embedded.chunk import CODECS
+from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import new_incarnation, put_topic, topic_of

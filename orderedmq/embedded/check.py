@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
-from orderedmq.embedded import chunk as codec
+from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import formats, layout, pages, seal, verify
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.layout import Chunk, QueueState

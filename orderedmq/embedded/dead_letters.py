@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
-from orderedmq.embedded import chunk as codec
+from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
 from orderedmq.embedded.transaction import Transaction

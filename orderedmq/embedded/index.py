@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orderedmq.broker import TopicInfo
-from orderedmq.embedded import chunk as codec
+from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import layout
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.transaction import Transaction

@@ -6,7 +6,7 @@ Databases (key → value; integers in keys are big-endian, so that keys sort as 
     topics    topic                      → TopicInfo as JSON
     queues    queue key                  → QueueState
     index     queue key, first offset    → Chunk: makes a payload visible at these offsets
-    payloads  payload id                 → one Arrow IPC record batch (chunk.py)
+    payloads  payload id                 → one Arrow IPC record batch (chunk_codec.py)
     groups    group, queue key           → next offset to process
     locks     group, queue key           → QueueLock as JSON
     members   group, client id           → Member as JSON

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.embedded import chunk as codec
+from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk

@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.embedded import chunk as codec
+from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk

@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Final, TypeVar
 import lmdb
 
 from orderedmq.embedded import formats, layout, verify
-from orderedmq.embedded.gate import Gate
-from orderedmq.embedded.place import drop_pages, file_system, refuse_other_files
+from orderedmq.embedded.filesystem import drop_pages, file_system, refuse_other_files
+from orderedmq.embedded.resize_lock import Gate
 from orderedmq.embedded.store_file import File, Whereabouts, file_at, recognised
 from orderedmq.embedded.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store

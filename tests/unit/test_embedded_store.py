@@ -22,7 +22,7 @@ from orderedmq.broker import Broker, Receipt
 from orderedmq.embedded import layout, store
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
-from orderedmq.embedded.place import file_system
+from orderedmq.embedded.filesystem import file_system
 from orderedmq.embedded.store import Store
 from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
