@@ -22,8 +22,8 @@ from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
 from orderedmq.errors import MessageError, SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION
+from orderedmq.options.sink import NO_KEY, SinkOptions
 from orderedmq.selector import selector
-from orderedmq.sink_options import NO_KEY, SinkOptions
 
 log = logging.getLogger("orderedmq")
 

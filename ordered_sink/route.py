@@ -14,10 +14,10 @@ from pyspark.sql.types import IntegerType, IntegralType
 from ordered_sink.columns import key_type
 from orderedmq.concise import concise
 from orderedmq.errors import OptionError, SchemaError, SinkError
-from orderedmq.option_values import parse_size
+from orderedmq.options.sink import SinkOptions
+from orderedmq.options.values import parse_size
 from orderedmq.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
 from orderedmq.sharding_key import KEY_TYPES, GivenKeyType
-from orderedmq.sink_options import SinkOptions
 
 _BUFFER: Final = "256m"
 

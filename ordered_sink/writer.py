@@ -25,11 +25,11 @@ from orderedmq.errors import MessageError, SinkError, TopicError
 from orderedmq.key_hash import HashedKeys, key_hash64
 from orderedmq.micro_batch import run_of
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
+from orderedmq.options.sink import SinkOptions
 from orderedmq.rooms import queues_in
 from orderedmq.rows import normalise, several_tags
 from orderedmq.selector import selector
 from orderedmq.sharding_key import hashed_keys
-from orderedmq.sink_options import SinkOptions
 from orderedmq.text import valid
 
 log = logging.getLogger("orderedmq")

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from orderedmq.broker import Log
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.offsets import admit, hold_back
-from orderedmq.source_options import SourceOptions
+from orderedmq.options.source import SourceOptions
 
 _NO_LIMIT: Final = 2**63 - 1
 _BODY: Final = ("body",)

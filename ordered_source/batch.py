@@ -18,7 +18,7 @@ from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.source_options import EARLIEST, SourceOptions, StartingOffsets
+from orderedmq.options.source import EARLIEST, SourceOptions, StartingOffsets
 
 log = logging.getLogger("orderedmq")
 

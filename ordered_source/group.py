@@ -16,8 +16,8 @@ from orderedmq.filters import ALL
 from orderedmq.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
+from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import Commit, Lock, Members, Owner, Policy, Unlock, divided
-from orderedmq.source_options import SourceOptions
 
 log = logging.getLogger("orderedmq")
 

@@ -13,7 +13,7 @@ from orderedmq.concise import concise
 from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, MessageQueue
-from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets
+from orderedmq.options.source import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets
 
 log = logging.getLogger("orderedmq")
 

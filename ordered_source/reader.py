@@ -35,8 +35,8 @@ from orderedmq.errors import DataLossError, OffsetError, TopicError, queue_delet
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.offsets import Checkpoint, offsets_to_json, ranges
+from orderedmq.options.source import SourceOptions
 from orderedmq.ownership import Commit, Lock, Owner, Unlock
-from orderedmq.source_options import SourceOptions
 
 log = logging.getLogger("orderedmq")
 

@@ -1,6 +1,6 @@
 """Where a broker is: a directory, or a cluster's nameservers and how to be let in. What options, partitions and lock tokens carry.
 
-Rules: as in options.py. An Endpoint is pickled to executors with its secrets; no repr, message or column of it shows them.
+Rules: as in declared.py. An Endpoint is pickled to executors with its secrets; no repr, message or column of it shows them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from orderedmq.broker import EMBEDDED, ROCKETMQ, Capabilities
 from orderedmq.errors import OptionError, RocketMQError
-from orderedmq.option_values import conflict, invalid, parse_bool, parse_path
-from orderedmq.options import DEFAULT_DIRECTORY, Given
+from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
+from orderedmq.options.values import conflict, invalid, parse_bool, parse_path
 
 if TYPE_CHECKING:
     from orderedmq.rocketmq.net.transport import TlsOptions

@@ -10,8 +10,8 @@ from typing import Final, Literal
 from orderedmq.broker import Broker, Log
 from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.option_values import invalid, parse_timestamp, shown
-from orderedmq.source_options import EARLIEST, LATEST, parse_offsets_json
+from orderedmq.options.source import EARLIEST, LATEST, parse_offsets_json
+from orderedmq.options.values import invalid, parse_timestamp, shown
 
 _EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
 #: 9999-12-31 in µs.

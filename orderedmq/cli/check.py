@@ -10,7 +10,7 @@ import typer
 from orderedmq.cli.shell import REFUSED, Column, Shell, command, number, size
 from orderedmq.embedded.check import examine
 from orderedmq.errors import OptionError
-from orderedmq.options import DEFAULT_DIRECTORY
+from orderedmq.options.declared import DEFAULT_DIRECTORY
 
 
 def add_to(app: typer.Typer) -> None:

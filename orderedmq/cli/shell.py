@@ -23,8 +23,8 @@ import typer
 
 from orderedmq.endpoint import ACCOUNT, Endpoint, account, parse_endpoint
 from orderedmq.errors import GroupError, OptionError, OrderedMQError, StoreError, TopicError
-from orderedmq.option_values import parse_path
-from orderedmq.options import DEFAULT_DIRECTORY, Given
+from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
+from orderedmq.options.values import parse_path
 
 if TYPE_CHECKING:
     from rich.console import Console

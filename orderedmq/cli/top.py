@@ -20,7 +20,7 @@ from orderedmq.cli.shell import Column, Shell, command, console, number, table
 from orderedmq.errors import GroupError, OptionError
 from orderedmq.group_state import Rates, group_queues
 from orderedmq.model import check_group
-from orderedmq.option_values import parse_duration
+from orderedmq.options.values import parse_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

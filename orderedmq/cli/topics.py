@@ -13,8 +13,8 @@ from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
-from orderedmq.option_values import invalid, parse_duration, parse_size, shown
-from orderedmq.source_options import EARLIEST, LATEST, parse_offsets_json
+from orderedmq.options.source import EARLIEST, LATEST, parse_offsets_json
+from orderedmq.options.values import invalid, parse_duration, parse_size, shown
 
 T = TypeVar("T")
 

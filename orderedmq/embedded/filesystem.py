@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from orderedmq.errors import StoreError
-from orderedmq.options import DEFAULT_DIRECTORY
+from orderedmq.options.declared import DEFAULT_DIRECTORY
 
 _MADV_DONTNEED: Final = 4
 #: What a store has in its directory (another process may be making it just now), and a new disk's own folder.

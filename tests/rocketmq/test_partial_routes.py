@@ -24,6 +24,7 @@ from orderedmq.broker import Broker
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
+from orderedmq.options.sink import SinkOptions
 from orderedmq.producer import Producer
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group import groups as groups_module
@@ -33,7 +34,6 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages import log as log_module
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests
-from orderedmq.sink_options import SinkOptions
 from tests.faults.points import until
 from tests.rocketmq.peers import Peers
 

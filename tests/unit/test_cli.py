@@ -28,7 +28,7 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app, completion, shell
 from orderedmq.cli.topics import parse_retention
 from orderedmq.errors import OptionError, RocketMQUnavailableError
-from orderedmq.options import SINK_OPTIONS, SOURCE_OPTIONS
+from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
 from orderedmq.rocketmq.net.client import Client
 
 COMMAND = [sys.executable, "-c", "from orderedmq.cli import app; app()"]

@@ -21,7 +21,7 @@ from orderedmq.errors import OptionError
 from orderedmq.membership import Subscription
 from orderedmq.micro_batch import run_of
 from orderedmq.model import OffsetRange
-from orderedmq.source_options import SourceOptions
+from orderedmq.options.source import SourceOptions
 
 FIRST, SECOND = "f560b64a111247ab965d7efc9c5309a6", "f560b64a999947ab965d7efc9c5309a6"
 HOST = "ip-10-0-12-34.eu-central-1.compute.internal"

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.filters import Filter, canonical, tags_of
-from orderedmq.source_options import SourceOptions
+from orderedmq.options.source import SourceOptions
 
 CLUSTER = {"namesrvAddr": "h:9876", "topic": "orders", "consumerGroup": "billing"}
 

@@ -22,11 +22,11 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.filters import Filter
 from orderedmq.model import MAX_QUEUES, MessageQueue
-from orderedmq.option_values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
-from orderedmq.options import OPTIONS, Role, option_table
+from orderedmq.options.declared import OPTIONS, Role, option_table
+from orderedmq.options.sink import SinkOptions, SortColumn
+from orderedmq.options.source import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets, parse_offsets_json
+from orderedmq.options.values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
 from orderedmq.reading import Reading
-from orderedmq.sink_options import SinkOptions, SortColumn
-from orderedmq.source_options import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets, parse_offsets_json
 
 STREAM = {"path": "/data/omq", "topic": "orders", "consumerGroup": "billing"}
 BATCH = {"path": "/data/omq", "topic": "orders"}

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import orderedmq
 from orderedmq.cli import app
-from orderedmq.options import option_table
+from orderedmq.options.declared import option_table
 
 ROOT = Path(__file__).parents[2]
 Kind = Literal["broker", "source", "sink"]

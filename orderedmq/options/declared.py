@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple, TypeVar
 
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
-from orderedmq.option_values import Parser, conflict, invalid, shown
+from orderedmq.options.values import Parser, conflict, invalid, shown
 
 Role = Literal["source", "sink"]
 T = TypeVar("T")

@@ -1,11 +1,11 @@
-"""The reader's options of which messages it gets: ``tags`` or ``filterSql``. Rules as in options.py."""
+"""The reader's options of which messages it gets: ``tags`` or ``filterSql``. Rules as in declared.py."""
 
 from __future__ import annotations
 
 from orderedmq.errors import OptionError
 from orderedmq.filters import ALL, Filter
-from orderedmq.option_values import conflict, invalid, shown
-from orderedmq.options import Given
+from orderedmq.options.declared import Given
+from orderedmq.options.values import conflict, invalid, shown
 
 
 def parse_filter(given: Given, *, embedded: bool) -> Filter | None:

@@ -1,6 +1,6 @@
 """The writer's options.
 
-Rules: as in options.py. Whether the named columns exist and a user's function can be imported is checked where the writer is
+Rules: as in declared.py. Whether the named columns exist and a user's function can be imported is checked where the writer is
 built.
 """
 
@@ -15,8 +15,18 @@ from typing import Final, Literal, NamedTuple, Self
 from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES
-from orderedmq.option_values import choice, conflict, integer, invalid, parse_group, parse_rooms, parse_size, parse_topic, shown
-from orderedmq.options import Given
+from orderedmq.options.declared import Given
+from orderedmq.options.values import (
+    choice,
+    conflict,
+    integer,
+    invalid,
+    parse_group,
+    parse_rooms,
+    parse_size,
+    parse_topic,
+    shown,
+)
 from orderedmq.sharding_key import KEY_TYPES, GivenKeyType
 
 OnKeyConflict = Literal["error", "warn", "ignore"]

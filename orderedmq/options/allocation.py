@@ -1,6 +1,6 @@
 """The reader's options of who owns which queue: one query all of a group's, or several that divide them.
 
-Rules: as in options.py. An option that the chosen assignment or strategy does not look at is refused, not ignored: a user who gives
+Rules: as in declared.py. An option that the chosen assignment or strategy does not look at is refused, not ignored: a user who gives
 it believes that it counts.
 """
 
@@ -12,9 +12,9 @@ from typing import Final, Literal
 from orderedmq.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
-from orderedmq.option_values import choice, conflict, invalid, parse_room, parse_rooms, shown
-from orderedmq.options import Given
-from orderedmq.queue_json import brokers, elements, json_shown
+from orderedmq.options.declared import Given
+from orderedmq.options.queue_json import brokers, elements, json_shown
+from orderedmq.options.values import choice, conflict, invalid, parse_room, parse_rooms, shown
 
 Assignment = Literal["exclusive", "shared"]
 

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from orderedmq.errors import TopicError
 from orderedmq.model import check_topic
-from orderedmq.option_values import invalid, shown
+from orderedmq.options.values import invalid, shown
 
 
 class _Pairs(list[tuple[str, object]]):

@@ -1,6 +1,6 @@
 """The reader's options, and the JSON form of offsets in options.
 
-Rules: as in options.py. What a stream and a batch differ in is checked only when it is known which one it is. Nothing here asks
+Rules: as in declared.py. What a stream and a batch differ in is checked only when it is known which one it is. Nothing here asks
 a broker: whether topics and queues exist, and whether offsets name every queue, is checked where they are used.
 """
 
@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 from orderedmq.allocate import Allocation
-from orderedmq.allocation_options import Assignment, parse_allocation, parse_assignment
 from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
-from orderedmq.filter_options import parse_filter
 from orderedmq.filters import Filter
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
-from orderedmq.option_values import (
+from orderedmq.options.allocation import Assignment, parse_allocation, parse_assignment
+from orderedmq.options.declared import MAX_PULL_BATCH, Given
+from orderedmq.options.filter import parse_filter
+from orderedmq.options.queue_json import brokers, json_shown, members
+from orderedmq.options.values import (
     MAX_LONG,
     choice,
     conflict,
@@ -33,8 +35,6 @@ from orderedmq.option_values import (
     parse_topic,
     shown,
 )
-from orderedmq.options import MAX_PULL_BATCH, Given
-from orderedmq.queue_json import brokers, json_shown, members
 from orderedmq.reading import USUAL, Reading
 
 #: Seconds to try for locks that somebody else holds. A cluster's outlive a killed owner by as long as they live, 60 s.

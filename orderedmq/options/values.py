@@ -1,6 +1,6 @@
 """What the text of an option means: booleans, numbers, durations, sizes, times, names. Pure.
 
-Rules: as in options.py. A parser gets the text and the option's name, and raises OptionError INVALID (or UNSUPPORTED).
+Rules: as in declared.py. A parser gets the text and the option's name, and raises OptionError INVALID (or UNSUPPORTED).
 """
 
 from __future__ import annotations
