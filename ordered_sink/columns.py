@@ -7,10 +7,10 @@ from typing import Final
 
 from pyspark.sql.types import BinaryType, DataType, IntegralType, LongType, MapType, StringType, StructType
 
+from orderedmq.core.sharding_key import GivenKeyType, KeyType
 from orderedmq.errors import SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
 from orderedmq.options.sink import NO_KEY, SinkOptions
-from orderedmq.sharding_key import GivenKeyType, KeyType
 
 #: Columns of the source's rows that only a broker can set: taken along, ignored.
 BROKER_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in (*PRODUCER_COLUMNS, "topic", "queue_id"))

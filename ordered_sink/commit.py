@@ -20,10 +20,10 @@ from ordered_sink.writer import Written, target_queues, write
 from orderedmq.broker import Published
 from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
+from orderedmq.core.selector import selector
 from orderedmq.errors import MessageError, SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION
 from orderedmq.options.sink import NO_KEY, SinkOptions
-from orderedmq.selector import selector
 
 log = logging.getLogger("orderedmq")
 

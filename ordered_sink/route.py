@@ -13,11 +13,11 @@ from pyspark.sql.types import IntegerType, IntegralType
 
 from ordered_sink.columns import key_type
 from orderedmq.concise import concise
+from orderedmq.core.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
+from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
 from orderedmq.errors import OptionError, SchemaError, SinkError
 from orderedmq.options.sink import SinkOptions
 from orderedmq.options.values import parse_size
-from orderedmq.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
-from orderedmq.sharding_key import KEY_TYPES, GivenKeyType
 
 _BUFFER: Final = "256m"
 

@@ -21,15 +21,15 @@ from ordered_sink.columns import Plan
 from ordered_sink.keys import SeenKeys
 from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging
 from orderedmq.connections import kept
+from orderedmq.core.key_hash import HashedKeys, key_hash64
+from orderedmq.core.machine_rooms import queues_in
+from orderedmq.core.message_rows import normalise, several_tags
+from orderedmq.core.micro_batch import run_of
+from orderedmq.core.selector import selector
+from orderedmq.core.sharding_key import hashed_keys
 from orderedmq.errors import MessageError, SinkError, TopicError
-from orderedmq.key_hash import HashedKeys, key_hash64
-from orderedmq.micro_batch import run_of
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
 from orderedmq.options.sink import SinkOptions
-from orderedmq.rooms import queues_in
-from orderedmq.rows import normalise, several_tags
-from orderedmq.selector import selector
-from orderedmq.sharding_key import hashed_keys
 from orderedmq.text import valid
 
 log = logging.getLogger("orderedmq")

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ordered_source.observe import LagListener
     from ordered_source.orderly import consume_orderly
-    from orderedmq.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
+    from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
 
 __all__ = ["ConsumeOrderlyContext", "ConsumeOrderlyStatus", "LagListener", "consume_orderly"]
 
 _HOMES = {
-    "ConsumeOrderlyContext": "orderedmq.listener",
-    "ConsumeOrderlyStatus": "orderedmq.listener",
+    "ConsumeOrderlyContext": "orderedmq.core.listener",
+    "ConsumeOrderlyStatus": "orderedmq.core.listener",
     "LagListener": "ordered_source.observe",
     "consume_orderly": "ordered_source.orderly",
 }

@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Final
 
 from ordered_source.renewal import Renewal
-from orderedmq import membership
 from orderedmq.broker import Broker
+from orderedmq.core import membership
+from orderedmq.core.filters import ALL
+from orderedmq.core.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
+from orderedmq.core.membership import Member, Subscription
+from orderedmq.core.ownership import Commit, Lock, Members, Owner, Policy, Unlock, divided
 from orderedmq.errors import GroupError, LockError
-from orderedmq.filters import ALL
-from orderedmq.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
-from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
-from orderedmq.ownership import Commit, Lock, Members, Owner, Policy, Unlock, divided
 
 log = logging.getLogger("orderedmq")
 

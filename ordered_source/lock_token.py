@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from orderedmq.broker import Broker
 from orderedmq.connections import kept
+from orderedmq.core.lock import LockToken
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, OptionError
-from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from orderedmq.core.process_queue import Slice
 from orderedmq.model import OffsetRange
-from orderedmq.process_queue import Slice
 from orderedmq.text import valid
 
 

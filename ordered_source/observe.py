@@ -1,7 +1,7 @@
 """The lag of running queries, for Prometheus and as log lines.
 
 ``spark.streams.addListener(LagListener())`` on the driver; with Spark Connect in the client, where PySpark runs listeners then. A lag is
-as of the last micro-batch (orderedmq/lag.py says what it is): an idle query, which waits for messages, reports nothing, so its last
+as of the last micro-batch (orderedmq/core/lag.py says what it is): an idle query, which waits for messages, reports nothing, so its last
 values stay; a query that ended has none.
 """
 
@@ -22,14 +22,14 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
+from orderedmq.core.lag import QueueLag, describe, is_ours, lag_of_query
 from orderedmq.errors import OptionError, OrderedMQError
-from orderedmq.lag import QueueLag, describe, is_ours, lag_of_query
 from orderedmq.model import MessageQueue
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Gauge
 
-lag_log = logging.getLogger("orderedmq.lag")
+lag_log = logging.getLogger("orderedmq.core.lag")
 
 #: Upper bounds in seconds: a small batch takes some hundred milliseconds, a batch over a backlog minutes.
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -40,7 +40,7 @@ class LagListener(StreamingQueryListener):
     """Exports the lag of every query of a session that reads orderedmq; other queries are ignored.
 
     prometheus: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``.
-    log: a line per query and micro-batch to the logger ``orderedmq.lag``, level INFO.
+    log: a line per query and micro-batch to the logger ``orderedmq.core.lag``, level INFO.
 
     An error in here never reaches Spark: it is logged once per kind, as a warning.
     """

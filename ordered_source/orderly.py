@@ -1,4 +1,4 @@
-"""``consume_orderly``: a Python function that consumes queues in order, in Spark's tasks; the shell around orderedmq.orderly.
+"""``consume_orderly``: a Python function that consumes queues in order, in Spark's tasks; the shell around orderedmq.core.orderly.
 
 Rules: a task of a streaming query has a range of one queue (as long as the user has not shuffled the rows). The engine decides, this
 module calls the listener, sleeps, asks the broker for the lock and writes dead letters. At-least-once per micro-batch: when another task
@@ -20,8 +20,7 @@ from ordered_source.columns import LOCK_TOKEN
 from ordered_source.messages import Window
 from orderedmq.broker import Broker
 from orderedmq.concise import concise
-from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
-from orderedmq.listener import (
+from orderedmq.core.listener import (
     ConsumeMessageHook,
     ConsumeOrderlyContext,
     Listener,
@@ -29,9 +28,10 @@ from orderedmq.listener import (
     call_listener,
     dead_letter_properties,
 )
-from orderedmq.lock import LockToken
+from orderedmq.core.lock import LockToken
+from orderedmq.core.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
-from orderedmq.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
 
 if TYPE_CHECKING:
     from orderedmq import Credentials, TlsOptions
@@ -77,7 +77,7 @@ def consume_orderly(
     sequence of up to ``consume_message_batch_max_size`` messages with fields named like the columns. A batch that is suspended is put to
     the listener again after ``suspend_current_queue_time_millis`` (10 to 30,000), ``max_reconsume_times`` times (RocketMQ retries for
     ever by default, which would hold the micro-batch for ever; -1 asks for it); then it goes to the topic %DLQ%<group>. What the
-    statuses do is in orderedmq.orderly. Returns a DataFrame of outcomes, a row per consumed batch (OUTCOMES): write it somewhere, the
+    statuses do is in orderedmq.core.orderly. Returns a DataFrame of outcomes, a row per consumed batch (OUTCOMES): write it somewhere, the
     listener runs when Spark runs it. ``credentials`` and ``tls`` are those of the source, for a cluster that wants them: rows do not carry
     them. Raises SchemaError, OptionError.
     """

@@ -31,12 +31,12 @@ from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker, Log, TopicInfo
 from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
+from orderedmq.core.lock import LockToken
+from orderedmq.core.offsets import Checkpoint, offsets_to_json, ranges
+from orderedmq.core.ownership import Commit, Lock, Owner, Unlock
 from orderedmq.errors import DataLossError, OffsetError, TopicError, queue_deleted, recreated
-from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.offsets import Checkpoint, offsets_to_json, ranges
 from orderedmq.options.source import SourceOptions
-from orderedmq.ownership import Commit, Lock, Owner, Unlock
 
 log = logging.getLogger("orderedmq")
 

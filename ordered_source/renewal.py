@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from orderedmq.broker import Groups
+from orderedmq.core.lock import LockToken
 from orderedmq.errors import OrderedMQError
-from orderedmq.lock import LockToken
 
 #: Seconds after a renewal that failed, until the next try: between two of them in their time a lock's trust would be over.
 RETRY: Final = 2.0

@@ -16,13 +16,13 @@ from ordered_source import data_loss, lock_token
 from ordered_source.columns import LOCK_TOKEN, conform
 from orderedmq.broker import Broker, Log
 from orderedmq.connections import kept
+from orderedmq.core.filters import Filter
+from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import run_of
+from orderedmq.core.pull_settings import USUAL, Reading
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, LockError, TopicError
-from orderedmq.filters import Filter
-from orderedmq.lock import LockToken
-from orderedmq.micro_batch import run_of
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.reading import USUAL, Reading
 
 log = logging.getLogger("orderedmq")
 

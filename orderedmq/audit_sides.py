@@ -18,9 +18,9 @@ import xxhash
 from orderedmq import json_field
 from orderedmq.audit import NO_KEY, ROW, Place, Rows, Words
 from orderedmq.broker import Log
+from orderedmq.core.key_hash import HashedKeys
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.json_field import BadJson
-from orderedmq.key_hash import HashedKeys
 from orderedmq.pulls import pulls
 from orderedmq.text import text_of, valid
 

@@ -12,15 +12,15 @@ from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from orderedmq.lock import Client, LockToken, Refusal
+from orderedmq.core.lock import Client, LockToken, Refusal
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from orderedmq.filters import Filter
-    from orderedmq.membership import Member, Subscription
-    from orderedmq.reading import Reading
+    from orderedmq.core.filters import Filter
+    from orderedmq.core.membership import Member, Subscription
+    from orderedmq.core.pull_settings import Reading
 
 
 @dataclass(frozen=True)

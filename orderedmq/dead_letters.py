@@ -17,14 +17,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from orderedmq import listener as noted
 from orderedmq.broker import Broker, Log
+from orderedmq.core import listener as noted
+from orderedmq.core.lock import LockToken, Refusal
+from orderedmq.core.selector import Keying
+from orderedmq.core.sharding_key import is_number
 from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError
-from orderedmq.lock import LockToken, Refusal
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
 from orderedmq.pulls import pulls
-from orderedmq.selector import Keying
-from orderedmq.sharding_key import is_number
 
 #: The group whose offset of a dead-letter queue says what was replayed.
 REPLAY_GROUP: Final = "dlq-replay"

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from orderedmq.broker import Log
-from orderedmq.selector import KeyedSelectorName, keyed
-from orderedmq.sharding_key import GivenKeyType, hashed_keys
+from orderedmq.core.selector import KeyedSelectorName, keyed
+from orderedmq.core.sharding_key import GivenKeyType, hashed_keys
 
 
 class Producer:

@@ -11,10 +11,10 @@ from orderedmq.cli import completion, places
 from orderedmq.cli.owners import named, owner_columns, short_names
 from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
+from orderedmq.core.offsets import offsets_to_json
+from orderedmq.core.pull_settings import Reading
 from orderedmq.group_state import GroupQueue, group_queues
 from orderedmq.model import check_group, check_topic
-from orderedmq.offsets import offsets_to_json
-from orderedmq.reading import Reading
 from orderedmq.seek import parse_target, queues_to_seek, resolve
 
 app = commands("How far consumer groups are; seek and delete.")

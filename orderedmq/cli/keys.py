@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from orderedmq.core.selector import KeyedSelectorName, Keying
+from orderedmq.core.sharding_key import KeyType
 from orderedmq.errors import OptionError
-from orderedmq.selector import KeyedSelectorName, Keying
-from orderedmq.sharding_key import KeyType
 
 KeyTypeOption = Annotated[
     KeyType | None,

@@ -17,11 +17,11 @@ from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.lines import Form, messages, read_lines
 from orderedmq.cli.shell import Shell, command, number, size
 from orderedmq.cli.topics import Name
+from orderedmq.core.message_rows import several_tags
+from orderedmq.core.selector import Keying
 from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.model import MAX_QUEUES, is_reserved
 from orderedmq.producer import Producer
-from orderedmq.rows import several_tags
-from orderedmq.selector import Keying
 from orderedmq.text import is_text
 
 

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from orderedmq import lock as rules
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
+from orderedmq.core import lock as rules
+from orderedmq.core.membership import present
 from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
@@ -16,7 +17,6 @@ from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import GroupError, OffsetError, OptionError, TopicError, in_use, topic_exists
-from orderedmq.membership import present
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_group, check_topic
 
 

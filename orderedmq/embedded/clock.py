@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from orderedmq.lock import Instant
+from orderedmq.core.lock import Instant
 
 
 class Clock(Protocol):

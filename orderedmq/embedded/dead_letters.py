@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
+from orderedmq.core.message_rows import normalise
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import GroupError
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_NAME_LENGTH, PROPERTIES_TYPE, MessageQueue
-from orderedmq.rows import normalise
 
 
 def topic_name(group: str) -> str:

@@ -1,4 +1,4 @@
-"""Groups over the store: queue locks by the rules of orderedmq.lock, group offsets fenced by their epochs."""
+"""Groups over the store: queue locks by the rules of orderedmq.core.lock, group offsets fenced by their epochs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from orderedmq import lock as rules
+from orderedmq.core import lock as rules
+from orderedmq.core.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
+from orderedmq.core.membership import Member, Subscription, present
 from orderedmq.embedded import dead_letters, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import LockError, OffsetError
-from orderedmq.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
-from orderedmq.membership import Member, Subscription, present
 from orderedmq.model import MessageQueue, check_group
 
 _RESETS = b"reset\0"

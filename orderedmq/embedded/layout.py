@@ -28,8 +28,8 @@ import struct
 from dataclasses import asdict
 from typing import Final, NamedTuple
 
-from orderedmq.lock import Instant, QueueLock
-from orderedmq.membership import Member, Subscription
+from orderedmq.core.lock import Instant, QueueLock
+from orderedmq.core.membership import Member, Subscription
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
 #: 1: without seals.

@@ -17,7 +17,7 @@ import uuid
 import weakref
 from pathlib import Path
 
-from orderedmq.lock import Client
+from orderedmq.core.lock import Client
 
 FOLDER = "owners"
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_@.-]{0,199}")

@@ -12,6 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.core.filters import Filter
+from orderedmq.core.message_rows import normalise
+from orderedmq.core.pull_settings import Reading
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
@@ -19,11 +22,8 @@ from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import OptionError, aged_out, beyond_end, missing_topic, recreated
-from orderedmq.filters import Filter
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
-from orderedmq.reading import Reading
-from orderedmq.rows import normalise
 
 _BODY = ("body",)
 #: Bytes of payloads after whose reading the map's memory is given back.

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
+from orderedmq.core.lock import LockToken
 from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import topic_of
@@ -21,7 +22,6 @@ from orderedmq.embedded.staging import EmbeddedStaging, discard
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import SinkError
-from orderedmq.lock import LockToken
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 #: Batches of a sink whose records are kept.

@@ -23,8 +23,8 @@ from typing import Any, Final
 import xxhash
 
 from orderedmq.broker import SourceRun
+from orderedmq.core.lock import LockToken
 from orderedmq.errors import StoreError
-from orderedmq.lock import LockToken
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 FOLDER: Final = "runs"

@@ -16,6 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.core.message_rows import normalise
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
@@ -25,7 +26,6 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue
-from orderedmq.rows import normalise
 
 #: Bytes of payloads in one transaction.
 WRITE_BYTES: Final = 8 * 1024 * 1024

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from orderedmq.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
+from orderedmq.core.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
 from orderedmq.options.declared import Given

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from orderedmq.core.filters import ALL, Filter
 from orderedmq.errors import OptionError
-from orderedmq.filters import ALL, Filter
 from orderedmq.options.declared import Given
 from orderedmq.options.values import conflict, invalid, shown
 

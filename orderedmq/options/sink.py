@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Self
 
+from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
 from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES
@@ -27,7 +28,6 @@ from orderedmq.options.values import (
     parse_topic,
     shown,
 )
-from orderedmq.sharding_key import KEY_TYPES, GivenKeyType
 
 OnKeyConflict = Literal["error", "warn", "ignore"]
 OnReplayDiffers = Literal["error", "skip"]

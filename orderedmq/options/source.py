@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
-from orderedmq.allocate import Allocation
+from orderedmq.core.allocate import Allocation
+from orderedmq.core.filters import Filter
+from orderedmq.core.pull_settings import USUAL, Reading
 from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
-from orderedmq.filters import Filter
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
 from orderedmq.options.allocation import Assignment, parse_allocation, parse_assignment
 from orderedmq.options.declared import MAX_PULL_BATCH, Given
@@ -35,7 +36,6 @@ from orderedmq.options.values import (
     parse_topic,
     shown,
 )
-from orderedmq.reading import USUAL, Reading
 
 #: Seconds to try for locks that somebody else holds. A cluster's outlive a killed owner by as long as they live, 60 s.
 LOCK_TIMEOUT: Final = 10.0

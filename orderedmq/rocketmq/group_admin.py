@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Final
 
 from orderedmq.broker import LockInfo, MemberInfo
+from orderedmq.core.lock import LOCK_LIFE
 from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError, in_use
-from orderedmq.lock import LOCK_LIFE
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.membership import Directory

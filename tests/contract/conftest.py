@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from orderedmq.broker import Broker
+from orderedmq.core.lock import Client, LockToken
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
-from orderedmq.lock import Client, LockToken
 from orderedmq.rocketmq.local.jars import VERSIONS
 from tests.contract.rocketmq import SERVERS, RocketMQPlace, lacks
 from tests.contract.support import FakeClock, Place, locked, queues_of, rows

@@ -18,9 +18,9 @@ from typing import Final
 import pytest
 
 from orderedmq.broker import Broker
+from orderedmq.core.lock import LOCK_LIFE
+from orderedmq.core.lock import Client as Identity
 from orderedmq.errors import ServersError
-from orderedmq.lock import LOCK_LIFE
-from orderedmq.lock import Client as Identity
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker
+from orderedmq.core.lock import Client, Instant, LockToken
+from orderedmq.core.membership import Subscription
 from orderedmq.errors import OrderedMQError
-from orderedmq.lock import Client, Instant, LockToken
-from orderedmq.membership import Subscription
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COLUMNS, PRODUCER_SCHEMA, RESERVED_PROPERTIES, MessageQueue, OffsetRange
 
 SECOND = 1_000_000

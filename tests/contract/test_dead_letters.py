@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.lock import LockToken
+from orderedmq.core.lock import LockToken
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH
 from tests.contract.support import (
     BIG,

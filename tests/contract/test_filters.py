@@ -7,7 +7,7 @@ import random
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.filters import Filter
+from orderedmq.core.filters import Filter
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
 from tests.contract.support import EVERYTHING, needs, queues_of, refused, rows
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from orderedmq.broker import Broker
-from orderedmq.lock import LOCK_LIFE, Refusal
-from orderedmq.membership import Subscription
+from orderedmq.core.lock import LOCK_LIFE, Refusal
+from orderedmq.core.membership import Subscription
 from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH
 from tests.contract.support import (
     SHARED,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from orderedmq.broker import Broker, SinkBatch, SourceRun
-from orderedmq.lock import LOCK_LIFE, UNLOCK_DELAY, Client, LockToken
+from orderedmq.core.lock import LOCK_LIFE, UNLOCK_DELAY, Client, LockToken
 from orderedmq.model import MessageQueue
 from tests.contract.support import (
     FakeClock,

@@ -37,8 +37,8 @@ from ordered_source import group as group_module
 from ordered_source.reader import StreamReader
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker
+from orderedmq.core.micro_batch import run_of
 from orderedmq.errors import OrderedMQError
-from orderedmq.micro_batch import run_of
 from pyspark_orderedmq import DefaultSource
 from tests.faults.points import Points
 from tests.quick_spark import QUICK_JVM

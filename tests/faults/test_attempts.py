@@ -20,12 +20,12 @@ from ordered_sink.commit import StreamWriter
 from ordered_source import task as task_module
 from ordered_source.task import QueuePartition
 from orderedmq.broker import Broker, Receipt, SourceRun
+from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import BATCH, QUERY, RUN
 from orderedmq.embedded.check import check
 from orderedmq.embedded.store import Store
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, SinkError
-from orderedmq.lock import LockToken
-from orderedmq.micro_batch import BATCH, QUERY, RUN
 from orderedmq.model import MessageQueue
 from tests import checker
 

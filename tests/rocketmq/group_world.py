@@ -10,10 +10,10 @@ from typing import TypeVar
 import pyarrow as pa
 import pytest
 
+from orderedmq.core.lock import Client as Identity
+from orderedmq.core.lock import LockToken, Refusal
+from orderedmq.core.membership import Subscription
 from orderedmq.errors import OrderedMQError
-from orderedmq.lock import Client as Identity
-from orderedmq.lock import LockToken, Refusal
-from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster

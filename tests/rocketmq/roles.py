@@ -13,8 +13,8 @@ from ordered_source.plan import planned_schema
 from ordered_source.reader import StreamReader
 from orderedmq.broker import SinkBatch
 from orderedmq.cli import app
-from orderedmq.lock import LockToken
-from orderedmq.membership import Subscription
+from orderedmq.core.lock import LockToken
+from orderedmq.core.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire.acl import Credentials

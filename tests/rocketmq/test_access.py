@@ -18,12 +18,12 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.commit import BatchWriter
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from orderedmq.core.filters import Filter
+from orderedmq.core.lock import LockToken
+from orderedmq.core.membership import Subscription
+from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import RocketMQError, ServersError
-from orderedmq.filters import Filter
-from orderedmq.lock import LockToken
-from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
-from orderedmq.reading import Reading
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster

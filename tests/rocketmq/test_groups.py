@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from orderedmq.allocate import Allocation, allocate
+from orderedmq.core.allocate import Allocation, allocate
+from orderedmq.core.membership import Subscription, refuse
 from orderedmq.errors import TopicError
-from orderedmq.membership import Subscription, refuse
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.dead_letter_topic import key_of

@@ -22,9 +22,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ordered_source.columns import full_schema
 from ordered_source.reader import StreamReader
 from ordered_source.task import QueuePartition
-from orderedmq.lock import LockToken
+from orderedmq.core.lock import LockToken
+from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.model import MessageQueue
-from orderedmq.offsets import Checkpoint, ranges
 from orderedmq.rocketmq.group.groups import BELIEVED
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until

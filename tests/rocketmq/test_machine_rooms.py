@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 
 import orderedmq
 from orderedmq.broker import Broker
+from orderedmq.core.key_hash import java_string_hash
+from orderedmq.core.selector import select_by_hash
 from orderedmq.errors import ServersError
-from orderedmq.key_hash import java_string_hash
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.selector import select_by_hash
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers
 

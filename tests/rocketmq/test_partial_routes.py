@@ -21,8 +21,8 @@ from ordered_sink.writer import target_queues
 from ordered_source.columns import full_schema
 from ordered_source.reader import StreamReader
 from orderedmq.broker import Broker
+from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
-from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 from orderedmq.options.sink import SinkOptions
 from orderedmq.producer import Producer

@@ -16,8 +16,8 @@ from typing import TypeVar
 
 import pytest
 
+from orderedmq.core.filters import Filter
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
-from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.stored_message import parse_all, parse_stored
 from orderedmq.rocketmq.local.servers import Cluster

@@ -27,8 +27,8 @@ from ordered_sink.commit import BatchWriter
 from ordered_sink.keys import SeenKeys
 from ordered_sink.writer import Written
 from orderedmq.broker import Broker, SinkBatch
+from orderedmq.core.key_hash import key_hash64
 from orderedmq.errors import OptionError
-from orderedmq.key_hash import key_hash64
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.faults.points import until
 from tests.sink_tasks import written

@@ -22,7 +22,7 @@ import orderedmq
 from ordered_source.columns import full_schema
 from ordered_source.reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
-from orderedmq.lock import LockToken
+from orderedmq.core.lock import LockToken
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client

@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import orderedmq
+from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE
 from orderedmq.errors import OrderedMQError, TopicError
-from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE
 from orderedmq.model import OffsetRange
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net import client

@@ -10,9 +10,9 @@ from typing import Any, Final
 from unittest import mock
 
 from ordered_source.group import GroupSession
-from orderedmq import lock as rules
-from orderedmq.lock import Instant, LockToken, QueueLock
-from orderedmq.ownership import Commit, Owner, Unlock
+from orderedmq.core import lock as rules
+from orderedmq.core.lock import Instant, LockToken, QueueLock
+from orderedmq.core.ownership import Commit, Owner, Unlock
 from tests.sim.process import Process
 from tests.sim.world import World
 

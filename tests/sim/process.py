@@ -13,11 +13,11 @@ from unittest import mock
 from ordered_source import group, reader
 from ordered_source.renewal import Renewal
 from orderedmq.broker import EMBEDDED, QueueBounds, TopicInfo
+from orderedmq.core.lock import Client, LockToken, Refusal
+from orderedmq.core.membership import Member, Subscription
+from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import StoreError
-from orderedmq.lock import Client, LockToken, Refusal
-from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
-from orderedmq.reading import Reading
 from tests.sim.world import TICK, World
 
 #: What may happen to a call, as often as it stands here. One that is late takes effect when its caller has given it up.

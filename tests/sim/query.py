@@ -14,11 +14,11 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from ordered_source.reader import StreamReader
 from ordered_source.task import QueuePartition
+from orderedmq.core.listener import OrderlySettings
+from orderedmq.core.lock import LockToken
+from orderedmq.core.ownership import Owner
 from orderedmq.errors import OrderedMQError, SinkError
-from orderedmq.listener import OrderlySettings
-from orderedmq.lock import LockToken
 from orderedmq.model import OffsetRange
-from orderedmq.ownership import Owner
 from tests.sim.process import Killed, Network, Process
 from tests.sim.sink import Run, Sink
 from tests.sim.task import ListenerTask, Task

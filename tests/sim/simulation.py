@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
+from orderedmq.core.lock import LOCK_LIFE, LockToken
 from orderedmq.errors import OrderedMQError
-from orderedmq.lock import LOCK_LIFE, LockToken
 from tests import checker
 from tests.sim.process import Caller, Network, Process, virtual
 from tests.sim.query import Kind, Query

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from orderedmq.core.lock import LockToken
 from orderedmq.errors import SinkError
-from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange
 from tests.sim.world import GROUP, World
 

@@ -6,12 +6,12 @@ from random import Random
 from typing import Final
 
 from ordered_source.task import CHECK_INTERVAL
+from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderlySettings
+from orderedmq.core.lock import LockToken
+from orderedmq.core.orderly import CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+from orderedmq.core.process_queue import Slice
 from orderedmq.errors import LockError
-from orderedmq.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderlySettings
-from orderedmq.lock import LockToken
 from orderedmq.model import OffsetRange
-from orderedmq.orderly import CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
-from orderedmq.process_queue import Slice
 from tests.sim.sink import Run, Sink
 from tests.sim.world import World
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from orderedmq.lock import LOCK_LIFE, UNLOCK_DELAY
+from orderedmq.core.lock import LOCK_LIFE, UNLOCK_DELAY
 from orderedmq.model import MessageQueue
 from tests.sim.process import virtual
 from tests.sim.query import Query

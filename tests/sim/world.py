@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final, Protocol
 
-from orderedmq import lock as rules
 from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.core import lock as rules
+from orderedmq.core.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock, Refusal
+from orderedmq.core.membership import Member, Subscription, present
 from orderedmq.errors import LockError
-from orderedmq.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock, Refusal
-from orderedmq.membership import Member, Subscription, present
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 GROUP: Final = "billing"

@@ -82,7 +82,7 @@ def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
     """What a listener in the client is told of a query's lag."""
     registry = CollectorRegistry()
     kept = Kept(registry)
-    logger = logging.getLogger("orderedmq.lag")
+    logger = logging.getLogger("orderedmq.core.lag")
     logger.setLevel(logging.INFO)
     logger.addHandler(kept)
     listener = LagListener(registry=registry)

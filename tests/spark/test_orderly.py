@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
-from orderedmq.lock import UNLOCK_DELAY
+from orderedmq.core.lock import UNLOCK_DELAY
 from orderedmq.model import MessageQueue
 from tests.faults.leases import age
 from tests.faults.points import until

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
-from orderedmq.key_hash import java_string_hash
+from orderedmq.core.key_hash import java_string_hash
 from orderedmq.model import MessageQueue
 from orderedmq.text import text_of
 from tests.raw_text import JAVAS, append_raw, pairs, strings

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.core.lock import Client, Instant
+from orderedmq.core.membership import Subscription
 from orderedmq.embedded.broker import EmbeddedBroker
-from orderedmq.lock import Client, Instant
-from orderedmq.membership import Subscription
 from orderedmq.model import EMBEDDED_BROKER, MESSAGE_SCHEMA, MessageQueue
 from tests.contract.support import locked, queues_of, rows
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq.allocate import INNER_STRATEGIES, STRATEGIES, Allocation, allocate
+from orderedmq.core.allocate import INNER_STRATEGIES, STRATEGIES, Allocation, allocate
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import orderedmq
-from orderedmq.lock import LockToken
+from orderedmq.core.lock import LockToken
 from orderedmq.model import MessageQueue
 from tests import checker
 

@@ -24,12 +24,12 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.cli.top import _view
+from orderedmq.core.listener import dead_letter_properties
+from orderedmq.core.lock import Client, LockToken
+from orderedmq.core.membership import Subscription
 from orderedmq.dead_letters import NOTED, REPLAY_GROUP
 from orderedmq.errors import OptionError
 from orderedmq.group_state import Rates
-from orderedmq.listener import dead_letter_properties
-from orderedmq.lock import Client, LockToken
-from orderedmq.membership import Subscription
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.seek import Target, parse_target
 from tests.unit.test_cli import COMMAND, ENVIRONMENT, Run, bodies, on_terminal

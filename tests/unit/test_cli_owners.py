@@ -17,9 +17,9 @@ from orderedmq.broker import SourceRun
 from orderedmq.cli import app
 from orderedmq.cli.owners import named, owner_columns, short_names
 from orderedmq.cli.shell import Column, number, table
+from orderedmq.core.membership import Subscription
+from orderedmq.core.micro_batch import run_of
 from orderedmq.errors import OptionError
-from orderedmq.membership import Subscription
-from orderedmq.micro_batch import run_of
 from orderedmq.model import OffsetRange
 from orderedmq.options.source import SourceOptions
 

@@ -14,8 +14,8 @@ import pytest
 
 from ordered_source.reader import StreamReader
 from orderedmq.concise import concise, concise_calls
+from orderedmq.core.selector import FunctionSelector, load_function
 from orderedmq.errors import OptionError
-from orderedmq.selector import FunctionSelector, load_function
 
 
 def deep(error: Exception, cause: Exception | None, depth: int = 5) -> None:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from orderedmq.broker import SinkBatch
+from orderedmq.core.membership import Subscription
 from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from tests.contract.support import BIG, locked, queues_of, refused, rows
 

@@ -20,13 +20,13 @@ from typing import Any
 import pytest
 
 from orderedmq.broker import Broker, SinkBatch, SourceRun
+from orderedmq.core.lock import LockToken
 from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store
 from orderedmq.errors import DataLossError, StoreFullError
-from orderedmq.lock import LockToken
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue
 from tests.contract.support import BIG, bodies, locked, pull, queues_of, refused, rows, span, state
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from orderedmq.broker import Broker
+from orderedmq.core.lock import LockToken, Refusal
+from orderedmq.core.membership import Subscription
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.errors import StoreFullError
-from orderedmq.lock import LockToken, Refusal
-from orderedmq.membership import Subscription
 from tests.contract.support import queues_of, refused
 
 ROOT = Path(__file__).parents[2]

@@ -19,12 +19,12 @@ import pytest
 
 from orderedmq import connect
 from orderedmq.broker import Broker, Receipt
+from orderedmq.core.membership import Subscription
 from orderedmq.embedded import layout, store
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.filesystem import file_system
 from orderedmq.embedded.store import Store
-from orderedmq.membership import Subscription
 from orderedmq.model import MessageQueue
 from tests.contract.support import bodies, locked, queues_of, refused, rows
 from tests.unit.small_store import FixedClock, read_all, write_all

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from orderedmq.filters import Filter, canonical, tags_of
+from orderedmq.core.filters import Filter, canonical, tags_of
 from orderedmq.options.source import SourceOptions
 
 CLUSTER = {"namesrvAddr": "h:9876", "topic": "orders", "consumerGroup": "billing"}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from orderedmq.allocate import Allocation
-from orderedmq.lock import LockToken
+from orderedmq.core.allocate import Allocation
+from orderedmq.core.lock import LockToken
+from orderedmq.core.offsets import Checkpoint
+from orderedmq.core.ownership import Commit, Lock, Owner, Policy, Unlock, divided
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.offsets import Checkpoint
-from orderedmq.ownership import Commit, Lock, Owner, Policy, Unlock, divided
 
 Q0, Q1, Q2, Q3 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(4))
 ALONE = {"me@1": None}

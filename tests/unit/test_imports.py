@@ -15,12 +15,13 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 #: Modules that decide or parse: no socket, file, clock or thread in them.
 PURE = (
-    "model", "errors", "offsets", "process_queue", "lock", "ownership", "selector", "sharding_key", "rows", "micro_batch",
-    "allocate", "membership", "orderly", "listener", "lag", "rocketmq/wire/acl", "rocketmq/wire/admin_requests",
-    "rocketmq/net/backoff", "rocketmq/wire/codes", "rocketmq/wire/frame", "rocketmq/wire/group_requests",
-    "rocketmq/wire/fastjson", "rocketmq/wire/request", "rocketmq/wire/message_requests", "rocketmq/wire/route",
-    "rocketmq/codec/stored_message", "rocketmq/codec/row_decoder", "rocketmq/codec/record_scan", "rocketmq/codec/gather",
-    "rocketmq/codec/decode", "rocketmq/codec/decode_properties", "rocketmq/codec/encode", "rocketmq/codec/properties",
+    "model", "errors", "core/offsets", "core/process_queue", "core/lock", "core/ownership", "core/selector",
+    "core/sharding_key", "core/message_rows", "core/micro_batch", "core/allocate", "core/membership", "core/orderly",
+    "core/listener", "core/lag", "rocketmq/wire/acl", "rocketmq/wire/admin_requests", "rocketmq/net/backoff",
+    "rocketmq/wire/codes", "rocketmq/wire/frame", "rocketmq/wire/group_requests", "rocketmq/wire/fastjson",
+    "rocketmq/wire/request", "rocketmq/wire/message_requests", "rocketmq/wire/route", "rocketmq/codec/stored_message",
+    "rocketmq/codec/row_decoder", "rocketmq/codec/record_scan", "rocketmq/codec/gather", "rocketmq/codec/decode",
+    "rocketmq/codec/decode_properties", "rocketmq/codec/encode", "rocketmq/codec/properties",
     "rocketmq/codec/compression",
 )  # fmt: skip
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orderedmq.core.lag import QueueLag, describe, is_ours, lag_of, lag_of_query
+from orderedmq.core.offsets import Checkpoint, offsets_to_json
 from orderedmq.errors import OffsetError
-from orderedmq.lag import QueueLag, describe, is_ours, lag_of, lag_of_query
 from orderedmq.model import MessageQueue
-from orderedmq.offsets import Checkpoint, offsets_to_json
 
 
 def q(number: int, topic: str = "orders") -> MessageQueue:

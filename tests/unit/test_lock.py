@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orderedmq import lock as rules
-from orderedmq.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock
+from orderedmq.core import lock as rules
+from orderedmq.core.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock
 from orderedmq.model import MessageQueue
 
 Q = MessageQueue("orders", "embedded", 0)

@@ -17,16 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from orderedmq.allocate import Allocation
+from orderedmq.core.allocate import Allocation
+from orderedmq.core.filters import Filter
+from orderedmq.core.pull_settings import Reading
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
-from orderedmq.filters import Filter
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.declared import OPTIONS, Role, option_table
 from orderedmq.options.sink import SinkOptions, SortColumn
 from orderedmq.options.source import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets, parse_offsets_json
 from orderedmq.options.values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
-from orderedmq.reading import Reading
 
 STREAM = {"path": "/data/omq", "topic": "orders", "consumerGroup": "billing"}
 BATCH = {"path": "/data/omq", "topic": "orders"}

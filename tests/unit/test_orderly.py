@@ -11,8 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orderedmq.errors import ListenerError, LockError, OptionError
-from orderedmq.listener import (
+from orderedmq.core.listener import (
     MAX_ERROR_BYTES,
     ConsumeOrderlyContext,
     ConsumeOrderlyStatus,
@@ -23,19 +22,10 @@ from orderedmq.listener import (
     dead_letter_properties,
     suspend_seconds,
 )
+from orderedmq.core.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+from orderedmq.core.process_queue import Slice
+from orderedmq.errors import ListenerError, LockError, OptionError
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
-from orderedmq.orderly import (
-    Batch,
-    CheckLock,
-    Consume,
-    DeadLetter,
-    Done,
-    OrderlyQueue,
-    Outcome,
-    Pull,
-    Suspend,
-)
-from orderedmq.process_queue import Slice
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 ROLLBACK = ConsumeOrderlyStatus.ROLLBACK

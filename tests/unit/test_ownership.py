@@ -16,12 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from orderedmq import lock as rules
+from orderedmq.core import lock as rules
+from orderedmq.core.lock import UNLOCK_DELAY, Client, Instant, LockToken, QueueLock, Refusal
+from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
+from orderedmq.core.ownership import Behind, Commit, Lock, Owned, Owner, Policy
 from orderedmq.errors import OffsetError
-from orderedmq.lock import UNLOCK_DELAY, Client, Instant, LockToken, QueueLock, Refusal
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.offsets import Checkpoint, OffsetMap, ranges
-from orderedmq.ownership import Behind, Commit, Lock, Owned, Owner, Policy
 
 Q0, Q1 = QUEUES = tuple(MessageQueue("orders", "embedded", number) for number in range(2))
 Ranges = dict[MessageQueue, OffsetRange]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ordered_source.renewal import Renewal
+from orderedmq.core.lock import LockToken
 from orderedmq.errors import StoreError
-from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue
 from tests.faults.points import until
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from orderedmq import lock as rules
-from orderedmq.lock import Client, Instant, LockToken, QueueLock
+from orderedmq.core import lock as rules
+from orderedmq.core.lock import Client, Instant, LockToken, QueueLock
+from orderedmq.core.offsets import Checkpoint
+from orderedmq.core.ownership import Lock, Owner, Policy
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.offsets import Checkpoint
-from orderedmq.ownership import Lock, Owner, Policy
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 ME, AGAIN, OTHER = Client("me", "me@1"), Client("me", "me@2"), Client("other", "other@1")

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pytest
 
 from ordered_source import task
+from orderedmq.core.filters import Filter
+from orderedmq.core.process_queue import PULL_MAX_IDLE
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, aged_out, unreadable
-from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
-from orderedmq.process_queue import PULL_MAX_IDLE
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection

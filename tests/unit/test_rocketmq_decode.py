@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from orderedmq.core.key_hash import java_string_hash
 from orderedmq.errors import ProtocolError, SchemaError
-from orderedmq.key_hash import java_string_hash
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA, select_schema
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.decode import MAX_OFFSET

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ordered_source.group import held
+from orderedmq.core.lock import LockToken, Refusal
+from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, ProtocolError
-from orderedmq.lock import LockToken, Refusal
-from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules, running_info
 from orderedmq.rocketmq.group.dead_letter_topic import key_of

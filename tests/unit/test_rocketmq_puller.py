@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orderedmq.core.filters import Filter
+from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
-from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue
-from orderedmq.reading import Reading
 from orderedmq.rocketmq.messages.offset_search import first_at
 from orderedmq.rocketmq.messages.puller import IN_FLIGHT, Puller
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
-from orderedmq.reading import Reading
 from orderedmq.rocketmq.sink.bookmarks import ENTRIES, Entry
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
 from orderedmq.rocketmq.sink.message_stamp import Writer

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orderedmq.core.message_rows import normalise, several_tags
 from orderedmq.errors import MessageError, OrderedMQError, SchemaError
 from orderedmq.model import (
     MAX_BODY_BYTES,
@@ -19,7 +20,6 @@ from orderedmq.model import (
     PROPERTIES_TYPE,
     RESERVED_PROPERTIES,
 )
-from orderedmq.rows import normalise, several_tags
 
 
 def batch(**columns: Any) -> pa.RecordBatch:

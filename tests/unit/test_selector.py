@@ -12,10 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orderedmq import key_hash as module
-from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
-from orderedmq.key_hash import HashedKeys, java_string_hash, key_hash64
-from orderedmq.selector import (
+from orderedmq.core import key_hash as module
+from orderedmq.core.key_hash import HashedKeys, java_string_hash, key_hash64
+from orderedmq.core.selector import (
     FunctionSelector,
     HashSelector,
     QueueIdSelector,
@@ -24,6 +23,7 @@ from orderedmq.selector import (
     select_by_hash,
     selector,
 )
+from orderedmq.errors import MessageError, OptionError, SchemaError, SinkError
 
 #: Java prints these.
 KNOWN = {
@@ -159,7 +159,9 @@ def test_equal_keys_and_only_they_have_one_64_bit_hash(keys):
 
 def test_64_bit_hashes_are_the_same_in_every_process():
     keys = ["", "order-1", "order-2", "é😀" * 9]
-    program = f"import pyarrow as pa\nfrom orderedmq.key_hash import key_hash64\nprint(key_hash64(pa.array({keys!r})).tolist())"
+    program = (
+        f"import pyarrow as pa\nfrom orderedmq.core.key_hash import key_hash64\nprint(key_hash64(pa.array({keys!r})).tolist())"
+    )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=sys.path[0] or None)
     assert other.stdout.strip() == str(key_hash64(pa.array(keys)).tolist())
 

@@ -19,17 +19,17 @@ import orderedmq
 from ordered_source.messages import Window
 from orderedmq.broker import Broker
 from orderedmq.cli import app
+from orderedmq.core.filters import Filter
+from orderedmq.core.key_hash import java_string_hash
+from orderedmq.core.listener import ConsumeOrderlyContext, call_listener, dead_letter_properties
+from orderedmq.core.message_rows import normalise
+from orderedmq.core.sharding_key import hashed_keys
 from orderedmq.errors import SchemaError
-from orderedmq.filters import Filter
-from orderedmq.key_hash import java_string_hash
-from orderedmq.listener import ConsumeOrderlyContext, call_listener, dead_letter_properties
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.decode import MAX_OFFSET
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
-from orderedmq.rows import normalise
-from orderedmq.sharding_key import hashed_keys
 from orderedmq.text import is_text, text_of, valid
 from tests.raw_text import JAVAS, append_raw, pairs, strings
 from tests.stored_messages import Stored, usual

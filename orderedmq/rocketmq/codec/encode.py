@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.core.message_rows import reserved
 from orderedmq.errors import MessageError
 from orderedmq.model import MAX_BODY_BYTES, is_reserved
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.gather import Int64s, contents
-from orderedmq.rows import reserved
 
 #: A request ends behind the message with which it would grow larger than this.
 TARGET_BYTES: Final = 1024 * 1024

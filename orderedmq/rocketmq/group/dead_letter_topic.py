@@ -19,17 +19,17 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.core.listener import dead_letter_id
+from orderedmq.core.message_rows import normalise
+from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import GroupError, RocketMQError
-from orderedmq.listener import dead_letter_id
 from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
-from orderedmq.reading import Reading
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.group.offsets import GroupOffsets, soon
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests, rights
-from orderedmq.rows import normalise
 
 #: Letters at the end among which a repeat is looked for.
 LOOK_BACK: Final = 32 * 1024

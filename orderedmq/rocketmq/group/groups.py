@@ -19,6 +19,9 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, Refusal
+from orderedmq.core.lock import Client as Identity
+from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import (
     GroupError,
     LockError,
@@ -28,9 +31,6 @@ from orderedmq.errors import (
     RocketMQUnavailableError,
     TopicError,
 )
-from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, Refusal
-from orderedmq.lock import Client as Identity
-from orderedmq.membership import Member, Subscription
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic

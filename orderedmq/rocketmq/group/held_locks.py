@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from orderedmq.lock import HOLDER_TRUST, LockToken
+from orderedmq.core.lock import HOLDER_TRUST, LockToken
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group.lock_rules import lock_name
 

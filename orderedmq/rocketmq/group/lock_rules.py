@@ -28,8 +28,8 @@ import uuid
 from collections.abc import Iterable
 from typing import Final
 
+from orderedmq.core.lock import Client, LockToken
 from orderedmq.errors import GroupError, LockError
-from orderedmq.lock import Client, LockToken
 from orderedmq.model import check_group
 
 #: Client ids of ours begin so, and end with what tells one run from another: ``orderedmq-<query>@<host>-<pid>-<random>``.

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from orderedmq.core.lock import Client as Identity
+from orderedmq.core.lock import LockToken
+from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
-from orderedmq.lock import Client as Identity
-from orderedmq.lock import LockToken
-from orderedmq.membership import Member, Subscription
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import running_info
 from orderedmq.rocketmq.group.lock_rules import is_ours

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from orderedmq.core.filters import ALL, canonical
+from orderedmq.core.lock import Instant, LockToken
+from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import ProtocolError
-from orderedmq.filters import ALL, canonical
-from orderedmq.lock import Instant, LockToken
-from orderedmq.membership import Member, Subscription
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group.lock_rules import is_ours, query_of
 from orderedmq.rocketmq.wire.fastjson import field, loads_object

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.core.filters import Filter
+from orderedmq.core.pull_settings import USUAL, Reading
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, recreated
-from orderedmq.filters import Filter
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.pulls import pulls
-from orderedmq.reading import USUAL, Reading
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.offset_search import first_at
 from orderedmq.rocketmq.messages.puller import Puller

@@ -24,6 +24,9 @@ from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from orderedmq.core.filters import Filter
+from orderedmq.core.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
+from orderedmq.core.pull_settings import USUAL, Reading
 from orderedmq.errors import (
     DataLossError,
     OrderedMQError,
@@ -33,11 +36,8 @@ from orderedmq.errors import (
     aged_out,
     beyond_end,
 )
-from orderedmq.filters import Filter
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
-from orderedmq.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
-from orderedmq.reading import USUAL, Reading
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average, bounded, decoded, once, unbroken
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client

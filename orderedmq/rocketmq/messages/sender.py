@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.core.message_rows import normalise
 from orderedmq.errors import RocketMQUnavailableError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.encode import SendBody, encode
@@ -24,7 +25,6 @@ from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
-from orderedmq.rows import normalise
 
 #: Brokers know producers by a group, and do not ask whether it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
 PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"

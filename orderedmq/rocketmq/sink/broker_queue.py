@@ -21,10 +21,10 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Log
+from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
+from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
-from orderedmq.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
 from orderedmq.model import MessageQueue
-from orderedmq.reading import Reading
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import Backoff

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from orderedmq.core.message_rows import normalise
 from orderedmq.errors import DataLossError
 from orderedmq.model import PRODUCER_COLUMNS
 from orderedmq.rocketmq.sink.commit_report import QueueReport
 from orderedmq.rocketmq.sink.message_stamp import Writer
 from orderedmq.rocketmq.sink.queue_writer import Place, QueueWriter
-from orderedmq.rows import normalise
 
 
 def settle(place: Place, writer: Writer, taken: Mapping[int, int]) -> QueueReport:

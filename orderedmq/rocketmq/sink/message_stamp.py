@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.core.message_rows import reserved
 from orderedmq.model import (
     SINK_BATCH,
     SINK_ID,
@@ -32,7 +33,6 @@ from orderedmq.model import (
     MessageQueue,
     is_reserved,
 )
-from orderedmq.rows import reserved
 
 #: Consumer groups of sinks, which nobody consumes with: they keep a sink's bookmarks, and its tasks exclude each other by their locks.
 GROUP_PREFIX: Final = "OMQ_SINK_"

@@ -23,8 +23,9 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
+from orderedmq.core.lock import LockToken
+from orderedmq.core.message_rows import normalise
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError
-from orderedmq.lock import LockToken
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -37,7 +38,6 @@ from orderedmq.rocketmq.sink.contested import settle
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_name, sink_name
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter
 from orderedmq.rocketmq.wire import rights
-from orderedmq.rows import normalise
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from orderedmq.core.filters import ALL, canonical, tags_of
+from orderedmq.core.key_hash import java_string_hash
 from orderedmq.errors import ProtocolError
-from orderedmq.filters import ALL, canonical, tags_of
-from orderedmq.key_hash import java_string_hash
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from orderedmq.core.filters import ALL, Filter
 from orderedmq.errors import MessageError
-from orderedmq.filters import ALL, Filter
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire import route
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode

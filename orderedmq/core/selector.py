@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.content import Words, content_hash64
+from orderedmq.core.content_hash import Words, content_hash64
+from orderedmq.core.key_hash import HashedKeys
+from orderedmq.core.sharding_key import HashedNumbers, KeyType, hashed_keys
 from orderedmq.errors import MessageError, OptionError, Remedy, SchemaError, SinkError
-from orderedmq.key_hash import HashedKeys
 from orderedmq.model import MAX_QUEUES
-from orderedmq.sharding_key import HashedNumbers, KeyType, hashed_keys
 
 #: The chosen queues' positions, one per row: 16 bits hold every queue number, and numpy sorts them fastest.
 Queues: TypeAlias = npt.NDArray[np.uint16]
@@ -248,7 +248,7 @@ def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
     ``name`` is hash, mod, random, queueId, machineRoom, or package.module:function.
 
     ``seed`` (>= 0) stands for the batch and the partition, so that a retry chooses the same queues; ``by_content``: what has no key, or
-    goes at random, goes by content. With machineRoom the queues to choose from are those of the rooms (rooms.py). Raises OptionError
+    goes at random, goes by content. With machineRoom the queues to choose from are those of the rooms (machine_rooms.py). Raises OptionError
     INVALID.
     """
     match name:

@@ -40,8 +40,7 @@ from typing import Final, Literal
 
 import pyarrow.compute as pc
 
-from orderedmq.errors import ListenerError, LockError
-from orderedmq.listener import (
+from orderedmq.core.listener import (
     MAX_ERROR_BYTES,
     ConsumeOrderlyContext,
     ConsumeOrderlyStatus,
@@ -49,8 +48,9 @@ from orderedmq.listener import (
     clip,
     suspend_seconds,
 )
+from orderedmq.core.process_queue import ProcessQueue, Slice
+from orderedmq.errors import ListenerError, LockError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.process_queue import ProcessQueue, Slice
 
 #: Messages after which no more should be fetched ahead (Java: ``pullThresholdForQueue``).
 PULL_THRESHOLD: Final = 1000

@@ -13,9 +13,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from orderedmq.core.offsets import Checkpoint, offsets_from_json
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue
-from orderedmq.offsets import Checkpoint, offsets_from_json
 
 #: How PySpark writes a missing offset: nothing, Java's null as str(None) (classic), JSON's null (Connect).
 _MISSING: Final = (None, "", "None", "null")

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orderedmq.core.machine_rooms import has_room
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rooms import has_room
 
 #: What divides queues by their and the members' positions or names alone; MACHINE_ROOM_NEARBY divides each room's by one of them.
 INNER_STRATEGIES: Final = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")

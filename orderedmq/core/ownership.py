@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from orderedmq.allocate import Allocation, allocate
-from orderedmq.lock import LockToken, Refusal
+from orderedmq.core.allocate import Allocation, allocate
+from orderedmq.core.lock import LockToken, Refusal
+from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
+from orderedmq.core.process_queue import ProcessQueue, Slice
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.offsets import Checkpoint, OffsetMap, ranges
-from orderedmq.process_queue import ProcessQueue, Slice
 
 #: The members of the group: client id → its room (None: it has none).
 Members = Mapping[str, str | None]

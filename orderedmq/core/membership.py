@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from orderedmq.core.filters import ALL
+from orderedmq.core.lock import LOCK_LIFE, Client, Instant
 from orderedmq.errors import GroupError
-from orderedmq.filters import ALL
-from orderedmq.lock import LOCK_LIFE, Client, Instant
 
 #: Seconds. A heartbeat goes with each renewal of the locks (RENEW_INTERVAL).
 MEMBER_LIFE: Final = LOCK_LIFE

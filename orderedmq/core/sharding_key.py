@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.core.key_hash import HashedKeys
 from orderedmq.errors import MessageError, Remedy, SchemaError
-from orderedmq.key_hash import HashedKeys
 from orderedmq.text import valid
 
 #: What Java's producer hashes: a String, an Integer (or Short, or Byte), a Long.
