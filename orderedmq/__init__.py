@@ -15,9 +15,9 @@ from orderedmq.errors import OrderedMQError
 if TYPE_CHECKING:
     from orderedmq.connections import connect
     from orderedmq.java import prepare_spark
-    from orderedmq.producer import Producer
     from orderedmq.rocketmq.net.transport import TlsOptions
     from orderedmq.rocketmq.wire.acl import Credentials
+    from orderedmq.tools.producer import Producer
 
 __version__ = "0.1.0"
 __all__ = ["Credentials", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register"]
@@ -25,7 +25,7 @@ __all__ = ["Credentials", "OrderedMQError", "Producer", "TlsOptions", "connect",
 #: What is loaded when it is first used: pyarrow comes along, which Spark's look-up of data sources should not load.
 _HOMES = {
     "connect": "orderedmq.connections",
-    "Producer": "orderedmq.producer",
+    "Producer": "orderedmq.tools.producer",
     "prepare_spark": "orderedmq.java",
     "Credentials": "orderedmq.rocketmq.wire.acl",
     "TlsOptions": "orderedmq.rocketmq.net.transport",

@@ -12,8 +12,8 @@ from orderedmq.cli.shell import REFUSED, Column, Shell, command, number
 from orderedmq.errors import OptionError
 
 if TYPE_CHECKING:
-    from orderedmq.audit import Audit, Side
     from orderedmq.broker import Broker
+    from orderedmq.tools.audit import Audit, Side
 
 _COLUMN = typer.Option(show_default=False, metavar="COLUMN")
 
@@ -65,8 +65,8 @@ def compare(
     queues may be others, and in other numbers.
     """
     # pyarrow's datasets bring pandas along, half a second that the help needs not.
-    from orderedmq.audit import audit
-    from orderedmq.audit_sides import TableSide, TopicSide
+    from orderedmq.tools.audit import audit
+    from orderedmq.tools.audit_sides import TableSide, TopicSide
 
     table: dict[str, Any] = {
         "key_column": key_column,

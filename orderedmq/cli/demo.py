@@ -13,9 +13,9 @@ import typer
 from orderedmq.cli.shell import REFUSED, Shell, command, size
 
 if TYPE_CHECKING:
-    from orderedmq.audit import Audit
     from orderedmq.demo.play import Demo, Progress
     from orderedmq.demo.result import Result
+    from orderedmq.tools.audit import Audit
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.messages import body_fields, body_text
 from orderedmq.cli.shell import Column, Shell, command, commands, moment, short_moment
-from orderedmq.dead_letters import DeadLetter, Replayed, dead_letter_queue, read, replay, replayed_to
 from orderedmq.errors import OffsetError, OptionError
 from orderedmq.model import check_group
+from orderedmq.tools.dead_letters import DeadLetter, Replayed, dead_letter_queue, read, replay, replayed_to
 
 app = commands("Dead letters: messages that a listener gave up. List and replay.")
 

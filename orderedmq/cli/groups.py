@@ -13,9 +13,9 @@ from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.core.offsets import offsets_to_json
 from orderedmq.core.pull_settings import Reading
-from orderedmq.group_state import GroupQueue, group_queues
 from orderedmq.model import check_group, check_topic
-from orderedmq.seek import parse_target, queues_to_seek, resolve
+from orderedmq.tools.group_state import GroupQueue, group_queues
+from orderedmq.tools.seek import parse_target, queues_to_seek, resolve
 
 app = commands("How far consumer groups are; seek and delete.")
 

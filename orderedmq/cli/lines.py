@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq import json_field
 from orderedmq.core.sharding_key import KeyType, check_lines
 from orderedmq.errors import MessageError, SchemaError
-from orderedmq.json_field import BadJson
 from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, PROPERTIES_TYPE
+from orderedmq.tools import json_field
+from orderedmq.tools.json_field import BadJson
 
 #: Bytes of lines that are appended at once; what comes slowly is appended after so many seconds.
 BLOCK_BYTES: Final = 8 * 1024 * 1024

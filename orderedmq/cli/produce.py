@@ -21,8 +21,8 @@ from orderedmq.core.message_rows import several_tags
 from orderedmq.core.selector import Keying
 from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.model import MAX_QUEUES, is_reserved
-from orderedmq.producer import Producer
 from orderedmq.text import is_text
+from orderedmq.tools.producer import Producer
 
 
 def add_to(app: typer.Typer) -> None:

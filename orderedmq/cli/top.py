@@ -18,9 +18,9 @@ from orderedmq.cli.groups import queue_row
 from orderedmq.cli.owners import named, owner_columns, short_names
 from orderedmq.cli.shell import Column, Shell, command, console, number, table
 from orderedmq.errors import GroupError, OptionError
-from orderedmq.group_state import Rates, group_queues
 from orderedmq.model import check_group
 from orderedmq.options.values import parse_duration
+from orderedmq.tools.group_state import Rates, group_queues
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, ClassVar
 
-from orderedmq.audit import Audit, audit
-from orderedmq.audit_sides import TopicSide
 from orderedmq.broker import Broker
 from orderedmq.connections import reach
 from orderedmq.demo import IN, OUT, flights
@@ -25,7 +23,9 @@ from orderedmq.demo.result import Result, verify
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OrderedMQError, TopicError
 from orderedmq.java import ensure_java
-from orderedmq.producer import Producer
+from orderedmq.tools.audit import Audit, audit
+from orderedmq.tools.audit_sides import TopicSide
+from orderedmq.tools.producer import Producer
 
 #: Told of (events done, events in all).
 Progress = Callable[[int, int], None]

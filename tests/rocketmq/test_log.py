@@ -22,7 +22,6 @@ import orderedmq
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.errors import DataLossError, OptionError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.producer import Producer
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
@@ -32,6 +31,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand
+from orderedmq.tools.producer import Producer
 from tests.rocketmq.proxy import Connection, Network, Path, Way
 
 MS = 1000

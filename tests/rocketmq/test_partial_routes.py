@@ -25,7 +25,6 @@ from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.sink import SinkOptions
-from orderedmq.producer import Producer
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group import groups as groups_module
 from orderedmq.rocketmq.group.offsets import GroupOffsets
@@ -34,6 +33,7 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages import log as log_module
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests
+from orderedmq.tools.producer import Producer
 from tests.faults.points import until
 from tests.rocketmq.peers import Peers
 

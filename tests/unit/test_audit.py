@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import orderedmq
-from orderedmq.audit import NO_KEY, ROW, Audit, Place, Rows, audit
-from orderedmq.audit_sides import TableSide, TopicSide, identities
 from orderedmq.broker import Broker
 from orderedmq.errors import OptionError, TopicError
+from orderedmq.tools.audit import NO_KEY, ROW, Audit, Place, Rows, audit
+from orderedmq.tools.audit_sides import TableSide, TopicSide, identities
 
 #: (key, identity, queue); the key 0 is no key.
 Row = tuple[int, int, int]

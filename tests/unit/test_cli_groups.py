@@ -27,11 +27,11 @@ from orderedmq.cli.top import _view
 from orderedmq.core.listener import dead_letter_properties
 from orderedmq.core.lock import Client, LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.dead_letters import NOTED, REPLAY_GROUP
 from orderedmq.errors import OptionError
-from orderedmq.group_state import Rates
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
-from orderedmq.seek import Target, parse_target
+from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP
+from orderedmq.tools.group_state import Rates
+from orderedmq.tools.seek import Target, parse_target
 from tests.unit.test_cli import COMMAND, ENVIRONMENT, Run, bodies, on_terminal
 
 SHARED = Subscription("shared", "a", "averagely")

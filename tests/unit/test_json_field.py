@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from orderedmq.json_field import BadJson, values
+from orderedmq.tools.json_field import BadJson, values
 
 VALUES: list[Any] = ["x", 'é\n"', 5, -3, 2**70, 1.5, True, None, [1], {"b": "y"}, {"b": 3}, "2013-01-01", "", {}]
 

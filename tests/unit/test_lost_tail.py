@@ -11,8 +11,7 @@ import pytest
 
 from ordered_source import task
 from ordered_source.task import QueuePartition
-from orderedmq import connect, dead_letters
-from orderedmq.audit_sides import TopicSide
+from orderedmq import connect
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.cli import messages
 from orderedmq.demo.result import verify
@@ -20,6 +19,8 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, aged_out
 from orderedmq.model import MessageQueue
 from orderedmq.pulls import pulls
+from orderedmq.tools import dead_letters
+from orderedmq.tools.audit_sides import TopicSide
 from tests.contract.support import refused, rows
 
 QUEUE = MessageQueue("orders", "embedded", 0)

@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 import xxhash
 
-from orderedmq import json_field
-from orderedmq.audit import NO_KEY, ROW, Place, Rows, Words
 from orderedmq.broker import Log
 from orderedmq.core.key_hash import HashedKeys
 from orderedmq.errors import OptionError, TopicError
-from orderedmq.json_field import BadJson
 from orderedmq.pulls import pulls
 from orderedmq.text import text_of, valid
+from orderedmq.tools import json_field
+from orderedmq.tools.audit import NO_KEY, ROW, Place, Rows, Words
+from orderedmq.tools.json_field import BadJson
 
 #: Messages and bytes of a pull.
 PULL_ROWS: Final = 65536

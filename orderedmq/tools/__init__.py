@@ -1,0 +1,1 @@
+"""What the command does, apart from showing it."""
