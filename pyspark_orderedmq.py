@@ -28,12 +28,12 @@ class DefaultSource(DataSource):
         return planned_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from ordered_source.batch import BatchReader
+        from ordered_source.batch_reader import BatchReader
 
         return BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from ordered_source.reader import StreamReader
+        from ordered_source.stream_reader import StreamReader
 
         return StreamReader(self.options, schema)
 

@@ -10,8 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ordered_source.observe import LagListener
-    from ordered_source.orderly import consume_orderly
+    from ordered_source.lag_listener import LagListener
+    from ordered_source.listener.shell import consume_orderly
     from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
 
 __all__ = ["ConsumeOrderlyContext", "ConsumeOrderlyStatus", "LagListener", "consume_orderly"]
@@ -19,8 +19,8 @@ __all__ = ["ConsumeOrderlyContext", "ConsumeOrderlyStatus", "LagListener", "cons
 _HOMES = {
     "ConsumeOrderlyContext": "orderedmq.core.listener",
     "ConsumeOrderlyStatus": "orderedmq.core.listener",
-    "LagListener": "ordered_source.observe",
-    "consume_orderly": "ordered_source.orderly",
+    "LagListener": "ordered_source.lag_listener",
+    "consume_orderly": "ordered_source.listener.shell",
 }
 
 

@@ -33,9 +33,9 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.commit import StreamWriter
 from ordered_sink.writer import Written
-from ordered_source import group as group_module
-from ordered_source.reader import StreamReader
-from ordered_source.task import QueuePartition
+from ordered_source import group_session as group_module
+from ordered_source.partition_reader import QueuePartition
+from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
 from orderedmq.core.micro_batch import run_of
 from orderedmq.errors import OrderedMQError

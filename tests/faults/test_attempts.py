@@ -17,8 +17,8 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 import orderedmq
 from ordered_sink.commit import StreamWriter
-from ordered_source import task as task_module
-from ordered_source.task import QueuePartition
+from ordered_source import partition_reader as task_module
+from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker, Receipt, SourceRun
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import BATCH, QUERY, RUN

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
 from ordered_source.plan import planned_schema
-from ordered_source.reader import StreamReader
+from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import SinkBatch
 from orderedmq.cli import app
 from orderedmq.core.lock import LockToken

@@ -20,8 +20,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ordered_source.columns import full_schema
-from ordered_source.reader import StreamReader
-from ordered_source.task import QueuePartition
+from ordered_source.partition_reader import QueuePartition
+from ordered_source.stream_reader import StreamReader
 from orderedmq.core.lock import LockToken
 from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.model import MessageQueue

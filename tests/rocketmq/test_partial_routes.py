@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 import orderedmq
 from ordered_sink.writer import target_queues
 from ordered_source.columns import full_schema
-from ordered_source.reader import StreamReader
+from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, TopicError

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
 from ordered_source.columns import full_schema
-from ordered_source.reader import POLL_INTERVAL, StreamReader
+from ordered_source.stream_reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LockToken
 from orderedmq.rocketmq.local.probe import ask

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from ordered_source.group import GroupSession
+from ordered_source.group_session import GroupSession
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import Instant, LockToken, QueueLock
 from orderedmq.core.ownership import Commit, Owner, Unlock

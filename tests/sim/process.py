@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol
 from unittest import mock
 
-from ordered_source import group, reader
+from ordered_source import group_session, stream_reader
 from ordered_source.renewal import Renewal
 from orderedmq.broker import EMBEDDED, QueueBounds, TopicInfo
 from orderedmq.core.lock import Client, LockToken, Refusal
@@ -286,12 +286,12 @@ def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[Non
     disabled, logger.disabled = logger.disabled, True
     try:
         with (
-            mock.patch.object(reader, "time", clock),
-            mock.patch.object(group, "time", clock),
-            mock.patch.object(reader, "uuid", drawn),
-            mock.patch.object(reader, "signal", signals),
-            mock.patch.object(group, "Renewal", VirtualRenewal),
-            mock.patch.object(reader, "reach", lambda endpoint: connect(endpoint.path)),
+            mock.patch.object(stream_reader, "time", clock),
+            mock.patch.object(group_session, "time", clock),
+            mock.patch.object(stream_reader, "uuid", drawn),
+            mock.patch.object(stream_reader, "signal", signals),
+            mock.patch.object(group_session, "Renewal", VirtualRenewal),
+            mock.patch.object(stream_reader, "reach", lambda endpoint: connect(endpoint.path)),
         ):
             yield
     finally:

@@ -12,8 +12,8 @@ from typing import Any, Final
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StructField, StructType
 
-from ordered_source.reader import StreamReader
-from ordered_source.task import QueuePartition
+from ordered_source.partition_reader import QueuePartition
+from ordered_source.stream_reader import StreamReader
 from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.lock import LockToken
 from orderedmq.core.ownership import Owner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
-from ordered_source.task import CHECK_INTERVAL
+from ordered_source.partition_reader import CHECK_INTERVAL
 from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderlySettings
 from orderedmq.core.lock import LockToken
 from orderedmq.core.orderly import CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend

@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import orderedmq
-from ordered_source.observe import LagListener
+from ordered_source.lag_listener import LagListener
 
 
 def copied(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ordered_source.columns import full_schema
-from ordered_source.reader import StreamReader
+from ordered_source.stream_reader import StreamReader
 from orderedmq.model import MessageQueue
 from tests.spark.conftest import Rig
 from tests.spark.test_source import copied, numbers

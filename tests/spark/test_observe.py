@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 
-from ordered_source.observe import LagListener
+from ordered_source.lag_listener import LagListener
 from orderedmq.errors import OptionError
 from tests.faults.points import until
 from tests.spark.conftest import Rig

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 import orderedmq
-from ordered_source import batch
-from ordered_source.batch import BatchReader
+from ordered_source import batch_reader
+from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
-from ordered_source.task import QueuePartition
+from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker
 from orderedmq.errors import DataLossError, OffsetError, OrderedMQError
 from orderedmq.model import MessageQueue
@@ -126,7 +126,7 @@ class Turns:
             interposed = Interposed(broker, len(out), partial(self._happening, broker))
             reader = reader_of(broker, **options)
             with self._patch.context() as patched:
-                patched.setattr(batch, "reach", lambda endpoint, meant=interposed: meant)
+                patched.setattr(batch_reader, "reach", lambda endpoint, meant=interposed: meant)
                 try:
                     out.append(spans(reader))
                 except OrderedMQError as error:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ordered_source.reader import StreamReader
+from ordered_source.stream_reader import StreamReader
 from orderedmq.concise import concise, concise_calls
 from orderedmq.core.selector import FunctionSelector, load_function
 from orderedmq.errors import OptionError

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ordered_source import task
-from ordered_source.task import QueuePartition
+from ordered_source import partition_reader
+from ordered_source.partition_reader import QueuePartition
 from orderedmq import connect
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.cli import messages
@@ -129,7 +129,7 @@ def test_a_task_goes_on_behind_a_hole_that_the_bounds_do_not_tell_of(
         log = Holed(broker)
         groups, outbox, capabilities = broker.groups, broker.outbox, broker.capabilities
 
-    monkeypatch.setattr(task, "kept", lambda *_: Damaged)
+    monkeypatch.setattr(partition_reader, "kept", lambda *_: Damaged)
     endpoint = Endpoint(path="/nowhere")
     part = QueuePartition(
         endpoint, "", QUEUE, 0, 10, None, broker.log.topic("orders").incarnation, not accept, 1000, streaming=False
@@ -137,7 +137,7 @@ def test_a_task_goes_on_behind_a_hole_that_the_bounds_do_not_tell_of(
     found: list[int] = []
 
     def read() -> None:
-        for batch in task.read(part, ("queue_offset",), pa.schema([("queue_offset", pa.int64())])):
+        for batch in partition_reader.read(part, ("queue_offset",), pa.schema([("queue_offset", pa.int64())])):
             found.extend(batch.column(0).to_pylist())
 
     if accept:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import orderedmq
-from ordered_source.messages import Window
+from ordered_source.listener.messages import Window
 from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.core.filters import Filter

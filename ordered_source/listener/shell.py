@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 
 from ordered_source import lock_token
 from ordered_source.columns import LOCK_TOKEN
-from ordered_source.messages import Window
+from ordered_source.listener.messages import Window
 from orderedmq.broker import Broker
 from orderedmq.concise import concise
 from orderedmq.core.listener import (

@@ -10,9 +10,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ordered_source import data_loss, plan, task
+from ordered_source import data_loss, partition_reader, plan
 from ordered_source.columns import chosen_columns
-from ordered_source.task import QueuePartition
+from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
@@ -115,7 +115,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueuePartition):
             return iter(())
-        return task.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
+        return partition_reader.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
 
 
 def _says_where(starting: StartingOffsets, queue: MessageQueue) -> bool:

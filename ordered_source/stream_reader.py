@@ -22,12 +22,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from ordered_source import data_loss, plan, task
+from ordered_source import data_loss, partition_reader, plan
 from ordered_source.admission import Admission
 from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
-from ordered_source.group import GroupSession
-from ordered_source.task import QueuePartition
+from ordered_source.group_session import GroupSession
+from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker, Log, TopicInfo
 from orderedmq.concise import concise_calls
 from orderedmq.connections import reach
@@ -151,7 +151,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueuePartition)
-        return task.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
+        return partition_reader.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: it arrives after the next latestOffset, which has said it already."""
