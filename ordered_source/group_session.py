@@ -1,12 +1,15 @@
-"""What one streaming query does in its consumer group: be a member, take queue locks, keep them, notice when one is lost."""
+"""What one streaming query does in its consumer group: be a member, take queue locks, keep them, notice when one is lost.
+
+A query without a group (messageModel=broadcasting) has a session, too: every queue is its own, and nothing is kept for it.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from ordered_source.renewal import Renewal
 from orderedmq.broker import Broker
@@ -14,6 +17,7 @@ from orderedmq.core import membership
 from orderedmq.core.filters import ALL
 from orderedmq.core.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
+from orderedmq.core.offsets import Checkpoint, offsets_to_json
 from orderedmq.core.ownership import Commit, Lock, Members, Owner, Policy, Unlock, divided
 from orderedmq.errors import GroupError, LockError
 from orderedmq.model import MessageQueue
@@ -23,6 +27,101 @@ log = logging.getLogger("orderedmq")
 
 #: Seconds between two tries for a lock that another owner has, and between two looks at the members of an idle group.
 RETRY: Final = 0.1
+
+
+class Session(Protocol):
+    """What the stream reader asks of a query's group, or of nobody."""
+
+    #: Whether the queues are divided among several queries.
+    shared: bool
+
+    def owner(self, owner_id: str) -> Owner:
+        """The Owner that decides for this query."""
+
+    def due(self) -> bool:
+        """Whether to look at the members again though nothing in the broker changed."""
+
+    def raise_if_lost(self) -> None:
+        """Raises LockError LOST if a queue that this query counts on has another owner."""
+
+    def boundary(self, owner: Owner, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
+        """Run what the Owner decides between two micro-batches. ``patient``: wait up to lockTimeout for every queue, as availableNow does."""
+
+    def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
+        """Lock the queues of ``action``. Raises LockError HELD_BY_OTHER for one that the query cannot do without."""
+
+    def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        """The group's offsets of these queues, of those that have one."""
+
+    def reset_number(self) -> int:
+        """How often the group's offsets were reset."""
+
+    def known(
+        self,
+        owner: Owner,
+        start: Checkpoint,
+        queues: Sequence[MessageQueue],
+        begins: Mapping[MessageQueue, int],
+        made_anew: Collection[str],
+    ) -> tuple[dict[MessageQueue, int], int]:
+        """The group's offsets of ``queues`` and its reset number, after the resets that this query has to do first.
+
+        ``begins``: where each queue that exists begins if the group has no offset of it. ``made_anew``: topics whose former offsets
+        mean nothing any more.
+        """
+
+    def stop(self, owner: Owner, *, terminated: bool) -> None:
+        """Give everything back and leave. ``terminated``: a task may still be at work on what is in flight."""
+
+
+def session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
+    """The session of the query ``owner_id``, which is a member of its group then. Raises GroupError, LockError."""
+    return NoGroup() if options.consumer_group is None else GroupSession(broker, options, owner_id)
+
+
+class NoGroup:
+    """The session of a query that has no group: it owns every queue without a lock, and only its checkpoint has offsets."""
+
+    shared = False
+
+    def owner(self, owner_id: str) -> Owner:
+        return Owner(owner_id)
+
+    def due(self) -> bool:
+        return False
+
+    def raise_if_lost(self) -> None:
+        return
+
+    def boundary(self, owner: Owner, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
+        for action in owner.boundary(start, queues):
+            if isinstance(action, Lock):
+                self.take(owner, action, patient=patient)
+
+    def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
+        del patient
+        owner.assume(action.queues)
+
+    def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        del queues
+        return {}
+
+    def reset_number(self) -> int:
+        return 0
+
+    def known(
+        self,
+        owner: Owner,
+        start: Checkpoint,
+        queues: Sequence[MessageQueue],
+        begins: Mapping[MessageQueue, int],
+        made_anew: Collection[str],
+    ) -> tuple[dict[MessageQueue, int], int]:
+        del owner, start, queues, begins, made_anew
+        return {}, 0
+
+    def stop(self, owner: Owner, *, terminated: bool) -> None:
+        del owner, terminated
 
 
 class GroupSession:
@@ -99,6 +198,17 @@ class GroupSession:
         return {member.client_id: member.room for member in found if member.subscription == self._subscription}
 
     # -- locks -------------------------------------------------------------------------------------------------------------
+
+    def boundary(self, owner: Owner, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
+        self.forget_lost(owner)
+        for action in owner.boundary(start, queues, self.members()):
+            match action:
+                case Commit():
+                    self.commit(owner, action)
+                case Unlock():
+                    self.give_up(owner, action)
+                case Lock():
+                    self.take(owner, action, patient=patient)
 
     def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
         """Lock what is missing: at once, or within lockTimeout what the query cannot do without, or everything if it is ``patient``.
@@ -179,6 +289,35 @@ class GroupSession:
                 "its lock lives and another took it over, or the group was reset; restart it, it goes on without a gap",
             )
 
+    # -- offsets -----------------------------------------------------------------------------------------------------------
+
+    def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
+        return self._groups.offsets(self.group, queues)
+
+    def reset_number(self) -> int:
+        return self._groups.reset_number(self.group)
+
+    def known(
+        self,
+        owner: Owner,
+        start: Checkpoint,
+        queues: Sequence[MessageQueue],
+        begins: Mapping[MessageQueue, int],
+        made_anew: Collection[str],
+    ) -> tuple[dict[MessageQueue, int], int]:
+        known, reset = self.offsets(queues), self.reset_number()
+        stale = {_token(owner, queue): begins[queue] for queue in known if queue.topic in made_anew}
+        if stale and reset == start.reset and not self._lineage and not self.shared:
+            # RocketMQ 4 keeps a group's offsets of topics that were deleted.
+            reset = self._groups.reset(stale)
+            known.update((token.queue, begin) for token, begin in stale.items())
+        starting = self._options.starting
+        if start.fresh and starting.explicit and starting.kind != "committed" and not self.shared:
+            log.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
+            reset = self._groups.reset({_token(owner, queue): begins[queue] for queue in queues})
+            known = dict(begins)
+        return known, reset
+
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def stop(self, owner: Owner, *, terminated: bool) -> None:
@@ -190,6 +329,12 @@ class GroupSession:
             # When the driver died instead, its tasks die too, and this process's end frees all.
             self._groups.unlock(release.in_flight, linger=UNLOCK_DELAY)
         self._groups.leave(self._client)
+
+
+def _token(owner: Owner, queue: MessageQueue) -> LockToken:
+    token = owner.owned[queue].token
+    assert token is not None
+    return token
 
 
 def held(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:

@@ -16,7 +16,7 @@ from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
 
 if TYPE_CHECKING:
-    from orderedmq import Credentials, TlsOptions
+    from orderedmq.endpoint import Credentials, TlsOptions
 
 
 def encode(endpoint: Endpoint, identity: str, token: LockToken | None) -> str | None:

@@ -15,8 +15,9 @@ from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
 from orderedmq.options.values import conflict, invalid, parse_bool, parse_path
 
 if TYPE_CHECKING:
-    from orderedmq.rocketmq.net.transport import TlsOptions
-    from orderedmq.rocketmq.wire.acl import Credentials
+    # Also for who describes an account and knows no kind of broker.
+    from orderedmq.rocketmq.net.transport import TlsOptions as TlsOptions
+    from orderedmq.rocketmq.wire.acl import Credentials as Credentials
 
 #: Options of an account, and the variables of the environment from which the command takes them: everyone on a machine sees arguments.
 ACCOUNT: Final = {

@@ -34,7 +34,7 @@ from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 
 if TYPE_CHECKING:
-    from orderedmq import Credentials, TlsOptions
+    from orderedmq.endpoint import Credentials, TlsOptions
 
 log = logging.getLogger("orderedmq")
 

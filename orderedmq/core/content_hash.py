@@ -1,7 +1,8 @@
 """64 bits of what a row says, to choose by: the same for a row whatever comes before it, in every process. Pure.
 
-Rules: two rows have the same bits exactly when a broker's messages of them could not be told apart (rocketmq/sink/message_stamp.py, `digests`; chance
-apart): an empty text is none, properties have no order. The hashing is done by C code that is mapped over a column.
+Rules: two rows have the same bits exactly when a broker's messages of them could not be told apart
+(rocketmq/sink/message_stamp.py, `digests`; chance apart): an empty text counts as no text, and properties have no order. The hashing is
+done by C code that is mapped over a column.
 """
 
 from __future__ import annotations

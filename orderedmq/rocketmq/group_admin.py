@@ -1,7 +1,7 @@
 """The groups' part of the Admin protocol over a cluster.
 
-A broker does not tell who has a lock, so what is known of locks is what members say (running_info.py). Whether a queue is locked at all is found
-out by asking for it: a seek takes the locks of the queues that it sets, so that nobody enters half-way, and gives them back.
+A broker does not tell who has a lock, so what is known of locks is what members say (running_info.py). Only a lock request shows
+whether a queue is locked at all. A seek takes the locks of the queues that it sets, so that nobody enters half-way, and gives them back.
 """
 
 from __future__ import annotations

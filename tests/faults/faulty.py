@@ -36,6 +36,7 @@ from ordered_sink.writer import Written
 from ordered_source import group_session as group_module
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
+from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
 from orderedmq.core.micro_batch import run_of
 from orderedmq.errors import OrderedMQError
@@ -77,7 +78,7 @@ class FaultyReader(StreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         self.points.reach("boundary")
-        first, began = self._broker is None, time.monotonic()
+        first, began = self._connected is None, time.monotonic()
         end = super().latestOffset(start, limit)
         if first:
             self.points.tell("entered", seconds=time.monotonic() - began)
@@ -112,17 +113,17 @@ class FaultyReader(StreamReader):
             count += batch.num_rows
         points.reach("read", count)
 
-    def _connect(self) -> Broker:
+    def _connect(self) -> tuple[Broker, TopicWatch]:
         """Lives of locks that a test can outlast, if it asked for them."""
-        fresh = self._broker is None
-        broker = super()._connect()
+        fresh = self._connected is None
+        connected = super()._connect()
         lives = self.points.folder / "lives.json"
         if fresh and lives.exists():
             asked = json.loads(lives.read_text())
-            broker.groups.life = asked["life"]  # type: ignore[attr-defined]
+            connected[0].groups.life = asked["life"]  # type: ignore[attr-defined]
             setattr(group_module, "RENEW_INTERVAL", 1000.0)  # noqa: B010
             setattr(group_module, "UNLOCK_DELAY", asked["linger"])  # noqa: B010
-        return broker
+        return connected
 
 
 class FaultyWriter(StreamWriter):

@@ -1,7 +1,7 @@
 """Exhaustive model of the ownership rules: every interleaving of a few steps of two queries, small enough to visit all of them.
 
-It has the locks of `orderedmq.core.lock`, the entering and repeating of `orderedmq.core.ownership`, the publish of the embedded outbox, and what
-may happen to a query: a crash after which its locks are free at once; a crash that leaves its *former run* behind, a runner that is
+It has the locks of `orderedmq.core.lock`, the entering and repeating of `orderedmq.core.ownership`, the publish of the embedded outbox,
+and what may happen to a query: a crash after which its locks are free at once; a crash that leaves its *former run* behind, a runner that is
 paused or slow to die and still has the locks; a pause that outlasts a lock; a publish of an earlier run that takes effect late.
 
 After each step:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol
 from unittest import mock
 
-from ordered_source import group_session, stream_reader
+from ordered_source import group_session, stream_reader, topic_watch
 from ordered_source.renewal import Renewal
 from orderedmq.broker import EMBEDDED, QueueBounds, TopicInfo
 from orderedmq.core.lock import Client, LockToken, Refusal
@@ -287,6 +287,7 @@ def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[Non
     try:
         with (
             mock.patch.object(stream_reader, "time", clock),
+            mock.patch.object(topic_watch, "time", clock),
             mock.patch.object(group_session, "time", clock),
             mock.patch.object(stream_reader, "uuid", drawn),
             mock.patch.object(stream_reader, "signal", signals),

@@ -110,7 +110,7 @@ class Query:
 
     @property
     def owner(self) -> Owner | None:
-        return None if self.reader is None else self.reader._owner
+        return None if self.reader is None or self.reader._run is None else self.reader._run.owner
 
     @property
     def run(self) -> Run:
@@ -294,7 +294,7 @@ class Query:
             self.late.append(self.run)
         self._forsake(all_gone=False)
         process.frozen = True
-        asked = self.start if self.phase == "idle" and reader._broker is not None else None
+        asked = self.start if self.phase == "idle" and reader._connected is not None else None
         self.former.append((process, reader, asked))
         self.process = self.reader = None
         self.phase = "down"

@@ -1,0 +1,109 @@
+"""From which offset a streaming query reads each queue, and up to which."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from ordered_source import data_loss, plan
+from ordered_source.group_session import Session
+from ordered_source.topic_watch import TopicWatch
+from orderedmq.broker import Broker
+from orderedmq.core.offsets import Checkpoint, ranges
+from orderedmq.core.ownership import Lock, Owner
+from orderedmq.errors import queue_deleted
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.options.source import SourceOptions
+
+log = logging.getLogger("orderedmq")
+
+
+class Positions:
+    """Gives the Owner a position in each of its queues, from the checkpoint, the group's offsets or the options."""
+
+    def __init__(self, broker: Broker, options: SourceOptions, session: Session, watch: TopicWatch) -> None:
+        self._broker = broker
+        self._options = options
+        self._session = session
+        self._watch = watch
+        self._log = broker.log.reading(options.reading)
+        #: Queues that do not exist any more, which was said once.
+        self._gone: set[MessageQueue] = set()
+
+    def place(self, owner: Owner, start: Checkpoint) -> None:
+        """Decide where to begin in each owned queue that has no position yet. Raises OffsetError, DataLossError."""
+        queues = owner.unplaced().queues
+        if not queues:
+            return
+        bounds = self._broker.log.bounds(queues)
+        # Deleted since they were listed, and never read: the next look at the topics says so.
+        owner.drop([queue for queue in queues if queue not in bounds and queue not in start.next])
+        queues = tuple(queue for queue in queues if queue in owner.owned)
+        starting = self._options.starting
+        # A deleted queue of the checkpoint has no bounds here: `ends` says what is lost of it.
+        begins = {queue: at.min_offset for queue, at in bounds.items()}
+        if start.fresh:
+            if starting.kind == "committed":
+                starting = plan.never_committed(self._options)
+            begins = plan.beginnings(self._log, starting, queues, bounds)
+        known, reset = self._session.known(owner, start, queues, begins, self._watch.made_anew(start))
+        commit, behind, left = owner.enter(start, known, reset, begins)
+        group = self._options.consumer_group
+        for late in behind:
+            log.warning(
+                "the checkpoint is behind group %s: queue %s is read again from %d, the group was at %d",
+                group, late.queue, late.checkpoint, late.group,
+            )  # fmt: skip
+        for queue, (logged, at) in left.items():
+            log.warning(
+                "another query had queue %s of group %s, or the group was reset: it goes on at the group's offset %d, not at %d",
+                queue, group, at, logged,
+            )  # fmt: skip
+        if commit is not None:
+            self._broker.groups.commit(commit.offsets)
+
+    def ends(self, owner: Owner, target: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
+        """The end of each owned queue, at most ``target``. Raises DataLossError for what is lost before it, unless the user accepts it."""
+        bounds = self._broker.log.bounds(list(owner.owned))
+        ends: dict[MessageQueue, int] = {}
+        for queue, owned in owner.owned.items():
+            at, position = bounds.get(queue), owned.position
+            if position is None:
+                continue
+            if at is None:
+                if queue not in self._gone:
+                    data_loss.lose(
+                        queue_deleted(queue, f"this query has read it up to {position}"), fail=self._options.fail_on_data_loss
+                    )
+                    self._gone.add(queue)
+                continue
+            after, loss = data_loss.judged(queue, position, at, "this query", self._log.tail_loss)
+            if loss is not None:
+                data_loss.lose(loss, fail=self._options.fail_on_data_loss)
+                owner.skip(queue, after)
+            ends[queue] = at.max_offset if target is None else min(at.max_offset, target.get(queue, 0))
+        return ends
+
+    def replay(self, owner: Owner, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
+        """The ranges of a batch that was logged before a restart.
+
+        ``known`` is ``end`` without topics that were deleted or made anew. Raises LockError HELD_BY_OTHER.
+        """
+        session, group = self._session, self._options.consumer_group
+        logged = [queue for queue, span in ranges(start, end).items() if span.messages] if session.shared else list(end.next)
+        missing = tuple(sorted(queue for queue in logged if queue in known.next and queue not in owner.owned))
+        if missing:
+            session.take(owner, Lock(missing, all_or_none=not session.shared, repeating=True), patient=False)
+        for queue in missing:
+            if queue not in owner.owned:
+                log.warning(
+                    "queue %s of group %s has another owner: its part of the logged batch is not repeated", queue, group
+                )
+        spans = owner.replay(start, end, session.reset_number(), session.offsets(sorted(owner.owned)))
+        for queue in owner.unplaced().queues:
+            log.warning(
+                "queue %s of group %s had another owner, or was reset: its part of the logged batch is not repeated",
+                queue,
+                group,
+            )
+        return spans
