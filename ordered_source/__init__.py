@@ -1,7 +1,7 @@
 """The source: Spark's readers over a broker, and the orderly listener.
 
-``reader`` runs on the driver, ``task`` and ``orderly`` on executors; the rules are in orderedmq. The names below are loaded when they are
-first used: Spark imports this package in many short processes.
+``stream_reader`` and ``batch_reader`` run on the driver, ``partition_reader`` and ``listener`` on executors; the rules are in
+orderedmq. The names below are loaded on first use, because Spark imports this package in many short-lived processes.
 """
 
 from __future__ import annotations

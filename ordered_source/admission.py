@@ -1,4 +1,4 @@
-"""How much of a backlog one micro-batch takes: Spark's read limit, the options, and the state between triggers."""
+"""How much of the backlog one micro-batch takes: from Spark's read limit, the options, and state kept between triggers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _BODY: Final = ("body",)
 
 
 class Admission:
-    """Shares a trigger's allowance over the queues. Keeps whose turn the remainder is, and since when it waits for more."""
+    """Divides a trigger's limit among the queues. Keeps which queue gets the remainder next, and when the last batch was."""
 
     def __init__(self, options: SourceOptions, now: float) -> None:
         self._options = options
         self._turn = 0
         self._last_batch = now
-        #: With availableNow the query must end, so it never waits for more.
+        #: With availableNow the query must end, so it never waits for more messages.
         self.available_now = False
 
     def default_limit(self) -> ReadLimit:
-        """Spark has no limit of several parts: one that is no ReadAllAvailable says that the options hold."""
+        """Spark's default limit. Spark cannot combine limits: any but ReadAllAvailable makes `counts` apply all options."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -38,7 +38,7 @@ class Admission:
     def counts(
         self, log: Log, backlog: Mapping[MessageQueue, OffsetRange], limit: ReadLimit, now: float
     ) -> dict[MessageQueue, int] | None:
-        """Messages to take per queue; None: hold this trigger back and wait for more."""
+        """Messages to take per queue; None to skip this trigger and wait for more messages."""
         waiting = {queue: span.messages for queue, span in backlog.items() if span.messages}
         if isinstance(limit, ReadAllAvailable):
             return self._taken(waiting, now)
@@ -65,9 +65,9 @@ class Admission:
     def _within(
         self, log: Log, backlog: Mapping[MessageQueue, OffsetRange], counts: Mapping[MessageQueue, int], size: int
     ) -> dict[MessageQueue, int]:
-        """At most ``size`` bytes of bodies in proportion to the counts; the queue whose turn it is gets its first message first.
+        """Cut the counts to ``size`` bytes of bodies, in proportion; the queue whose turn it is always gets its first message.
 
-        A message that is larger than ``size`` goes alone: otherwise it would stop its queue for ever.
+        A message larger than ``size`` is taken alone: otherwise it would stop its queue for ever.
         """
         order = sorted(counts)
         first = order[self._turn % len(order)]
@@ -79,7 +79,7 @@ class Admission:
             return out
         total = sum(counts.values())
         for queue in order:
-            # Bodies of the first queue's first message are paid for.
+            # The first queue's first message is subtracted from the size already.
             offset = backlog[queue].begin + (1 if queue == first else 0)
             end = backlog[queue].begin + counts[queue]
             reached = log.advance(queue, offset, end, left * counts[queue] // total)

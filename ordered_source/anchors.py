@@ -1,8 +1,8 @@
-"""What a query keeps of its topics in its offsets, to know later whether each is still the one that it has read.
+"""Topic anchors: kept in a query's offsets, they tell later whether a topic is still the one that was read.
 
-A broker may have to be asked for it, and what it gives ages (over RocketMQ it is one of the messages that were read, `Log.anchor`). So it
-is kept from offset to offset and asked for anew now and then, of one topic at a time: a batch costs one question more at most. Only a
-topic of which nothing is known yet is asked for at once.
+A broker may have to be asked for an anchor, and an anchor ages (over RocketMQ it is one of the messages that were read,
+`Log.anchor`). So anchors are copied from offset to offset and refreshed now and then, one topic at a time: a batch makes at
+most one extra request. Only a topic without an anchor is asked for at once.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Final
 from orderedmq.broker import Log
 from orderedmq.model import MessageQueue
 
-#: Seconds, or messages of the topic, after which an anchor is asked for anew.
+#: Seconds, or messages of the topic, after which an anchor is refreshed.
 REFRESH_SECONDS: Final = 300.0
 REFRESH_MESSAGES: Final = 1_000_000
 
 
 class Anchors:
-    """When each topic's anchor was asked for; the anchors themselves live in the offsets."""
+    """Refreshes anchors. Keeps when each one was asked for; the anchors themselves are in the offsets."""
 
     def __init__(self) -> None:
-        #: Moment (monotonic seconds) and sum of the next offsets at that time.
+        #: Topic -> monotonic seconds of the last request, and the sum of the topic's next offsets then.
         self._asked: dict[str, tuple[float, int]] = {}
 
     def of(
@@ -31,7 +31,7 @@ class Anchors:
     ) -> dict[str, str]:
         """The anchor of each topic for a batch that is about to be logged and ends at ``following``.
 
-        ``kept``: those of the batch before, of topics that are still what they were. Raises TopicError MISSING.
+        ``kept``: the anchors of the previous batch, without topics that were deleted or recreated. Raises TopicError MISSING.
         """
         ends: defaultdict[str, dict[MessageQueue, int]] = defaultdict(dict)
         for queue, offset in following.items():
@@ -39,7 +39,7 @@ class Anchors:
         out: dict[str, str] = {}
         due: list[tuple[float, str]] = []
         for topic in topics:
-            # What the checkpoint brought is of any age.
+            # An anchor from the checkpoint has an unknown age, so it is due.
             at, then = self._asked.get(topic, (float("-inf"), 0))
             if not kept.get(topic) and (topic not in kept or not then):
                 out[topic] = self._ask(source, topic, ends[topic], now)
@@ -49,7 +49,7 @@ class Anchors:
                 due.append((at, topic))
         if due:
             topic = min(due)[1]
-            # Nothing may tell any more, where messages have aged out; then what is known stays.
+            # Where messages have aged out, the broker may have no anchor; then the old one stays.
             out[topic] = self._ask(source, topic, ends[topic], now) or out[topic]
         return out
 

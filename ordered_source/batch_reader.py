@@ -25,7 +25,7 @@ log = logging.getLogger("orderedmq")
 
 @concise_calls
 class BatchReader(DataSourceReader):
-    """One partition per queue and non-empty range, fixed when the DataFrame is planned."""
+    """Reads one partition per queue with a non-empty range; the ranges are fixed when Spark plans the read."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = SourceOptions.parse(options, streaming=False)
@@ -59,14 +59,15 @@ class BatchReader(DataSourceReader):
             for queue, span in spans.items()
             if span.messages
         ]
-        # Spark reads one partition of its own making when there is none.
+        # For an empty list, Spark would make a partition of its own and read that.
         return out or [InputPartition(None)]
 
     def _spans(self, broker: Broker, queues: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
-        """The range of each queue. Raises DataLossError unless the user accepts losses, OffsetError if the options contradict each other.
+        """The range of each queue. Raises DataLossError unless losses are accepted, OffsetError if options contradict.
 
-        One look at the bounds decides, so a producer or a query of the group that goes on meanwhile changes nothing: the group's offsets
-        are read before it, so that none is beyond the end, and what is searched for later is cut to it.
+        The bounds are read once, so that producers and queries of the group that run meanwhile change nothing: the group's
+        offsets are read before the bounds, so that none lies beyond the end; offsets that are searched for later are cut to the
+        bounds.
         """
         options = self.options
         source = broker.log.reading(options.reading)
@@ -119,6 +120,6 @@ class BatchReader(DataSourceReader):
 
 
 def _says_where(starting: StartingOffsets, queue: MessageQueue) -> bool:
-    """Whether the options themselves say where a queue begins, and do not leave it to the broker or the group."""
+    """Whether the options themselves say where the queue begins (a timestamp or an offset), not the broker or the group."""
     named = starting.offsets.get(queue) if starting.offsets is not None else None
     return starting.kind == "timestamp" or (starting.kind == "json" and named != EARLIEST)

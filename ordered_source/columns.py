@@ -1,4 +1,4 @@
-"""The message schema in Spark's terms, and which columns a user's schema asks for."""
+"""The message schema in Spark's types, and the columns that a user's schema selects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 from orderedmq.errors import SchemaError
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA
 
-#: The source's own column: under which lock a row was read (`lock_token.encode`). Null without a group.
+#: The source's own column: the lock under which a row was read (`lock_token.encode`). Null without a group.
 LOCK_TOKEN: Final = "lock_token"
 
 _TYPES: Final[dict[str, DataType]] = {
@@ -42,13 +42,13 @@ _TYPES: Final[dict[str, DataType]] = {
 
 
 def full_schema(include_properties: bool, include_lock_token: bool = False) -> StructType:
-    """What a reader gets without a schema of its own."""
+    """The schema of a read without a user's schema."""
     names = (*DEFAULT_COLUMNS, *(("properties",) if include_properties else ()), *((LOCK_TOKEN,) if include_lock_token else ()))
     return StructType([StructField(name, _TYPES[name]) for name in names])
 
 
 def chosen_columns(schema: StructType) -> tuple[str, ...]:
-    """The columns that a user's schema names. Raises SchemaError UNKNOWN_COLUMN or WRONG_TYPE."""
+    """The columns named by a user's schema. Raises SchemaError UNKNOWN_COLUMN or WRONG_TYPE."""
     for field in schema.fields:
         expected = _TYPES.get(field.name)
         if expected is None:
@@ -65,7 +65,7 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch under exactly Spark's schema: names, nullability and the inner names of maps."""
+    """The batch with exactly Spark's schema: names, nullability and the inner names of maps."""
     columns = [
         column if column.type.equals(field.type) else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)

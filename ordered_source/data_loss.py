@@ -1,4 +1,4 @@
-"""Whether messages are still there that a reader is about to read, and what follows if not: one rule for streams, batches and tasks."""
+"""Detects messages that were lost before they were read, and fails or warns: one rule for streams, batches and tasks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ log = logging.getLogger("orderedmq")
 def judged(
     queue: MessageQueue, position: int, at: QueueBounds, reader: str, cause: str, *, end: int | None = None
 ) -> tuple[int, DataLossError | None]:
-    """Where ``reader`` ("this query") goes on, which has read the queue up to ``position``, and what is lost before that.
+    """Where a reader at ``position`` can go on, and the error if messages were lost, else None. Pure.
 
-    ``cause``: why queues of this broker end too early (`Log.tail_loss`). ``end``: nothing from there on was asked for. Pure.
+    ``reader`` is its name in the error ("this query"), ``cause`` why a queue of this broker can end too early
+    (`Log.tail_loss`). ``end``: the end of the range asked for (exclusive); messages from there on do not count as lost.
     """
     least = at.min_offset if end is None else min(at.min_offset, end)
     if position < least:
@@ -27,12 +28,12 @@ def judged(
 
 
 def ended(queue: MessageQueue, at: int, planned: int, cause: str) -> DataLossError:
-    """A queue ends at ``at`` though messages below ``planned`` were there when the batch was planned."""
+    """The error for a queue that ends at ``at``, below the end ``planned`` that it had when the batch was planned."""
     return beyond_end(queue, at, f"the batch was planned up to {planned}", cause)
 
 
 def lose(error: DataLossError, *, fail: bool) -> None:
-    """Raises the loss, or warns of it if the user accepts losses (``fail`` is failOnDataLoss)."""
+    """Raise the error, or log it as a warning if the user accepts losses (``fail`` is failOnDataLoss)."""
     if fail:
         raise error
     log.warning("%s", error)

@@ -1,6 +1,6 @@
-"""What one streaming query does in its consumer group: be a member, take queue locks, keep them, notice when one is lost.
+"""A streaming query's part in its consumer group: membership, queue locks and their renewal, and the group's offsets.
 
-A query without a group (messageModel=broadcasting) has a session, too: every queue is its own, and nothing is kept for it.
+A query without a group (messageModel=broadcasting) has a session, too: it owns every queue, without locks or group offsets.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from orderedmq.options.source import SourceOptions
 
 log = logging.getLogger("orderedmq")
 
-#: Seconds between two tries for a lock that another owner has, and between two looks at the members of an idle group.
+#: Seconds between two tries for a lock that another owner holds, and between two checks of the members of an idle group.
 RETRY: Final = 0.1
 
 
 class Session(Protocol):
-    """What the stream reader asks of a query's group, or of nobody."""
+    """What the stream reader needs of a consumer group; a query without a group has a session, too."""
 
-    #: Whether the queues are divided among several queries.
+    #: Whether several queries divide the queues among them.
     shared: bool
 
     def owner(self, owner_id: str) -> Owner:
         """The Owner that decides for this query."""
 
     def due(self) -> bool:
-        """Whether to look at the members again though nothing in the broker changed."""
+        """Whether to check the members again though nothing changed at the broker."""
 
     def raise_if_lost(self) -> None:
-        """Raises LockError LOST if a queue that this query counts on has another owner."""
+        """Raise LockError LOST if a renewal lost the lock of a queue that this query still owns."""
 
     def boundary(self, owner: Owner, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
-        """Run what the Owner decides between two micro-batches. ``patient``: wait up to lockTimeout for every queue, as availableNow does."""
+        """Carry out the Owner's actions between micro-batches. ``patient`` (availableNow): wait lockTimeout for all queues."""
 
     def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
         """Lock the queues of ``action``. Raises LockError HELD_BY_OTHER for one that the query cannot do without."""
 
     def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """The group's offsets of these queues, of those that have one."""
+        """The group's offsets of these queues; a queue without one is left out."""
 
     def reset_number(self) -> int:
         """How often the group's offsets were reset."""
@@ -64,23 +64,23 @@ class Session(Protocol):
         begins: Mapping[MessageQueue, int],
         made_anew: Collection[str],
     ) -> tuple[dict[MessageQueue, int], int]:
-        """The group's offsets of ``queues`` and its reset number, after the resets that this query has to do first.
+        """The group's offsets of ``queues`` and its reset number, after the resets that this query has to make first.
 
-        ``begins``: where each queue that exists begins if the group has no offset of it. ``made_anew``: topics whose former offsets
-        mean nothing any more.
+        ``begins``: where each existing queue begins if the group has no offset for it. ``made_anew``: recreated topics, whose
+        former offsets are void.
         """
 
     def stop(self, owner: Owner, *, terminated: bool) -> None:
-        """Give everything back and leave. ``terminated``: a task may still be at work on what is in flight."""
+        """Unlock all queues and leave the group. ``terminated``: a task may still process a batch in flight."""
 
 
 def session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
-    """The session of the query ``owner_id``, which is a member of its group then. Raises GroupError, LockError."""
+    """The session of the query ``owner_id``, which joins its group here. Raises GroupError, LockError."""
     return NoGroup() if options.consumer_group is None else GroupSession(broker, options, owner_id)
 
 
 class NoGroup:
-    """The session of a query that has no group: it owns every queue without a lock, and only its checkpoint has offsets."""
+    """The session of a query without a group: it owns every queue without a lock, and only its checkpoint holds offsets."""
 
     shared = False
 
@@ -125,7 +125,7 @@ class NoGroup:
 
 
 class GroupSession:
-    """The query ``owner_id`` as a consumer of its group, from its first call to its stop."""
+    """The session of the query ``owner_id`` as a consumer of its group, from its first call to its stop."""
 
     def __init__(self, broker: Broker, options: SourceOptions, owner_id: str) -> None:
         assert options.consumer_group is not None
@@ -163,13 +163,16 @@ class GroupSession:
         return self._groups.heartbeat(self.group, self._client, self._subscription, self._options.allocation.room)
 
     def _join(self) -> None:
-        """Raises GroupError DISAGREES when a member with another subscription does not leave within lockTimeout; IN_USE for another run."""
+        """Become a member; wait up to lockTimeout for members to leave that stand in the way.
+
+        Raises GroupError DISAGREES for a member with another subscription, IN_USE for another run of this query.
+        """
         deadline = time.monotonic() + self._options.lock_timeout
         waiting = False
         while True:
             try:
                 if self.shared and self._lineage:
-                    # Before the first heartbeat: nobody is to divide the queues with a member that does not stay.
+                    # Before the first heartbeat: no member should divide the queues with one that does not stay.
                     membership.refuse_second_run(self.group, self._client, self._groups.members(self.group))
                 membership.refuse(self.group, self._client, self._beat())
             except GroupError as error:
@@ -183,17 +186,17 @@ class GroupSession:
                 return
 
     def due(self) -> bool:
-        """Whether to look at the members again though nothing in the broker changed: a death and a pause change nothing there."""
+        """Whether to check the members again though nothing changed at the broker: a death or a pause changes nothing there."""
         return self.shared and time.monotonic() - self._looked >= RETRY
 
     def members(self) -> Members:
-        """Those with whom the queues are shared, this query included."""
+        """The members that divide the queues, this query included; empty in an exclusive group."""
         self._looked = time.monotonic()
         if not self.shared:
             return {}
         found = self._groups.members(self.group)
         if all(member.client_id != self._client.client_id for member in found):
-            # This process was paused for longer than a member lives.
+            # This process was paused for longer than a membership lives.
             found = self._beat()
         return {member.client_id: member.room for member in found if member.subscription == self._subscription}
 
@@ -211,9 +214,9 @@ class GroupSession:
                     self.take(owner, action, patient=patient)
 
     def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
-        """Lock what is missing: at once, or within lockTimeout what the query cannot do without, or everything if it is ``patient``.
+        """Lock the queues of ``action``. Wait up to lockTimeout for those that the query needs; for all of them if ``patient``.
 
-        Raises LockError HELD_BY_OTHER for a queue that the query cannot do without.
+        Raises LockError HELD_BY_OTHER for a queue that the query needs.
         """
         deadline = time.monotonic() + self._options.lock_timeout
         wanted: Sequence[MessageQueue] = action.queues
@@ -246,7 +249,7 @@ class GroupSession:
         self._groups.unlock(action.idle)
 
     def commit(self, owner: Owner, action: Commit) -> None:
-        """Move the group's offsets. Raises LockError LOST in an exclusive group; in a shared one lost queues are forgotten."""
+        """Commit group offsets. Lost queues: LockError LOST in an exclusive group; a shared one drops them with a warning."""
         offsets: Mapping[LockToken, int] = action.offsets
         while offsets:
             try:
@@ -261,7 +264,7 @@ class GroupSession:
                 return
 
     def forget_lost(self, owner: Owner) -> None:
-        """Before a boundary. Exclusive: raises LockError LOST if a renewal failed. Shared: queues that are lost are forgotten."""
+        """Handle lost queues before a boundary. Exclusive: raise LockError LOST. Shared: drop them with a warning."""
         if not self.shared:
             self.raise_if_lost()
             return
@@ -280,7 +283,7 @@ class GroupSession:
             )  # fmt: skip
 
     def raise_if_lost(self) -> None:
-        """Raises LockError LOST if a renewal found a queue lost that this query still counts on."""
+        """Raise LockError LOST if a renewal lost the lock of a queue that this query still owns."""
         if self._renewal.lost:
             token = self._renewal.lost[0]
             raise LockError(
@@ -308,7 +311,7 @@ class GroupSession:
         known, reset = self.offsets(queues), self.reset_number()
         stale = {_token(owner, queue): begins[queue] for queue in known if queue.topic in made_anew}
         if stale and reset == start.reset and not self._lineage and not self.shared:
-            # RocketMQ 4 keeps a group's offsets of topics that were deleted.
+            # RocketMQ 4 keeps a group's offsets of deleted topics.
             reset = self._groups.reset(stale)
             known.update((token.queue, begin) for token, begin in stale.items())
         starting = self._options.starting
@@ -321,12 +324,12 @@ class GroupSession:
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def stop(self, owner: Owner, *, terminated: bool) -> None:
-        """Give everything back and leave. ``terminated``: Spark goes on and a task may still be at work on what is in flight."""
+        """Unlock idle queues and leave the group. ``terminated``: those in flight, too, after a delay: tasks may still run."""
         self._renewal.stop()
         release = owner.stop(self._groups.offsets(self.group, list(owner.owned)))
         self._groups.unlock(release.idle)
         if terminated and release.in_flight:
-            # When the driver died instead, its tasks die too, and this process's end frees all.
+            # If the driver died instead, its tasks die too, and the end of this process frees the locks.
             self._groups.unlock(release.in_flight, linger=UNLOCK_DELAY)
         self._groups.leave(self._client)
 
@@ -338,7 +341,7 @@ def _token(owner: Owner, queue: MessageQueue) -> LockToken:
 
 
 def held(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:
-    """The error of the query ``owner_id``, which needs all ``wanted`` queues and was refused these."""
+    """The error for the query ``owner_id``, which needs all ``wanted`` queues and was refused the locks in ``refused``."""
     first = refused[0]
     if first.owner == owner_id:
         return LockError(

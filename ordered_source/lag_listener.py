@@ -1,8 +1,8 @@
 """The lag of running queries, for Prometheus and as log lines.
 
-``spark.streams.addListener(LagListener())`` on the driver; with Spark Connect in the client, where PySpark runs listeners then. A lag is
-as of the last micro-batch (orderedmq/core/lag.py says what it is): an idle query, which waits for messages, reports nothing, so its last
-values stay; a query that ended has none.
+Call ``spark.streams.addListener(LagListener())`` on the driver; with Spark Connect in the client, because PySpark runs
+listeners there. A lag (defined in orderedmq/core/lag.py) is that of the last micro-batch. An idle query reports nothing, so its
+last values stay. The values of a query that has ended are removed.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 lag_log = logging.getLogger("orderedmq.core.lag")
 
-#: Upper bounds in seconds: a small batch takes some hundred milliseconds, a batch over a backlog minutes.
+#: Upper bounds in seconds: a small batch takes a few hundred milliseconds, a batch over a large backlog minutes.
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _QUEUE_LABELS: Final = ("query", "topic", "broker", "queue")
 
 
 class LagListener(StreamingQueryListener):
-    """Exports the lag of every query of a session that reads orderedmq; other queries are ignored.
+    """Exports the lag of every query of a session that reads orderedmq; ignores other queries.
 
     prometheus: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``.
     log: a line per query and micro-batch to the logger ``orderedmq.core.lag``, level INFO.
 
-    An error in here never reaches Spark: it is logged once per kind, as a warning.
+    An error of this listener never reaches Spark: it is logged as a warning, once per kind.
     """
 
     def __init__(self, *, prometheus: bool = True, registry: CollectorRegistry | None = None, log: bool = True) -> None:
@@ -52,7 +52,7 @@ class LagListener(StreamingQueryListener):
         self._complained: set[tuple[str, str]] = set()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing: a query has no lag before its first micro-batch."""
+        """Do nothing: a query has no lag before its first micro-batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         with self._apart("a query's progress"):
@@ -74,8 +74,11 @@ class LagListener(StreamingQueryListener):
                 self._metrics.hide(event.runId)
 
     def close(self) -> None:
-        """Take the metrics out of the registry, so that nothing stale stays: after ``removeListener``, or where Spark tells no end of a
-        query (classic Spark, a session stopped while queries run; Connect, a connection that broke)."""
+        """Remove the metrics from the registry, so that no stale values stay.
+
+        Call it after ``removeListener``, and where Spark does not report the end of a query: classic Spark when the session is
+        stopped while queries run, Connect when the connection breaks.
+        """
         with self._lock:
             if self._metrics is not None:
                 self._metrics.unregister()
@@ -83,7 +86,7 @@ class LagListener(StreamingQueryListener):
 
     @contextmanager
     def _apart(self, what: str) -> Iterator[None]:
-        """One event at a time (Spark may call from several threads), and apart from the query: an error is logged, once per kind."""
+        """Handle one event at a time (Spark may call from several threads); log errors, once per kind, instead of raising."""
         try:
             with self._lock:
                 yield
@@ -95,7 +98,7 @@ class LagListener(StreamingQueryListener):
 
 
 class _Metrics:
-    """What is in the registry. Gauges belong to a run of a query and vanish with it; counters stay."""
+    """The metrics in the registry. A gauge's series belong to one run of a query and are removed with it; counters stay."""
 
     def __init__(self, registry: CollectorRegistry | None) -> None:
         try:
@@ -169,15 +172,17 @@ class _Metrics:
 
 
 class _Series:
-    """The series of a gauge, each of the run of a query that showed it last: a query restarted under its name takes them over, whether
-    its former run's end is told before or after."""
+    """The series of a gauge, each with the run that set it last.
+
+    A query that is restarted under the same name takes its series over, even if the end of its former run is reported later.
+    """
 
     def __init__(self, gauge: Gauge) -> None:
         self._gauge = gauge
         self._run: dict[tuple[str, ...], UUID] = {}
 
     def show(self, run: UUID, values: Mapping[tuple[str, ...], int]) -> None:
-        """From now on the run has exactly these."""
+        """Set the series of ``run`` to ``values`` and remove its other ones."""
         for labels in [labels for labels, shown in self._run.items() if shown == run and labels not in values]:
             del self._run[labels]
             self._gauge.remove(*labels)

@@ -1,6 +1,6 @@
-"""The column lock_token: under which lock, of which broker, a row was read; as text, for whoever works on the rows.
+"""The column lock_token: the broker and the lock under which a row was read, as text, for code that processes the rows.
 
-An account's keys are not in it, only that there is one: rows are shown, stored and sent elsewhere.
+It says whether an account was used, but not the account's keys, because rows are shown, stored and sent elsewhere.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def encode(endpoint: Endpoint, identity: str, token: LockToken | None) -> str | None:
-    """``[epoch, group, client id, identity, path or null, namesrvAddr or null, with an account?]``; None without a group."""
+    """JSON of ``[epoch, group, client id, identity, path or null, namesrvAddr or null, with account?]``; None without a group."""
     if token is None:
         return None
     account = endpoint.credentials is not None
@@ -31,9 +31,10 @@ def encode(endpoint: Endpoint, identity: str, token: LockToken | None) -> str | 
 def decode(
     text: str, queue: MessageQueue, credentials: Credentials | None = None, tls: TlsOptions | None = None
 ) -> tuple[Broker, LockToken]:
-    """A connection to the broker, and the token as far as the broker looks at it.
+    """A connection to the broker, and the token with the fields that the broker checks.
 
-    Raises LockError LOST for text that is no token, OptionError MISSING without ``credentials`` where the source has an account.
+    Raises LockError LOST for text that `encode` did not write, OptionError MISSING if the source used an account and there are
+    no ``credentials``.
     """
     try:
         epoch, group, client_id, identity, path, namesrv_addr, account = json.loads(text)

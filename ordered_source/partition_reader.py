@@ -1,4 +1,4 @@
-"""One InputPartition read in an executor: exactly its range of one queue, under the driver's lock, or a named error."""
+"""Reads one InputPartition in an executor: exactly its range of one queue, under the driver's lock, or a named error."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from orderedmq.model import MessageQueue, OffsetRange
 
 log = logging.getLogger("orderedmq")
 
-#: Bytes of bodies in one RecordBatch.
+#: Maximum bytes of bodies in one RecordBatch.
 PULL_BYTES: Final = 16 * 1024 * 1024
-#: Seconds between two looks at the lock while rows are read.
+#: Seconds between two checks of the lock while rows are read.
 CHECK_INTERVAL: Final = 5.0
 
 
 @dataclass
 class QueuePartition(InputPartition):
-    """What an executor needs to read one range of one queue.
+    """One range of one queue, with everything that an executor needs to read it.
 
-    ``token`` None: no group. ``streaming``: part of a micro-batch, so
-    its run is registered with the broker.
+    ``token`` is None without a group. ``streaming``: the range is part of a micro-batch, whose run is registered with the
+    broker.
     """
 
     endpoint: Endpoint
@@ -86,7 +86,7 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
 def _pull(
     source: Log, partition: QueuePartition, offset: int, most: int, columns: tuple[str, ...]
 ) -> tuple[pa.RecordBatch, int]:
-    """The next rows, and where to go on."""
+    """The next rows, and the offset to go on at."""
     queue, incarnation = partition.queue, partition.incarnation
     if partition.matching is not None:
         return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, incarnation)
@@ -112,7 +112,7 @@ def _check(broker: Broker, partition: QueuePartition) -> None:
 
 
 def _behind(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
-    """Where to go on behind lost messages, if the user accepts the loss; the error otherwise."""
+    """The offset to go on at after lost messages. Raises the error unless the user accepts the loss."""
     queue = partition.queue
     if isinstance(error, TopicError):
         error = DataLossError(
@@ -128,7 +128,7 @@ def _behind(broker: Broker, partition: QueuePartition, position: int, error: Dat
     elif error.sub == "AGED_OUT":
         bounds = broker.log.bounds([queue])
         least = bounds[queue].min_offset if queue in bounds else after
-        # Messages in the middle of a queue may be gone, too.
+        # Messages in the middle of a queue may be lost, too.
         after = min(max(least, error.behind or least), partition.end)
         if after <= position:
             raise error

@@ -1,4 +1,4 @@
-"""What both readers do on the driver before any row is read: schema, topics, and where reading begins and ends."""
+"""Planning on the driver, for both readers: schema, topics, and the offsets where reading begins and ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("orderedmq")
 
 @concise
 def planned_schema(options: Mapping[str, str]) -> StructType:
-    """The schema of ``load()`` without one; options, store and topics are checked here, while the DataFrame is built."""
+    """The schema of a ``load()`` without a user's schema. Checks options, store and topics, while the DataFrame is built."""
     parsed = SourceOptions.parse(options, streaming=None)
     with reach(parsed.endpoint) as broker:
         check(broker, parsed)
@@ -28,7 +28,10 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
 
 
 def check(broker: Broker, options: SourceOptions) -> None:
-    """Before any side effect: raises TopicError MISSING, RocketMQError NO_PERMISSION, OptionError for a filter that a broker cannot apply."""
+    """Check topics, rights and filter before any side effect.
+
+    Raises TopicError MISSING, RocketMQError NO_PERMISSION, OptionError for a filter that a broker cannot apply.
+    """
     found = topics(broker, options)
     broker.log.require_rights([topic.name for topic in found], options.consumer_group)
     if options.matching is not None:
@@ -36,10 +39,10 @@ def check(broker: Broker, options: SourceOptions) -> None:
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
-    """The topics that the options ask for. Raises TopicError MISSING, also for a pattern that matches none."""
+    """The topics that the options select. Raises TopicError MISSING, also for a pattern that matches no topic."""
     if options.topic_pattern is None:
         return [broker.log.topic(name) for name in sorted(options.topics)]
-    # Dead letters are read by name only: a pattern such as ".*" means the user's own topics.
+    # Dead-letter topics are read by name only: a pattern such as ".*" means the user's own topics.
     found = [
         topic for topic in broker.log.topics() if not topic.name.startswith(RESERVED_PREFIXES) and options.reads(topic.name)
     ]
@@ -49,12 +52,12 @@ def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
 
 
 def queues_of(broker: Broker, found: Sequence[TopicInfo]) -> list[MessageQueue]:
-    """All queues of the topics in order."""
+    """All queues of the topics, in order."""
     return [queue for topic in found for queue in broker.log.queues(topic.name)]
 
 
 def never_committed(options: SourceOptions) -> StartingOffsets:
-    """Where a group begins in a queue of which it has no offset: consumeFromWhere."""
+    """Where a group begins in a queue for which it has no offset: the option consumeFromWhere."""
     match options.consume_from:
         case "last":
             return StartingOffsets("latest")
@@ -66,7 +69,10 @@ def never_committed(options: SourceOptions) -> StartingOffsets:
 def beginnings(
     source: Log, starting: StartingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
-    """Where ``starting`` (any kind but committed) lets each queue begin. Raises OffsetError INCOMPLETE or BEYOND_END."""
+    """The offset where each queue begins by ``starting`` (any kind but committed).
+
+    Raises OffsetError INCOMPLETE or BEYOND_END, OptionError INVALID for a queue that does not exist.
+    """
     match starting.kind:
         case "latest":
             return {queue: bounds[queue].max_offset for queue in queues}
@@ -81,7 +87,7 @@ def beginnings(
 def endings(
     source: Log, ending: EndingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
-    """Where a batch ends in each queue (exclusive)."""
+    """The offset where a batch read ends in each queue (exclusive). Raises as `beginnings`."""
     match ending.kind:
         case "timestamp":
             assert ending.timestamp is not None

@@ -1,4 +1,4 @@
-"""From which offset a streaming query reads each queue, and up to which."""
+"""The offset from which a streaming query reads each queue, and the one up to which it reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("orderedmq")
 
 
 class Positions:
-    """Gives the Owner a position in each of its queues, from the checkpoint, the group's offsets or the options."""
+    """Sets the Owner's position in each queue: from the checkpoint, the group's offsets or the options."""
 
     def __init__(self, broker: Broker, options: SourceOptions, session: Session, watch: TopicWatch) -> None:
         self._broker = broker
@@ -27,7 +27,7 @@ class Positions:
         self._session = session
         self._watch = watch
         self._log = broker.log.reading(options.reading)
-        #: Queues that do not exist any more, which was said once.
+        #: Deleted queues whose loss was reported, once each.
         self._gone: set[MessageQueue] = set()
 
     def place(self, owner: Owner, start: Checkpoint) -> None:
@@ -36,11 +36,11 @@ class Positions:
         if not queues:
             return
         bounds = self._broker.log.bounds(queues)
-        # Deleted since they were listed, and never read: the next look at the topics says so.
+        # Queues that were deleted after the listing and never read: the next listing leaves them out.
         owner.drop([queue for queue in queues if queue not in bounds and queue not in start.next])
         queues = tuple(queue for queue in queues if queue in owner.owned)
         starting = self._options.starting
-        # A deleted queue of the checkpoint has no bounds here: `ends` says what is lost of it.
+        # A deleted queue of the checkpoint has no bounds here: `ends` reports what is lost of it.
         begins = {queue: at.min_offset for queue, at in bounds.items()}
         if start.fresh:
             if starting.kind == "committed":
@@ -63,7 +63,7 @@ class Positions:
             self._broker.groups.commit(commit.offsets)
 
     def ends(self, owner: Owner, target: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
-        """The end of each owned queue, at most ``target``. Raises DataLossError for what is lost before it, unless the user accepts it."""
+        """The end of each owned queue, at most ``target``. Raises DataLossError for lost messages, unless losses are accepted."""
         bounds = self._broker.log.bounds(list(owner.owned))
         ends: dict[MessageQueue, int] = {}
         for queue, owned in owner.owned.items():
@@ -87,7 +87,7 @@ class Positions:
     def replay(self, owner: Owner, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
         """The ranges of a batch that was logged before a restart.
 
-        ``known`` is ``end`` without topics that were deleted or made anew. Raises LockError HELD_BY_OTHER.
+        ``known`` is ``end`` without topics that were deleted or recreated. Raises LockError HELD_BY_OTHER.
         """
         session, group = self._session, self._options.consumer_group
         logged = [queue for queue, span in ranges(start, end).items() if span.messages] if session.shared else list(end.next)

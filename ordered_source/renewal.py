@@ -1,4 +1,4 @@
-"""A thread that keeps queue locks and the membership alive while the query runs, and notices when a lock is lost."""
+"""A thread that renews queue locks and the group membership while a query runs, and detects lost locks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from orderedmq.broker import Groups
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import OrderedMQError
 
-#: Seconds after a renewal that failed, until the next try: between two of them in their time a lock's trust would be over.
+#: Seconds from a failed renewal to the next try. After another whole interval, the holder's trust in its lock would be over.
 RETRY: Final = 2.0
-#: Seconds between two looks whether the membership went with its connection, once that is as old as RETRY.
+#: Seconds between two checks whether the membership ended with its connection; they begin RETRY seconds after a renewal.
 LOOK: Final = 0.5
 
 
 class Renewal:
-    """Renews ``tokens`` and calls ``beat`` every ``interval`` seconds, and sooner after a failure or when the client is ``cut_off``:
-    tasks look whether their driver is a member, and wait for it.
+    """Renews the tokens given to ``keep`` and calls ``beat`` every ``interval`` seconds, until it is stopped.
 
-    Until stopped, or until the parent process is gone: nobody would process what it holds.
+    After a failure, or when the client is ``cut_off``, it does so sooner: tasks check that their driver is a member, and wait
+    for it. It also ends with the parent process, because nobody would process the queues that it holds.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class Renewal:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         self._tokens: tuple[LockToken, ...] = ()
-        #: Tokens that were found lost.
+        #: Tokens that a renewal reported as lost.
         self.lost: tuple[LockToken, ...] = ()
-        #: Why the last renewal failed; the next one tries again, and the broker's expiry decides.
+        #: Error of the last renewal, if it failed. The next one tries again: a failure alone loses no lock.
         self.failed: OrderedMQError | None = None
 
     def keep(self, tokens: Sequence[LockToken]) -> None:
-        """From now on keep exactly these."""
+        """Renew exactly these tokens from now on."""
         self._tokens = tuple(tokens)
         self.lost = tuple(token for token in self.lost if token in self._tokens)
 
@@ -62,7 +62,7 @@ class Renewal:
             try:
                 lost = self._groups.renew(self._tokens)
                 if lost:
-                    # Before the heartbeat: it may fail, and what is lost stays lost.
+                    # Set before the heartbeat, which may fail: a lost lock stays lost.
                     current = set(self._tokens)
                     self.lost = tuple(token for token in lost if token in current)
                 self._beat()
@@ -72,7 +72,7 @@ class Renewal:
             self.failed = None
 
     def _wait(self) -> bool:
-        """Until the next renewal; whether it is stopped instead."""
+        """Wait until the next renewal is due. Return whether the thread was stopped instead."""
         began = time.monotonic()
         if self._stopped.wait(min(RETRY, self._interval)):
             return True

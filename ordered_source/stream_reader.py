@@ -1,8 +1,9 @@
-"""The stream reader on the driver: runs the Owner's actions against a broker, at the moments that Spark gives.
+"""The stream reader on the driver: carries out the Owner's actions at the broker when Spark calls.
 
-Rules (Spark's calls, as measured on 4.3): ``initialOffset`` decides nothing. ``latestOffset(start)`` means that everything below
-``start`` is processed; its answer is logged before it is planned. ``partitions`` of a logged batch may come first after a restart.
-``commit`` comes too late to be of use. SIGTERM comes twice; the handler must ignore the second to let ``stop`` run.
+Rules (Spark's calls, as measured on 4.3): ``initialOffset`` decides nothing. ``latestOffset(start)`` means that everything
+below ``start`` is processed; Spark logs its result before it calls ``partitions``. After a restart, ``partitions`` of a logged
+batch may come first. ``commit`` comes too late to be of use. SIGTERM comes twice; the handler must ignore the second, so that
+``stop`` can run.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 
-#: Seconds between two looks at a broker that cannot tell that nothing changed, while there is nothing to read.
+#: Seconds between two polls of an idle query, at a broker that cannot report whether anything changed.
 POLL_INTERVAL: Final = 0.05
 
 
 class Run:
-    """What a query has from its first call to its stop: a connection, the Owner, and what they know of topics and positions."""
+    """The state of a running query, from its first offsets to its stop: group session, Owner and positions."""
 
     def __init__(self, broker: Broker, watch: TopicWatch, options: SourceOptions, owner_id: str) -> None:
         self.session: Session = group_session.session(broker, options, owner_id)
@@ -51,20 +52,20 @@ class Run:
 
 @concise_calls
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of one streaming query. A copy of it, unconnected, reads partitions in executors."""
+    """The source of one streaming query. Executors read partitions with an unconnected copy of it."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = SourceOptions.parse(options, streaming=True)
         self.columns = chosen_columns(schema)
         self.schema = schema
         self._connected: tuple[Broker, TopicWatch] | None = None
-        #: From the first offsets on, which may name the Owner.
+        #: None until Spark gives the first offsets, which may name the owner.
         self._run: Run | None = None
         self._admission = Admission(self.options, time.monotonic())
         self._anchors = Anchors()
-        #: With availableNow: where each queue ended when the query began.
+        #: With availableNow: the end of each queue when the query began.
         self._target: dict[MessageQueue, int] | None = None
-        #: (change number, start) for which there was nothing to read, and until when that is believed.
+        #: (change number, start) of the last call that found nothing to read; valid until ``_quiet_until``.
         self._quiet: tuple[int | None, Mapping[str, Any]] | None = None
         self._quiet_until = 0.0
         self._terminated = False
@@ -104,7 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._quiet = (change, start) if counts is not None else None
             self._quiet_until = time.monotonic() + POLL_INTERVAL if change is None else float("inf")
             return start
-        # A fresh checkpoint is logged even without rows, so that it is decided once where each queue begins.
+        # A fresh checkpoint is logged even without rows, so that where each queue begins is decided only once.
         anchors = self._anchors.of(log, watch.names, known.topics, owner.following(counts or {}), time.monotonic())
         return owner.plan(counts or {}, anchors, owner.reset).to_spark()
 
@@ -150,7 +151,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partition_reader.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing: it arrives after the next latestOffset, which has said it already."""
+        """Do nothing: Spark calls it after the next latestOffset, which implies the commit."""
 
     def stop(self) -> None:
         connected, run = self._connected, self._run
@@ -188,9 +189,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._run
 
     def _boundary(self, run: Run, start: Checkpoint, queues: Sequence[MessageQueue]) -> None:
-        """Run what the Owner decides where nothing is in flight."""
+        """Carry out the Owner's actions between two micro-batches, when nothing is in flight."""
         available_now = self._admission.available_now
         run.session.boundary(run.owner, start, queues, patient=available_now)
         if available_now and run.session.shared:
-            # What others give up later is for the next run, as what is written later is.
+            # The next run takes queues that others give up later, as it reads messages written later.
             run.owner.taking = False

@@ -1,4 +1,4 @@
-"""Which topics and queues a streaming query reads, and whether each topic is still the one that it has read before."""
+"""Which topics and queues a streaming query reads, and whether a topic was deleted or recreated since it was read."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from orderedmq.errors import DataLossError, TopicError, recreated
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 
-#: Seconds between two listings of topics where the broker cannot tell that nothing changed.
+#: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
 LISTING_INTERVAL: Final = 1.0
 
 
 class TopicWatch:
-    """The topics that the options ask for, listed again when the broker has changed."""
+    """The topics that the options select; lists them again after a change at the broker."""
 
     def __init__(self, broker: Broker, options: SourceOptions) -> None:
         self._broker = broker
         self._options = options
         self._log = broker.log.reading(options.reading)
         self._topics: list[TopicInfo] = []
-        #: (change number, moment) of the last listing.
+        #: (change number, monotonic seconds) of the last listing.
         self._listed: tuple[int | None, float] = (None, float("-inf"))
-        #: The incarnation of each topic whose queues are owned.
+        #: The incarnation of each topic at the last check.
         self._owned: dict[str, str] = {}
-        #: Losses that the user accepted: (topic, its anchor in the checkpoint).
+        #: Accepted losses (failOnDataLoss=false): (topic, its anchor in the checkpoint).
         self._accepted: set[tuple[str, str]] = set()
 
     @property
@@ -40,7 +40,7 @@ class TopicWatch:
         return [topic.name for topic in self._topics]
 
     def topics(self, *, fresh: bool = False) -> list[TopicInfo]:
-        """The topics as they are now; those of the last listing if the broker has not changed since. ``fresh``: ask in any case.
+        """The current topics, listed again only after a change at the broker. ``fresh``: list them in any case.
 
         Raises TopicError MISSING.
         """
@@ -52,19 +52,19 @@ class TopicWatch:
         return self._topics
 
     def queues(self, known: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
-        """The queues to read, those of ``target`` only if there is one.
+        """The queues to read; with a ``target``, only those in it.
 
         A query that does not share its group also reads every queue of its checkpoint ``known``: without an entry in the next offsets,
         the query would forget how far it has read that queue.
         """
         queues = plan.queues_of(self._broker, self._topics)
         if target is not None:
-            # With availableNow, what appears later is for the next run.
+            # With availableNow, the next run reads queues that appear later.
             queues = [queue for queue in queues if queue in target]
         return queues if shared else [*queues, *sorted(known.next.keys() - set(queues))]
 
     def same_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
-        """``start`` without the queues of topics that were deleted or made anew. Raises DataLossError unless the user accepts the loss."""
+        """``start`` without topics that were deleted or recreated. Raises DataLossError unless the user accepts the loss."""
         try:
             listed = {topic.name: topic.incarnation for topic in self.topics()}
         except TopicError as error:
@@ -94,11 +94,11 @@ class TopicWatch:
         )
 
     def made_anew(self, start: Checkpoint) -> set[str]:
-        """Topics that were deleted or made anew with the user's consent and that ``start`` does not know yet as they are now."""
+        """Topics whose deletion or recreation the user accepted, and that ``start`` does not contain yet."""
         return {name for name, _ in self._accepted}.difference(start.topics)
 
     def _loss(self, name: str, anchor: str, listed: Mapping[str, str]) -> DataLossError | None:
-        """What happened to a topic that was read before; None if it is the same topic."""
+        """The error for a topic that was deleted or recreated since it was read; None if it is the same topic."""
         try:
             if name in listed:
                 return recreated(name) if self._log.is_another(name, anchor) else None

@@ -1,1 +1,1 @@
-"""Orderly listeners: a function that is called with the messages of one queue at a time."""
+"""Orderly listeners: functions that Spark's tasks call with the messages of one queue at a time, in order."""

@@ -1,4 +1,4 @@
-"""Messages as a listener gets them: rows of Arrow batches with fields named like the columns."""
+"""The messages that a listener gets: rows of Arrow batches, with fields named like the columns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Columns:
 class Message:
     """One message. Its fields are the columns of the DataFrame: ``message.body``, ``message.sharding_key``, …
 
-    ``reconsume_times`` counts the times that it was given back, as RocketMQ's orderly consumer does: 0 at the first attempt.
+    ``reconsume_times`` counts its retries, as in RocketMQ's orderly consumer: 0 at the first attempt.
     """
 
     __slots__ = ("_columns", "_place", "_retries")
@@ -63,14 +63,14 @@ class Message:
 
 
 class Window:
-    """The messages of one queue that a listener may still be given, by offset."""
+    """The messages of one queue that may still go to the listener, found by offset."""
 
     def __init__(self) -> None:
-        #: (first offset, one above the last, the batch's columns, place of the first).
+        #: (first offset, end offset (exclusive), the batch's columns, index of the first message in them).
         self._parts: deque[tuple[int, int, _Columns, int]] = deque()
 
     def add(self, batch: pa.RecordBatch) -> list[Slice]:
-        """Rows of one queue in the order of their offsets; the slices without a gap that they form."""
+        """Add rows of one queue, ordered by offset. Return them as slices of consecutive offsets."""
         offsets = batch.column("queue_offset").to_pylist()
         columns, slices = _Columns(batch), []
         retries = batch.select(["reconsume_times"]) if "reconsume_times" in batch.schema.names else None
@@ -82,7 +82,7 @@ class Window:
         return slices
 
     def messages(self, spans: Sequence[Slice], retries: int = 0) -> list[Message]:
-        """The messages of these slices, in order, after ``retries`` attempts that gave them back."""
+        """The messages of these slices, in order; ``retries`` is added to their ``reconsume_times``."""
         found: list[Message] = []
         for span in spans:
             for first, end, columns, place in self._parts:
@@ -94,13 +94,13 @@ class Window:
         return found
 
     def forget(self, offset: int) -> None:
-        """Messages below ``offset`` are decided."""
+        """Drop batches that end at or below ``offset``: their messages are settled."""
         while self._parts and self._parts[0][1] <= offset:
             self._parts.popleft()
 
 
 def _runs(offsets: Sequence[int]) -> list[OffsetRange]:
-    """Offsets as ranges without a gap. A filter may leave gaps; what does not ascend is for the engine to refuse."""
+    """Split offsets into ranges without gaps. A filter may leave gaps; the engine refuses offsets that do not ascend."""
     if offsets and offsets[-1] - offsets[0] == len(offsets) - 1 and all(b - a == 1 for a, b in pairwise(offsets)):
         return [OffsetRange(offsets[0], offsets[-1] + 1)]
     runs: list[OffsetRange] = []

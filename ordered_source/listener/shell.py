@@ -1,8 +1,8 @@
-"""``consume_orderly``: a Python function that consumes queues in order, in Spark's tasks; the shell around orderedmq.core.orderly.
+"""``consume_orderly``: runs a Python listener over queues, in order, in Spark's tasks. A shell around orderedmq.core.orderly.
 
-Rules: a task of a streaming query has a range of one queue (as long as the user has not shuffled the rows). The engine decides, this
-module calls the listener, sleeps, asks the broker for the lock and writes dead letters. At-least-once per micro-batch: when another task
-of the batch fails, Spark runs all of it again, and listeners too.
+Rules: a task of a streaming query has a range of one queue, unless the user shuffled the rows. The engine decides; this module
+calls the listener, sleeps, asks the broker about the lock and writes dead letters. Delivery is at-least-once per micro-batch:
+when one task of the batch fails, Spark runs the whole batch again, and so the listeners of the other tasks.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("orderedmq")
 
-#: Columns without which a message's place and lock are not known.
+#: Required columns: a message's queue, offset, body and lock.
 NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
-#: One row per consumed batch; ``end_offset`` is exclusive, ``duration`` in seconds.
+#: Columns of the outcomes, one row per settled batch; ``end_offset`` is exclusive, ``duration`` in seconds.
 OUTCOMES: Final = (
     "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, "
     "duration double, error string"
@@ -73,12 +73,15 @@ def consume_orderly(
 ) -> DataFrame:
     """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over each queue, in order: RocketMQ's MessageListenerOrderly.
 
-    ``df`` is a stream of the source with ``includeLockToken=true`` (or a schema that names the columns of NEEDED); ``messages`` is a
-    sequence of up to ``consume_message_batch_max_size`` messages with fields named like the columns. A batch that is suspended is put to
-    the listener again after ``suspend_current_queue_time_millis`` (10 to 30,000), ``max_reconsume_times`` times (RocketMQ retries for
-    ever by default, which would hold the micro-batch for ever; -1 asks for it); then it goes to the topic %DLQ%<group>. What the
-    statuses do is in orderedmq.core.orderly. Returns a DataFrame of outcomes, a row per consumed batch (OUTCOMES): write it somewhere, the
-    listener runs when Spark runs it. ``credentials`` and ``tls`` are those of the source, for a cluster that wants them: rows do not carry
+    ``df`` is a stream of the source with ``includeLockToken=true`` (or a schema that names the columns of NEEDED). ``messages``
+    is a sequence of up to ``consume_message_batch_max_size`` messages with fields named like the columns.
+
+    A suspended batch goes to the listener again after ``suspend_current_queue_time_millis`` (10 to 30,000), at most
+    ``max_reconsume_times`` times, and then to the topic %DLQ%<group>. (-1 retries for ever, as RocketMQ does by default; that
+    can hold the micro-batch for ever.) orderedmq.core.orderly lists the effect of each status.
+
+    Returns a DataFrame with a row per settled batch (OUTCOMES). Write it somewhere: the listener runs only when Spark runs the
+    DataFrame. ``credentials`` and ``tls`` are those of the source, for a cluster that requires them, because rows do not carry
     them. Raises SchemaError, OptionError.
     """
     missing = [name for name in NEEDED if name not in df.columns]
@@ -106,7 +109,7 @@ def consume(
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """One task: the rows of its queues one after another through the listener; yields outcomes."""
+    """Run one task: feed the rows to the listener, one queue after another, and yield the outcomes."""
     current: _Consumer | None = None
     for batch in batches:
         decided: list[Outcome] = []
@@ -128,7 +131,10 @@ def consume(
 def _place(
     queue: MessageQueue, text: str | None, credentials: Credentials | None, tls: TlsOptions | None
 ) -> tuple[Broker, LockToken]:
-    """The broker and the lock under which rows were read. Raises OptionError UNSUPPORTED, LockError LOST."""
+    """The broker and the lock under which the rows were read.
+
+    Raises OptionError UNSUPPORTED for rows read without a lock, else as `lock_token.decode`.
+    """
     if text is None:
         raise OptionError(
             "UNSUPPORTED",
@@ -139,7 +145,7 @@ def _place(
 
 
 class _Consumer:
-    """One queue's engine, and what it needs of the world."""
+    """Runs the engine of one queue with the listener, the broker, the clock and the log."""
 
     def __init__(
         self,
@@ -168,7 +174,7 @@ class _Consumer:
         return self._drive()
 
     def _drive(self) -> list[Outcome]:
-        """Do what the engine says until it needs more messages, or is done."""
+        """Carry out the engine's actions until it needs more messages or is done. Return the outcomes."""
         engine, clock = self._engine, time.monotonic
         out: list[Outcome] = []
         while True:
@@ -199,7 +205,7 @@ class _Consumer:
 
 
 def _put_aside(broker: Broker, token: LockToken, batch: Batch, window: Window) -> str | None:
-    """Write a batch to the dead letters; None, or why it could not be written."""
+    """Write a batch to the dead letters. Return None, or the error's text if the write fails. Raises LockError."""
     messages = window.messages(batch.slices)
     letters = []
     for message in messages:
@@ -224,7 +230,7 @@ def _put_aside(broker: Broker, token: LockToken, batch: Batch, window: Window) -
 
 
 def _by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, str | None, pa.RecordBatch]]:
-    """The rows of a batch, cut where another queue or another lock begins. A task has one, unless rows were shuffled."""
+    """Split a batch's rows where the queue or the lock changes. A task has one of each, unless rows were shuffled."""
     if not batch.num_rows:
         return
     names = ("topic", "broker_name", "queue_id", LOCK_TOKEN)
