@@ -1,12 +1,13 @@
 """Dead letters in %DLQ%<group>, where RocketMQ's own tools look for them.
 
-The topic is the broker's to make: it does so for a message of %RETRY%<group> that was tried too often (AbstractSendMessageProcessor.
-handleRetryAndDLQ), as a Java orderly consumer sends it when it gives up. So the first letter goes that way, which needs no right to make
-topics, and each one where the account may not write to the topic itself; the others go there directly, in batches. Letters lie at the
-broker of the queue that they come from.
+The broker creates the topic for a message of %RETRY%<group> that was retried too often
+(AbstractSendMessageProcessor.handleRetryAndDLQ). A Java orderly consumer sends such a message when it gives up. The first
+letter goes that way, because it needs no right to create topics. The others go to the topic directly, in batches; if the
+account may not write to it, they go the first way, too. A letter is stored at the broker of the queue that it comes from.
 
-A letter is known by its UNIQ_KEY, made of (group, queue, offset): whoever puts one aside looks for its key among the last LOOK_BACK
-letters first. Two that do so at once for the same queue can both miss the other's, which its lock should prevent.
+A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset). Before it is added, its key is searched for among the
+last LOOK_BACK letters. Two clients that add letters of one queue at the same time can miss each other's; the queue's lock
+should prevent that.
 """
 
 from __future__ import annotations
@@ -31,38 +32,41 @@ from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests, rights
 
-#: Letters at the end among which a repeat is looked for.
+#: Letters at the topic's end that are searched for a repeat.
 LOOK_BACK: Final = 32 * 1024
-#: Of a letter's properties, those that no producer may set and that say where it comes from (listener.dead_letter_properties).
+#: A letter's properties that name its origin and that no producer may set (listener.dead_letter_properties).
 _ORIGIN: Final = ("REAL_TOPIC", "REAL_QID", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME")
 _PIECE: Final = 4096
-#: Seconds between looks whether what was sent can be seen.
+#: Seconds between checks whether sent letters can be read.
 _POLL: Final = 0.005
 
 
 def key_of(group: str, queue: MessageQueue, offset: int) -> str:
-    """The UNIQ_KEY of a letter: 32 hex digits, as RocketMQ's tools want them."""
+    """Return the UNIQ_KEY of a letter: 32 hex digits, the form that RocketMQ's tools expect."""
     return hashlib.blake2b(dead_letter_id(group, queue, offset).encode(), digest_size=16).hexdigest().upper()
 
 
 class DeadLetterTopic:
-    """Puts letters aside. Thread-safe."""
+    """Adds letters to dead-letter topics. Thread-safe."""
 
     def __init__(self, client: Client, log: RocketMQLog, offsets: GroupOffsets) -> None:
         self._client = client
         self._log = log
         self._offsets = offsets
-        #: Per dead-letter queue: the keys that were seen, and the offset up to which.
+        #: Per dead-letter queue: the keys read so far, and the offset up to which they were read.
         self._seen: dict[MessageQueue, tuple[set[str], int]] = {}
 
     def put(self, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
-        """Append the letters that are not there yet, in order; how many these are. Raises what `normalise` and `Client.call` raise."""
+        """Append the letters that are not there yet, in order, and return their number.
+
+        Raises what `normalise` and `Client.call` raise.
+        """
         where = f"dead letters of queue {queue}"
         rows = normalise(letters, where)
         if not rows.num_rows:
             return 0
         target = MessageQueue(DEAD_LETTER_PREFIX + group, queue.broker_name, 0)
-        # Before the first one is sent, which would be there then, and not be found.
+        # Check the rights before the first letter is sent: without them it would be stored, but a repeat could not find it.
         access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
         seen, end = self._look(group, target)
         new: dict[str, int] = {}
@@ -76,7 +80,7 @@ class DeadLetterTopic:
         keys = pa.array(list(new), pa.string())
         origin = _origin(letters.take(chosen), queue)
         rows = rows.take(chosen)
-        # Where there is no letter, there is no topic. All are encoded, and so checked, before one is sent.
+        # Without a letter the topic may not exist. All letters are encoded, and so checked, before one is sent.
         first = 0 if end else 1
         alone = list(encode(rows.slice(0, first), keys.slice(0, first), where, extra=_part(origin, 0, first)))
         others = list(
@@ -95,13 +99,13 @@ class DeadLetterTopic:
     # -- looking
 
     def _look(self, group: str, target: MessageQueue) -> tuple[set[str], int]:
-        """The keys of the last letters, and the queue's end: 0 also where there is none."""
+        """Return the keys of the last letters, and the queue's end, which is 0 for a missing queue."""
         bounds = self._log.bounds([target]).get(target)
         seen, upto = self._seen.pop(target, (set(), 0))
         if bounds is None:
             return set(), 0
         if upto > bounds.max_offset:
-            # Deleted and made anew.
+            # The topic was deleted and created again.
             seen, upto = set(), 0
         at = max(bounds.min_offset, bounds.max_offset - LOOK_BACK, upto)
         log = self._log.reading(Reading(group))
@@ -115,7 +119,10 @@ class DeadLetterTopic:
         return seen, bounds.max_offset
 
     def _wait(self, target: MessageQueue, end: int) -> None:
-        """Until letters below ``end`` can be seen, and the topic, if it is new: some ms, or whoever comes next would not find them."""
+        """Wait some ms until letters below ``end``, and a new topic, can be read.
+
+        Otherwise the next caller would not find them.
+        """
         deadline = soon()
         while time.monotonic() < deadline:
             bounds = self._log.bounds([target]).get(target)
@@ -136,7 +143,7 @@ class DeadLetterTopic:
         origin: dict[str, pa.Array],
         first: int,
     ) -> int:
-        """A batch into the topic itself; one by one the other way round where that is not allowed."""
+        """Send a batch to the topic itself, or one by one to the retry topic where that is denied; return the offset after it."""
         request = message_requests.send(
             target, body.body, body.properties or "", group=group, born=_now(), batch=body.properties is None
         )
@@ -155,13 +162,13 @@ class DeadLetterTopic:
     def _by_retry(
         self, group: str, queue: MessageQueue, row: pa.RecordBatch, keys: pa.Array, origin: dict[str, pa.Array], where: str
     ) -> int:
-        """One letter as a message of the group's retry topic that was tried once too often; the offset behind it."""
+        """Send one letter as a message of the group's retry topic that was retried too often; return the offset after it."""
         [batch] = encode(row, keys.slice(0, 1), where, extra=origin)
         body, properties = _alone(batch)
         request = message_requests.send(
             MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0), body, properties, group=group, born=_now()
         )
-        # 4.9: at least as often as may be, 5.x: more often.
+        # ``j`` is reconsumeTimes, ``l`` maxReconsumeTimes: 4.9 wants j >= l, 5.x wants j > l.
         request = replace(request, ext={**request.ext, "j": "1", "l": "0"})
         try:
             stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
@@ -172,13 +179,13 @@ class DeadLetterTopic:
 
 
 def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]:
-    """Where each letter is from, as properties: `encode` takes them from a producer's own."""
+    """Return properties that name each letter's origin. `encode` would remove them from a producer's own properties."""
     given: list[dict[str, str]] = [{} for _ in range(letters.num_rows)]
     place = letters.schema.get_field_index("properties")
     if place >= 0:
         given = [dict(pairs or ()) for pairs in letters.column(place).cast(PROPERTIES_TYPE).to_pylist()]
     found = {name: pa.array([one.get(name) for one in given], pa.string()) for name in _ORIGIN}
-    # What Java's tools look for in a dead letter.
+    # Properties that Java's tools look for in a dead letter.
     found["RETRY_TOPIC"] = pa.array([queue.topic] * letters.num_rows, pa.string())
     found["DLQ_ORIGIN_TOPIC"] = found["RETRY_TOPIC"]
     found["DLQ_ORIGIN_MESSAGE_ID"] = found["ORIGIN_MESSAGE_ID"]
@@ -191,7 +198,10 @@ def _part(columns: dict[str, pa.Array], begin: int, count: int) -> dict[str, pa.
 
 
 def _alone(batch: SendBody) -> tuple[memoryview, str]:
-    """A body of one message as it is sent without others: its frame is 20 bytes, its body, 2 bytes, its properties."""
+    """Return the body and properties of a single message, sent without a batch.
+
+    In a batch it is 20 bytes, body, 2 bytes, properties.
+    """
     if batch.properties is not None:
         return batch.body, batch.properties
     length = int.from_bytes(batch.body[16:20], "big")

@@ -1,10 +1,11 @@
 """The Groups protocol over a cluster: members, queue locks and group offsets.
 
-What locks mean is in lock_rules.py, where numbers are kept in offsets.py, who is a member in membership.py. The locks that were granted to
-clients of this process are known here, with when they were last confirmed; a token that comes from elsewhere (a task's, from the driver)
+lock_rules.py has the rules for locks, offsets.py stores the numbers, membership.py knows the members. This module keeps the
+locks of this process's clients and when they were last confirmed. A token of another process, such as the driver's in a task,
 is verified at the brokers.
 
-Nothing here is enforced: brokers take commits and pulls from anyone. What is stale is refused as far as it can be seen from here.
+Nothing is enforced: brokers accept commits and pulls from any client. Stale tokens are refused as far as this process can
+detect them.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
 
-#: Seconds for asking a broker for locks: a lock that is asked for too long is lost meanwhile.
+#: Seconds for a lock request. Trust counts from when it is sent, so a slower grant would hardly be trusted.
 _LOCK_TIMEOUT: Final = 15.0
-#: Seconds for renewing at all brokers: with the heartbeat after it, and RENEW_INTERVAL, less than HOLDER_TRUST. A single one gets at least:
+#: Seconds for renewing at all brokers. With RENEW_INTERVAL and the heartbeat that follows, it stays below HOLDER_TRUST.
 _RENEW_TIMEOUT: Final = 3.0
+#: Minimum seconds for renewing at one broker.
 _LEAST_TIMEOUT: Final = 0.5
-#: Seconds for giving back. What a broker is not told in that time ends by itself.
+#: Seconds for giving queues back. A lock whose broker cannot be told expires by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
-#: A query asks between any two batches whether it lost a queue, tasks and commits ask again.
+#: Seconds for which `stale` reuses a fence: a query calls it between any two batches. Tasks and commits always read the fence.
 BELIEVED: Final = 1.0
-#: Seconds between looks whether a client is a member again.
+#: Seconds between checks whether a client is a member again.
 _MEMBER_POLL: Final = 0.5
 
 
@@ -65,13 +67,13 @@ class RocketMQGroups:
         self._directory = Directory(client)
         self._epochs = lock_rules.Epochs()
         self._present: dict[str, Presence] = {}
-        self._own: set[str] = set()  # Clients of this process, also those that have left.
+        self._own: set[str] = set()  # Clients of this process, including those that have left.
         self._holdings = Holdings()
-        # Offsets are written by queries and by their renewals: what was committed first must not arrive last.
+        # Queries and their renewals both write offsets: an older offset must not arrive after a newer one.
         self._committing = threading.Lock()
         #: Seconds for which a lock is trusted without a renewal.
         self.trust = HOLDER_TRUST
-        #: Seconds for which `stale` believes that nobody took a queue of a client of this process.
+        #: Seconds for which `stale` reuses a fence that it has read.
         self.believed = BELIEVED
         #: Seconds for which a task waits for its driver to be a member again.
         self.patience = RENEW_INTERVAL + 5
@@ -86,7 +88,7 @@ class RocketMQGroups:
         return identity
 
     def leave(self, client: Identity) -> None:
-        """Gives back what the client has and does not linger, since nobody else can."""
+        """End the client's membership and give back its locks, since no other client can. Lingering locks stay."""
         presence = self._present.pop(client.client_id, None)
         if presence is None:
             return
@@ -98,13 +100,13 @@ class RocketMQGroups:
             self.leave(presence.identity)
 
     def heartbeat(self, group: str, client: Identity, subscription: Subscription, room: str | None = None) -> list[Member]:
-        """As the protocol has it; membership ends with the connection, or 120 s after the last heartbeat.
+        """See `Groups.heartbeat`. Membership ends with the connection, or 120 s after the last heartbeat.
 
         Raises GroupError DISAGREES or MISSING; see `Presence.beat`.
         """
         lock_rules.check_name(group)
         presence = self._present.get(client.client_id)
-        # Who has left does not come back by a heartbeat that was on its way.
+        # A client that has left must not rejoin by a late heartbeat.
         if presence is not None:
             presence.beat(group, subscription, room, self._directory, client.name)
         return self.members(group)
@@ -133,7 +135,7 @@ class RocketMQGroups:
         return [found[client_id] for client_id in sorted(found)]
 
     def _held(self, client_id: str, group: str) -> list[tuple[LockToken, float]]:
-        """What a client tells others of its locks in a group."""
+        """Return a client's locks in a group with their wall-clock confirmation times, for other members to read."""
         now, wall = time.monotonic(), time.time()
         return [
             (holding.token, round(wall - (now - holding.confirmed), 3))
@@ -144,9 +146,9 @@ class RocketMQGroups:
     # -- locks
 
     def lock(self, group: str, client: Identity, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
-        """As the protocol has it. A queue that was not confirmed for HOLDER_TRUST is a new grant.
+        """See `Groups.lock`. A queue whose lock was not confirmed within HOLDER_TRUST is a new grant.
 
-        Raises RocketMQUnavailableError, and has none of the queues that it did not have before.
+        Raises RocketMQUnavailableError; the client then holds no queue that it did not hold before.
         """
         lock_rules.check_name(group)
         if not queues:
@@ -169,7 +171,7 @@ class RocketMQGroups:
             new = {queue: name != client.client_id for queue, name in fresh.items() if queue in granted}
             out: dict[MessageQueue, LockToken | Refusal] = {**self._grant(group, client, new, asked)}
         except OrderedMQError:
-            # One broker may have granted what another one was not there for.
+            # One broker may have granted locks although another could not be reached.
             unlock_queues(self._client, group, fresh, _UNLOCK_TIMEOUT)
             raise
         for queue, holding in known.items():
@@ -185,7 +187,7 @@ class RocketMQGroups:
     def _grant(
         self, group: str, client: Identity, queues: Mapping[MessageQueue, bool], asked: float
     ) -> dict[MessageQueue, LockToken]:
-        """New tokens, and all older ones fenced off. ``queues``: whether the lock has the query's name."""
+        """Return new tokens and fence off all older ones. ``queues``: whether each lock has the query's name."""
         fences = self._offsets.fences(group, list(queues))
         epochs = {queue: self._epochs.next(fences[queue], alone=alone) for queue, alone in queues.items()}
         tokens = {
@@ -197,7 +199,7 @@ class RocketMQGroups:
         return tokens
 
     def _refusal(self, group: str, queue: MessageQueue, mine: str, ids: Sequence[str], brokers: Sequence[str]) -> Refusal:
-        """Who has the queue, as far as anybody says so: the broker does not."""
+        """Return the refusal of a queue. The broker does not name the holder, so this process and the members are asked."""
         for holding in self._holdings.of_queue(group, queue):
             if holding.token.client_id == mine:
                 continue
@@ -212,9 +214,9 @@ class RocketMQGroups:
         return Refusal(queue, "", ", ".join(others[:5]), None, False, LOCK_LIFE)
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """As the protocol has it; and what was committed is committed again where a broker has forgotten it.
+        """See `Groups.renew`. Also commits again the offsets that a broker has forgotten.
 
-        Raises RocketMQUnavailableError when brokers could not be asked and no lock is known to be lost.
+        Raises RocketMQUnavailableError if a broker could not be asked and no lock is known to be lost.
         """
         asked = time.monotonic()
         holdings = {token: holding for token in tokens if (holding := self._holdings.own(token)) is not None}
@@ -222,10 +224,10 @@ class RocketMQGroups:
         failed: OrderedMQError | None = None
         for of_broker in by_broker(token for token in holdings if token not in gone):
             group = of_broker[0].group
-            # All brokers that are away together: the others' locks must be renewed again before they are not trusted any more.
+            # Unreachable brokers share one time limit: the others' locks must be renewed again while they are still trusted.
             left = max(_LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
             try:
-                # First the fences: asking for what was taken from us would take it back.
+                # Fences first: a lock request would take back a queue that was taken from us.
                 gone.update(self._fenced(of_broker, left))
                 kept = [token for token in of_broker if token not in gone]
                 at = time.monotonic()
@@ -244,9 +246,9 @@ class RocketMQGroups:
         return [token for token in tokens if token in gone]
 
     def _commit_again(self, holdings: Sequence[Holding], seconds: float) -> list[LockToken]:
-        """A broker that was killed forgets the offsets of its last 5 s. Returns what turns out to be lost."""
+        """Commit again what a killed broker forgot: the offsets of its last 5 s. Returns tokens found to be lost."""
         done = {holding.token.queue: holding for holding in holdings if holding.committed is not None}
-        # A commit that is going on now says all there is to say, and a renewal has no time to wait for it.
+        # A commit in progress writes the newest offsets, and a renewal has no time to wait for it.
         if not done or not self._committing.acquire(blocking=False):
             return []
         group = holdings[0].token.group
@@ -263,11 +265,11 @@ class RocketMQGroups:
         return []
 
     def check(self, token: LockToken) -> bool:
-        """As the protocol has it. From another process than the client's own, this does prolong the lock: brokers cannot be asked otherwise."""
+        """See `Groups.check`. Outside the client's own process this prolongs the lock: brokers offer no other request."""
         return not self._stale([token])
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """As the protocol has it, but what others did within the last second may not be known yet."""
+        """See `Groups.stale`. What others did within the last second may not be noticed yet."""
         return self._stale(tokens, self.believed)
 
     def _stale(self, tokens: Sequence[LockToken], believed: float = 0.0) -> list[LockToken]:
@@ -279,14 +281,14 @@ class RocketMQGroups:
             if holding is not None and not holding.trusted(now, self.trust):
                 gone.add(token)
             elif holding is None:
-                # Of a client of this process, all that it has is known.
+                # All locks of this process's clients are known here, so one that is missing is lost.
                 (gone.add if token.client_id in self._own else foreign.append)(token)
         doubtful = [token for token in tokens if token not in gone and self._holdings.doubtful(token, now, believed)]
         fenced = self._fenced(doubtful)
         self._holdings.looked(doubtful, fenced, now)
         gone.update(fenced)
-        # To ask for the lock of who is no member would bring back to life what was given up.
-        # Time counts from here: the fences may have been waited for, as long as their broker was away.
+        # A lock request for a client that is no longer a member would revive a lock that was given up.
+        # The time counts from here: reading the fences may have waited for a broker that was away.
         deadline = time.monotonic() + self.patience
         asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
         held = {token for token in asked if self._still_granted(token)}
@@ -298,7 +300,7 @@ class RocketMQGroups:
         return token.queue in lock_queues(self._client, token.group, names, _LOCK_TIMEOUT)
 
     def _is_member(self, token: LockToken, deadline: float) -> bool:
-        """Waits for a client whose connection was lost, with its broker for example: its next heartbeat brings it back."""
+        """Whether the token's client is a member. Waits for one that lost its connection: its next heartbeat restores it."""
         brokers = self._brokers_of([token.queue])
         while token.client_id not in self._directory.ids(token.group, brokers):
             if time.monotonic() >= deadline or self._fenced([token]):
@@ -307,7 +309,7 @@ class RocketMQGroups:
         return True
 
     def _fenced(self, tokens: Sequence[LockToken], seconds: float = TIMEOUT) -> list[LockToken]:
-        """Those whose queue was granted, given back or set from outside since."""
+        """Return the tokens whose queue was granted again, given back or set from outside since."""
         out = []
         for group in {token.group for token in tokens}:
             of_group = [token for token in tokens if token.group == group]
@@ -316,7 +318,7 @@ class RocketMQGroups:
         return out
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
-        """As the protocol has it, except that a lingering lock lives as long as any that is not renewed (RocketMQ's unlockDelay)."""
+        """See `Groups.unlock`; but a lingering lock lives as long as any that is not renewed (RocketMQ's unlockDelay)."""
         for of_broker in by_broker(tokens):
             holdings = [holding for token in of_broker if (holding := self._holdings.own(token)) is not None]
             for holding in holdings:
@@ -324,13 +326,13 @@ class RocketMQGroups:
             if linger > 0 or not holdings:
                 continue
             group = holdings[0].token.group
-            # What cannot be looked at, or said, ends by itself, at the latest when a lock's life is over.
+            # A lock that cannot be checked or given back now expires at the end of its life.
             with contextlib.suppress(RocketMQUnavailableError):
-                # A lock of the query's name can be that of a later run, which has raised the fence.
+                # A lock under the query's name may belong to a later run, which has then raised the fence.
                 named = [holding.token for holding in holdings if holding.name != holding.token.client_id]
                 fenced = self._fenced(named, _UNLOCK_TIMEOUT)
                 own = [holding for holding in holdings if holding.token not in fenced]
-                # First the fence: a task that still looks at its lock must not get it again. A topic or group that is gone needs none.
+                # Fence first: a task that checks its lock now must not get it again. A deleted topic or group needs none.
                 with contextlib.suppress(TopicError, GroupError):
                     self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, _UNLOCK_TIMEOUT)
                 unlock_queues(self._client, group, {one.token.queue: one.name for one in own}, _UNLOCK_TIMEOUT)
@@ -341,7 +343,7 @@ class RocketMQGroups:
         return self._offsets.read(group, queues)
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
-        """As the protocol has it; forward only as far as this process knows what was committed, and brokers take anything."""
+        """See `Groups.commit`. Offsets move only forward from what this process knows; brokers accept any offset."""
         self._require(offsets, "committed")
         with self._committing:
             for group, of_group in by_group(offsets).items():
@@ -380,13 +382,13 @@ class RocketMQGroups:
         return self._offsets.reset_number(group)
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
-        """As the protocol has it; a repeat is recognised among the last letters (dead_letter_topic.LOOK_BACK)."""
+        """See `Groups.dead_letter`. A repeat is recognised among the last dead_letter_topic.LOOK_BACK letters."""
         if self._stale([token]):
             raise lock_rules.lost(token, f"{len(offsets)} of its messages were put aside", self.trust)
         return self._letters.put(token.group, token.queue, letters, offsets)
 
     def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
-        """Raises LockError LOST if a token is stale, OffsetError INVALID."""
+        """Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""
         for token, offset in offsets.items():
             if offset < 0:
                 raise OffsetError(
@@ -396,7 +398,7 @@ class RocketMQGroups:
             raise lock_rules.lost(token, f"its offset {offsets[token]} was {doing}", self.trust)
 
     def _brokers_of(self, queues: Sequence[MessageQueue]) -> list[str]:
-        """The addresses of queues' brokers, by name, as far as they are there."""
+        """Return the addresses of the queues' brokers, by broker name, without those that cannot be found."""
         deadline = soon(_LOCK_TIMEOUT)
         found = {}
         for topic, name in sorted({(queue.topic, queue.broker_name) for queue in queues}, key=lambda pair: pair[1]):
@@ -405,7 +407,7 @@ class RocketMQGroups:
         return list(found.values())
 
     def _in_child(self) -> None:
-        """After fork: clients and locks are the parent's."""
+        """Start empty in the child of a fork: clients and locks are the parent's."""
         self._present, self._own, self._holdings, self._committing = {}, set(), Holdings(), threading.Lock()
 
 

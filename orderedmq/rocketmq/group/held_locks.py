@@ -1,4 +1,4 @@
-"""The locks that clients of this process have, as far as the brokers confirmed it. Pure but for a mutex."""
+"""The queue locks of this process's clients, and when their brokers last confirmed them. Pure apart from a mutex."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from orderedmq.rocketmq.group.lock_rules import lock_name
 
 @dataclass
 class Holding:
-    """A lock that a client of this process has. ``confirmed``: when it was last asked for with success (monotonic seconds)."""
+    """A lock held by a client of this process. ``confirmed``: when its last successful request was sent (monotonic seconds)."""
 
     token: LockToken
     confirmed: float
-    #: The highest offset that was committed under it; None before the first.
+    #: The group's offset as last committed, reset or read under this lock; None before the first commit or reset.
     committed: int | None = None
-    #: When the queue's fence was last seen below the token (monotonic seconds).
+    #: When the queue's fence was last found below the token's epoch (monotonic seconds).
     looked: float = float("-inf")
 
     def trusted(self, now: float, trust: float = HOLDER_TRUST) -> bool:
-        """Whether nobody else can have been granted the queue since (ProcessQueue.isLockExpired)."""
+        """Whether no other client can have been granted the queue since ``confirmed`` (ProcessQueue.isLockExpired)."""
         return now - self.confirmed <= trust
 
     @property
@@ -33,7 +33,11 @@ class Holding:
 
 
 class Holdings:
-    """By group and queue, and then by client: two clients of a process can both believe to have a queue, the broker knows. Thread-safe."""
+    """All `Holding` objects of this process. Thread-safe.
+
+    Two clients of a process may both believe that they hold a queue, and only the broker knows which one does. So a queue has
+    one holding per client.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -49,17 +53,17 @@ class Holdings:
             return self._found.get((group, queue), {}).get(client_id)
 
     def own(self, token: LockToken) -> Holding | None:
-        """The holding of a token; None if it was given back or lost, or is of another process."""
+        """Return a token's holding; None if the lock was given back or lost, or belongs to another process."""
         holding = self.get(token.group, token.queue, token.client_id)
         return holding if holding is not None and holding.token.epoch == token.epoch else None
 
     def doubtful(self, token: LockToken, now: float, believed: float) -> bool:
-        """Whether the brokers are to be asked for the token's fence: it was not looked at for ``believed`` seconds."""
+        """Whether the token's fence must be read from its broker: it was not read within the last ``believed`` seconds."""
         held = self.own(token)
         return held is None or now - held.looked >= believed
 
     def looked(self, tokens: Iterable[LockToken], fenced: Iterable[LockToken], now: float) -> None:
-        """The fences of these tokens were asked for at ``now``. Those that are fenced off are asked for again until they are forgotten."""
+        """Record that these tokens' fences were read at ``now``. For tokens in ``fenced`` they are read again at each check."""
         behind = set(fenced)
         for token in tokens:
             held = self.own(token)
@@ -87,7 +91,7 @@ class Holdings:
             return list(self._found.get((group, queue), {}).values())
 
     def clients(self, group: str) -> set[str]:
-        """Who has locks in the group, member or not."""
+        """Return the client ids that hold locks in the group, whether members or not."""
         with self._lock:
             return {client_id for (name, _), held in self._found.items() if name == group for client_id in held}
 
@@ -100,7 +104,7 @@ def by_group(tokens: Iterable[LockToken]) -> dict[str, list[LockToken]]:
 
 
 def by_broker(tokens: Iterable[LockToken]) -> list[list[LockToken]]:
-    """Tokens that one broker decides on, in one group: another broker that is away holds up none of them."""
+    """Group tokens by consumer group and broker, so that an unreachable broker delays only its own tokens."""
     out: dict[tuple[str, str], list[LockToken]] = {}
     for token in tokens:
         out.setdefault((token.group, token.queue.broker_name), []).append(token)

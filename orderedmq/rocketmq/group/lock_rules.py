@@ -1,18 +1,22 @@
-"""What a broker's answer to a lock request means for a token: rules over RocketMQ's lock table, which knows less than ours. Pure.
+"""Rules that give RocketMQ's queue locks trust, epochs and fences. Sends no requests.
 
-The table (RebalanceLockManager) has a client id and a time for each (group, queue), and nothing else: no epoch, no lineage, no way to
-renew without asking for a free queue. So on our side:
+The broker's lock table (RebalanceLockManager) stores a client id and a time for each (group, queue). It has no epoch and no
+lineage, and a renewal also grants a queue that is free. So these rules apply on top:
 
-- *Trust*: a success more than HOLDER_TRUST (30 s) after the last one is a new grant, whoever had the queue in between: to ``lock`` it
-  is a new epoch, to ``renew`` a loss. Time counts from before the request, and HOLDER_TRUST is half of what a lock lives.
-- *Epoch*: microseconds since 1970 when the lock was granted, made to grow; above the queue's *fence*.
-- *Fence*: a number kept beside the group's offset of the queue (offsets.py). Tokens up to it are stale. Each grant, each unlock, a
-  seek and a forced release raise it. Java consumers do not, and a broker that is killed forgets the last 5 s: a help, no proof.
-- *Tenure*: always the token's own epoch. The broker keeps no lineage, so a checkpoint never finds the tenure that it logged: a restarted
-  query enters each queue at the group's offset, and repeats nothing of a logged batch (Owner.unbroken).
-- *Name*: a lock has no connection to who is a member, so its client id is any text. It is the query's as long as no other run of the
-  same query is a member, so that a restart is granted its own locks at once; else the run's own client id, and the runs exclude each
-  other as strangers do. An epoch is even in the first case, odd in the second, so that every task knows under which name to ask.
+- *Trust*: a lock is trusted for HOLDER_TRUST (30 s, half of its life) from when its last successful request was sent. After
+  that, another client may have held the queue: ``lock`` treats a success as a new grant with a new epoch, ``renew`` reports a
+  loss.
+- *Epoch*: the time of the grant in microseconds since 1970, raised above the queue's *fence* and all earlier epochs of this
+  process.
+- *Fence*: a number stored beside the group's offset of the queue (offsets.py). A token whose epoch is not above it is stale.
+  Grants, unlocks, seeks and forced releases raise it. Java consumers do not, and a killed broker forgets its last 5 s, so a
+  fence below a token proves nothing.
+- *Tenure*: always the token's own epoch, since the broker keeps no lineage. So a restarted query of a shared group enters each
+  queue at the group's offset. An exclusive one follows its checkpoint unless the group's offset is higher (Owner.unbroken).
+- *Name*: the client id of a lock may be any text, not just a member's. A run uses its query's name while no other run of the
+  query is a member, so a restarted query is granted its own locks at once. Otherwise it uses its own client id, and the runs
+  exclude each other like different queries. The epoch is even for a query's name and odd for a client id, so every task knows
+  which one to use.
 """
 
 from __future__ import annotations
@@ -32,16 +36,16 @@ from orderedmq.core.lock import Client, LockToken
 from orderedmq.errors import GroupError, LockError
 from orderedmq.model import check_group
 
-#: Client ids of ours begin so, and end with what tells one run from another: ``orderedmq-<query>@<host>-<pid>-<random>``.
+#: Prefix of this package's client ids. The last part is unique to a run: ``orderedmq-<query>@<host>-<pid>-<random>``.
 PREFIX: Final = "orderedmq-"
-#: Characters of a group's name: that of its retry topic has seven more, of 127.
+#: Maximum characters of a group's name: its retry topic has seven more (%RETRY%), and a topic's name at most 127.
 MAX_GROUP: Final = 120
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _NO_HOST = re.compile(r"[^A-Za-z0-9.-]")
 
 
 def check_name(group: str) -> None:
-    """Raises GroupError BAD_NAME. A broker of 5.x makes no group with a longer name (Validators.checkGroup, TopicValidator)."""
+    """Raises GroupError BAD_NAME. A 5.x broker creates no group with a longer name (Validators.checkGroup, TopicValidator)."""
     check_group(group)
     if len(group) > MAX_GROUP:
         raise GroupError(
@@ -50,7 +54,7 @@ def check_name(group: str) -> None:
 
 
 def query_name(owner: str) -> str:
-    """The name of a query's locks: the same on each machine and after each restart. A text that may be anything is hashed."""
+    """Return the name of a query's locks, the same on every machine and after each restart. An unusual ``owner`` is hashed."""
     plain = (
         owner
         if _PLAIN.fullmatch(owner)
@@ -60,18 +64,18 @@ def query_name(owner: str) -> str:
 
 
 def new_client(owner: str) -> Client:
-    """One run of a query."""
+    """Return a client for one run of a query, with a unique client id."""
     host = _NO_HOST.sub("-", socket.gethostname())[:64]
     return Client(owner, f"{query_name(owner)}@{host}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
 
 
 def is_ours(client_id: str) -> bool:
-    """Whether a member is a query of this package; others are consumers in Java and other languages."""
+    """Whether a client id is a query's of this package. Others are consumers in Java and other languages."""
     return client_id.startswith(PREFIX) and "@" in client_id
 
 
 def query_of(client_id: str) -> str:
-    """The `query_name` that a client id begins with; of a stranger, all of it."""
+    """Return the `query_name` that a client id begins with. Any other client's id is returned whole."""
     return client_id.partition("@")[0] if is_ours(client_id) else client_id
 
 
@@ -81,24 +85,24 @@ def alone(client_id: str, members: Iterable[str]) -> bool:
 
 
 def lock_name(client_id: str, epoch: int) -> str:
-    """The client id under which a token's lock is known to the broker."""
+    """Return the client id under which the broker knows a token's lock."""
     return client_id if epoch % 2 else query_of(client_id)
 
 
 def lock_names(client_id: str) -> tuple[str, ...]:
-    """Every name under which a member may have locks."""
+    """Return every name under which a member may hold locks."""
     return tuple(dict.fromkeys((query_of(client_id), client_id)))
 
 
 class Epochs:
-    """Numbers that grow, in one process by all means, between processes as their clocks agree. Thread-safe."""
+    """Numbers that always grow within a process, and between processes as far as their clocks agree. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = 0
 
     def next(self, fence: int, *, alone: bool) -> int:
-        """Above ``fence`` and all that were drawn here; even when ``alone``, see `lock_name`."""
+        """Return an epoch above ``fence`` and all earlier ones: even if ``alone``, else odd (see `lock_name`)."""
         with self._lock:
             least = max(self._last, fence, time.time_ns() // 1000) + 1
             self._last = next(number for number in itertools.count(least) if (number % 2 == 0) == alone)
@@ -106,7 +110,7 @@ class Epochs:
 
 
 def lost(token: LockToken, doing: str, life: float) -> LockError:
-    """``life``: seconds for which a lock is trusted."""
+    """Return the error for a lost lock. ``life``: seconds for which a lock is trusted."""
     return LockError(
         "LOST",
         f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}) before {doing}: this query was paused or cut off for longer "

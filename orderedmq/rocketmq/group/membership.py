@@ -1,8 +1,9 @@
-"""Being a member of groups, and seeing who else is one.
+"""Membership in groups: heartbeats of this process's clients, and the list of all members.
 
-A member is a TCP connection to a broker (ConsumerManager, ClientChannelInfo): one that ends is no member any more, at once, also after
-kill -9; one that is stopped or cut off is forgotten after 120 s. So each client has connections of its own, and says so to every broker of
-its topics, each of which keeps a list of its own. All of us ask the same broker for the list, so that all divide the same.
+A member is a TCP connection to a broker (ConsumerManager, ClientChannelInfo). Membership ends at once when the connection ends,
+also after kill -9. A client that is stopped or cut off is forgotten after 120 s. So each client has its own connections and
+sends heartbeats to every broker of its topics. Each broker keeps its own list. All queries read that of the same broker, so
+that they divide the queues alike.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from orderedmq.rocketmq.wire.request import Request
 
-#: Seconds for a question to one broker about members.
+#: Seconds for a request about members to one broker.
 _TIMEOUT: Final = 5.0
-#: Seconds for a heartbeat to all brokers, and what one has at least.
+#: Seconds for a heartbeat to all brokers, and the minimum for one.
 _BEAT_TIMEOUT: Final = 3.0
 _LEAST_TIMEOUT: Final = 0.5
-#: Seconds for which a member's answer about itself holds, and for which none is asked for again.
+#: Seconds until a member is asked about itself again: after an answer, and after none.
 _INFO_AGE: Final = 5.0
 _SILENCE_AGE: Final = 30.0
-#: A member that was stopped does not answer, and the broker waits 10 s for it.
+#: Seconds for a member's answer about itself: the broker waits 10 s for a member that was stopped.
 _INFO_TIMEOUT: Final = 2.0
 
-#: The locks that a client has in a group, with when they were confirmed (wall clock, seconds).
+#: Takes (client id, group); returns the client's locks there with their confirmation times (wall clock, seconds).
 Held = Callable[[str, str], Sequence[tuple[LockToken, float]]]
 
 
@@ -54,16 +55,16 @@ class _Membership:
 
 
 class Presence:
-    """One client of this process: its connections, and the groups that it is a member of."""
+    """One client of this process: its connections and its memberships."""
 
     def __init__(self, cluster: Client, identity: Identity, held: Held) -> None:
         self.identity = identity
         self._held = held
         self._client = cluster.another(on_push=self._asked)
-        #: A subscription with a higher one replaces the same of others at the broker.
+        #: At the broker, a subscription with a higher version replaces another member's for the same topic.
         self._version = int(time.time() * 1000)
         self._groups: dict[str, _Membership] = {}
-        #: Over which connection each broker was told last.
+        #: The connection that carried the last heartbeat to each broker.
         self._told: dict[str, Connection] = {}
 
     def in_group(self, group: str) -> Member | None:
@@ -73,11 +74,11 @@ class Presence:
     def beat(
         self, group: str, subscription: Subscription, room: str | None, directory: Directory, name: str | None = None
     ) -> None:
-        """Say to every broker of the topics that this client is a member.
+        """Send a heartbeat to every broker of the topics.
 
-        Raises GroupError DISAGREES, before anything is said, when the group has consumers in another language that read other topics, or
-        any at all when this client wants all queues; GroupError MISSING where groups are not made by themselves; RocketMQUnavailableError
-        when no broker can be reached.
+        Raises GroupError DISAGREES, before anything is sent, if consumers in another language in the group read other topics or
+        filter otherwise, or exist at all when this client wants all queues; GroupError MISSING where brokers do not create
+        groups on demand; RocketMQUnavailableError if no broker can be reached.
         """
         deadline = soon(_TIMEOUT)
         names = running_info.topics_of(subscription.topics, self._client.topics(deadline))
@@ -96,12 +97,12 @@ class Presence:
             topics := running_info.subscriptions(group, names, subscription),
             version=self._version,
         )
-        # Before it is said: others ask at once.
+        # Before the heartbeat is sent: other members may ask at once.
         self._groups[group] = _Membership(member, topics, brokers)
         sent, failed, began = 0, None, time.monotonic()
         for address in brokers:
             try:
-                # Brokers that are away share the time: locks are renewed by the same thread.
+                # Unreachable brokers share one time limit: the same thread renews locks.
                 self._tell(address, said, max(began + _BEAT_TIMEOUT, soon(_LEAST_TIMEOUT)))
                 sent += 1
             except RocketMQUnavailableError as error:
@@ -121,7 +122,7 @@ class Presence:
             )
 
     def also_at(self, group: str, brokers: Sequence[str]) -> None:
-        """Say it now to those brokers that have come into the route since the last beat: tasks look there whether this client is a member."""
+        """Send a heartbeat to brokers that joined the route since the last one: tasks check this client's membership there."""
         known = self._groups.get(group)
         new = [address for address in brokers if address not in known.brokers] if known is not None else []
         if known is None or not new:
@@ -132,27 +133,27 @@ class Presence:
         self._groups[group] = replace(known, brokers=[*known.brokers, *new])
 
     def _tell(self, address: str, said: Request[None], deadline: float) -> None:
-        # If this one ends before the answer, what is sent again goes over another: then one heartbeat too many follows.
+        # If this connection ends before the answer, the request is sent again over another; then one extra heartbeat follows.
         self._told[address] = self._client.connection(address, deadline)
         self._client.call_address(address, said, deadline)
 
     def cut_off(self) -> bool:
-        """Whether a broker saw this client's connection end, with which its membership there has ended."""
+        """Whether a connection to a broker has ended, and with it this client's membership there."""
         brokers = {address for known in list(self._groups.values()) for address in known.brokers}
         return any(connection.closed for address, connection in list(self._told.items()) if address in brokers)
 
     def brokers(self, group: str) -> list[str]:
-        """Where it said that it is a member."""
+        """Return the brokers to which this client sends heartbeats for the group."""
         known = self._groups.get(group)
         return known.brokers if known is not None else []
 
     def topics(self, group: str) -> list[str]:
-        """What it said that it reads: names, also where its subscription is a pattern."""
+        """Return the names of the topics in this client's heartbeats, also where its subscription is a pattern."""
         known = self._groups.get(group)
         return [one.topic for one in known.topics if not one.topic.startswith(RETRY_PREFIX)] if known is not None else []
 
     def leave(self) -> None:
-        """Say good-bye where that is possible; the end of the connections says it, too."""
+        """Leave all groups and close the connections. A broker that cannot be told notices their end."""
         groups, self._groups = self._groups, {}
         for group, known in groups.items():
             for address in known.brokers:
@@ -161,7 +162,7 @@ class Presence:
         self._client.close()
 
     def _asked(self, command: RemotingCommand) -> RemotingCommand | None:
-        """A broker hands on what somebody asks about this member."""
+        """Answer a request about this member that a broker forwards."""
         if command.code != RequestCode.GET_CONSUMER_RUNNING_INFO:
             return None
         group = command.ext.get("consumerGroup", "")
@@ -173,21 +174,21 @@ class Presence:
 
 
 class Directory:
-    """Who is a member of a group, as a broker tells, and what members tell about themselves. Thread-safe."""
+    """The members of groups, as brokers list them, and what members report about themselves. Thread-safe."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = threading.Lock()
-        #: (group, client id) → when that was asked, and the answer.
+        #: (group, client id) → when the member was asked, and its answer.
         self._known: dict[tuple[str, str], tuple[float, Info | None]] = {}
 
     def masters(self) -> list[str]:
         return _masters(self._client, (), soon(_TIMEOUT))
 
     def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
-        """The client ids of a group's members, sorted, as the first of the brokers tells that can be reached.
+        """Return the sorted client ids of a group's members, as listed by the first of the brokers that can be reached.
 
-        Raises RocketMQUnavailableError when none can.
+        Raises RocketMQUnavailableError if none can.
         """
         failed = None
         for address in brokers:
@@ -201,7 +202,7 @@ class Directory:
         return []
 
     def everywhere(self, group: str) -> list[str]:
-        """As `ids`, of all brokers together: for who does not know the group's topics."""
+        """Like `ids`, but from all brokers together, for callers that do not know the group's topics."""
         found: set[str] = set()
         for address in self.masters():
             with contextlib.suppress(RocketMQUnavailableError):
@@ -212,7 +213,10 @@ class Directory:
     def info(
         self, group: str, client_id: str, brokers: Sequence[str], *, fresh: bool = False, strict: bool = False
     ) -> Info | None:
-        """What a member says; None when it says nothing that can be read. ``strict``: raises NO_PERMISSION where the account may not ask."""
+        """Return what a member reports about itself; None without a readable answer.
+
+        An answer is reused for some seconds unless ``fresh``. ``strict``: raises NO_PERMISSION if the account may not ask.
+        """
         at = time.monotonic()
         known = self._known.get((group, client_id))
         if known is not None and not fresh and at - known[0] < (_INFO_AGE if known[1] is not None else _SILENCE_AGE):
@@ -227,7 +231,7 @@ class Directory:
             except RocketMQError as error:
                 if strict and error.sub == "NO_PERMISSION":
                     raise
-                # Away, stopped, without permission, or it speaks another dialect: it is a member all the same.
+                # It is away or stopped, denies permission, or answers in another format. It is a member all the same.
                 continue
         if found is None and known is not None:
             found = known[1]
@@ -240,7 +244,10 @@ class Directory:
     def members(
         self, group: str, ids: Sequence[str], brokers: Sequence[str], like: Subscription | None, topics: Sequence[str] = ()
     ) -> list[Member]:
-        """The members of these client ids. Who does not answer is taken to have the subscription ``like``, which means ``topics`` now."""
+        """Return the members with these client ids.
+
+        One that does not answer is taken to have the subscription ``like``, which means ``topics`` now.
+        """
         found = []
         for client_id in ids:
             info = self.info(group, client_id, brokers)
@@ -250,7 +257,7 @@ class Directory:
     def holder(
         self, group: str, queue: MessageQueue, ids: Sequence[str], brokers: Sequence[str]
     ) -> tuple[Member, HeldQueue] | None:
-        """Which of the members says that it has the queue."""
+        """Return the member that reports the queue's lock, and the lock; None if none does."""
         for client_id in ids:
             info = self.info(group, client_id, brokers)
             for held in info.held if info is not None else ():
@@ -259,7 +266,10 @@ class Directory:
         return None
 
     def refuse_strangers(self, group: str, mine: Subscription, topics: Sequence[str], brokers: Sequence[str]) -> None:
-        """Raises GroupError DISAGREES. A heartbeat replaces what the *group* reads: consumers beside us would get nothing any more."""
+        """Raises GroupError DISAGREES if consumers in another language read otherwise, or if this client wants all queues.
+
+        A heartbeat replaces what the whole *group* reads, so these consumers would get no messages any more.
+        """
         strangers = [client_id for client_id in self.ids(group, brokers) if not is_ours(client_id)]
         if not strangers:
             return
@@ -295,7 +305,7 @@ class Directory:
 
 
 def _masters(client: Client, topics: Sequence[str], deadline: float) -> list[str]:
-    """The brokers of topics, by name; without any, those of the cluster."""
+    """Return the addresses of the topics' masters, by broker name; those of the whole cluster if the topics have none."""
     found: dict[str, str] = {}
     for topic in topics:
         with contextlib.suppress(TopicError):

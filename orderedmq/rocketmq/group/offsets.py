@@ -1,16 +1,17 @@
-"""A group's numbers at the brokers: its offsets, and some of ours that RocketMQ has no place for.
+"""A group's numbers at the brokers: its offsets, and numbers of this package that RocketMQ has no field for.
 
-A broker keeps (group, topic, queue id) → number and does not ask whether the queue exists, so beside the offsets of a queue there is room:
+A broker stores a number for any (group, topic, queue id) and does not check that the queue exists. So it also stores:
 
-- the *fence* of a queue, under its id plus FENCES (lock_rules.py says what it is for);
-- the *reset number* of a group, at every broker, under RESETS of the group's own retry topic.
+- the *fence* of a queue, under its id plus FENCES (lock_rules.py has its purpose);
+- the *reset number* of a group, at every broker, under the id RESETS of the group's own retry topic;
+- the mark of a sink's group (bookmarks.MARKS).
 
-A sink's group has its mark there (bookmarks.MARKS).
+A broker writes them to disk with the offsets and deletes them with the group or topic. Tools that list a topic's queues do not
+see them.
 
-They are written to disk with the offsets and are deleted with the group or topic; tools that count up a topic's queues do not see them.
-
-Never committed or committed 0: a broker of 5.x says it (``setZeroIfNotFound``). One of 4.9 answers 0 to both while the queue's first
-message is young (ConsumerManageProcessor.queryConsumerOffset): then the table of all offsets is asked for, which its slaves copy.
+A 5.x broker distinguishes "never committed" from "committed 0" (``setZeroIfNotFound``). A 4.9 broker answers 0 to both while
+the queue's first message is recent (ConsumerManageProcessor.queryConsumerOffset). Then the table of all offsets is read, as
+slaves do.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from orderedmq.rocketmq.wire.request import Request, number
 
 #: Seconds for an operation with all its retries.
 TIMEOUT: Final = 25.0
-#: Above any queue's id (MAX_QUEUES).
+#: Queue ids above those of all queues (MAX_QUEUES).
 FENCES: Final = 1 << 20
 RESETS: Final = 1 << 21
-#: V5_0_0: from here on a broker tells "never committed" from 0.
+#: V5_0_0: from this version on, a broker distinguishes "never committed" from 0.
 _TELLS_NEVER: Final = 413
 
 
@@ -47,7 +48,7 @@ def fence_of(queue: MessageQueue) -> MessageQueue:
 
 
 class GroupOffsets:
-    """See the module. Thread-safe."""
+    """Reads and writes the numbers of groups. Thread-safe."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -55,7 +56,7 @@ class GroupOffsets:
     # -- offsets
 
     def read(self, group: str, queues: Sequence[MessageQueue], seconds: float = TIMEOUT) -> dict[MessageQueue, int]:
-        """The offsets of queues of which one was committed. Queues that do not exist are left out."""
+        """Return the committed offsets. Queues that have none or do not exist are left out."""
         deadline = soon(seconds)
         there = existing(self._client, queues, lambda topic, fresh: self._client.route(topic, deadline, fresh=fresh), deadline)
         answers = ask_queues(self._client, [(queue, _offset(group, queue)) for queue in there], deadline)
@@ -76,10 +77,11 @@ class GroupOffsets:
         return self._client.call(every, deadline, topic=at.topic, broker_name=at.broker_name).get(group, {})
 
     def write(self, group: str, offsets: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> list[MessageQueue]:
-        """Set offsets, in any direction; makes the group where a broker wants that first (5.3).
+        """Set offsets in any direction, and create the group where a broker requires it (5.3).
 
-        Returns the queues whose offset was reset by RocketMQ's own tools and not noticed since: the broker keeps that (5.x,
-        useServerSideResetOffset), until it is accepted (`move`). Raises GroupError MISSING where groups are not made by themselves.
+        Returns the queues that RocketMQ's own tools have reset: a 5.x broker (useServerSideResetOffset) keeps the reset offset
+        until it is accepted (`move`). Raises GroupError MISSING where brokers do not create groups on demand, OffsetError
+        INVALID for an offset that is negative or too large.
         """
         if not offsets:
             return []
@@ -98,18 +100,19 @@ class GroupOffsets:
     def move(
         self, group: str, offsets: Mapping[MessageQueue, int], held: Iterable[MessageQueue], seconds: float = TIMEOUT
     ) -> None:
-        """As `write`, for a consumer that holds the queues ``held``. Raises LockError LOST when RocketMQ's own tools have reset the group.
+        """Like `write`, for a consumer that holds the queues ``held``.
 
-        Then the resets of all its queues are found and accepted in one go, and the group's reset number is raised: a restart follows the
-        offsets that were set, whatever its checkpoint says.
+        Raises LockError LOST if RocketMQ's own tools reset the group. All resets of these queues are then found and accepted
+        together, and the group's reset number is raised. So a restart follows the offsets that the tools set, whatever its
+        checkpoint says.
         """
         found = self.write(group, offsets, seconds)
         if not found:
             return
         others = sorted(set(held).difference(offsets))
-        # Written again as they are: a broker that keeps a reset says so.
+        # Write the other offsets again unchanged: the broker's answers name those that were reset.
         found += self.write(group, self.read(group, others, seconds), seconds)
-        # Before they are accepted: if this process is killed in between, they are found again.
+        # Before the resets are accepted: if this process is killed in between, they are found again.
         self.raise_reset_number(group, found)
         self._accept_resets(group, found, seconds)
         raise LockError(
@@ -120,17 +123,20 @@ class GroupOffsets:
         )
 
     def _accept_resets(self, group: str, queues: Sequence[MessageQueue], seconds: float) -> None:
-        """Take notice of resets by RocketMQ's own tools, so that the brokers take offsets of these queues again: pull once."""
+        """Accept resets by RocketMQ's own tools with one pull per queue, so that the brokers take these queues' offsets again."""
         asked = [(queue, message_requests.pull(queue, group, 0, 1)) for queue in queues]
         ask_queues(self._client, asked, soon(seconds))
 
     def make(self, group: str, queues: Sequence[MessageQueue], deadline: float) -> None:
-        """Make the group at the brokers of queues, as any consumer does: by a pull. Raises GroupError MISSING where that is switched off."""
+        """Create the group at the queues' brokers by a pull, as any consumer does.
+
+        Raises GroupError MISSING where that is disabled.
+        """
         one_of_each = {queue.broker_name: queue for queue in queues}.values()
         for queue in one_of_each:
             real = queue._replace(queue_id=queue.queue_id % FENCES)
             if real.topic.startswith(RETRY_PREFIX):
-                # Made with the group's first heartbeat, like the group.
+                # The group's first heartbeat creates the retry topic and the group.
                 continue
             with _named(group):
                 self._client.call(
@@ -140,25 +146,25 @@ class GroupOffsets:
     # -- fences
 
     def fences(self, group: str, queues: Sequence[MessageQueue], seconds: float = TIMEOUT) -> dict[MessageQueue, int]:
-        """0 where there is none."""
+        """Return the fence of each queue, 0 where it has none."""
         asked = [(queue, _offset(group, fence_of(queue))) for queue in queues]
         answers = ask_queues(self._client, asked, soon(seconds))
         return {queue: offset or 0 for queue, (offset, _) in zip(queues, answers)}
 
     def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
-        """Make tokens up to these epochs stale, for everyone who looks."""
+        """Set fences: tokens up to these epochs are stale for every client that reads them."""
         kept = self.write(group, {fence_of(queue): epoch for queue, epoch in epochs.items()}, seconds)
         assert not kept, "no tool knows a fence, so none resets it"
 
     def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
-        """As `fence`, where it is lower."""
+        """Like `fence`, but only for queues whose fence is lower."""
         known = self.fences(group, list(epochs), seconds)
         self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > known[queue]}, seconds)
 
     # -- the reset number
 
     def reset_number(self, group: str) -> int:
-        """The highest that a broker knows; one that is away is not asked."""
+        """Return the highest reset number that any broker has. Unreachable brokers are skipped, but one must answer."""
         masters = self.masters()
         place = _reset_place(group)
         answers = [0]
@@ -171,7 +177,10 @@ class GroupOffsets:
         return max(answers)
 
     def raise_reset_number(self, group: str, queues: Sequence[MessageQueue]) -> int:
-        """At every broker that can be reached; ``queues`` are those whose offsets were set: their brokers must be among these."""
+        """Raise the reset number at every reachable broker and return it.
+
+        ``queues`` are those whose offsets were set. Their brokers must be reachable, else the error of one is raised.
+        """
         raised = self.reset_number(group) + 1
         deadline = soon()
         must = {self._client.address(queue.topic, queue.broker_name, deadline) for queue in queues}
@@ -188,7 +197,7 @@ class GroupOffsets:
         try:
             self._client.call_address(address, request, deadline)
         except (GroupError, TopicError):
-            # The group's first heartbeat makes both; there was none at this broker, so there is no member whose subscription it changes.
+            # The group's first heartbeat creates both. This broker had none, so no member's subscription is replaced.
             with self._client.another() as member:
                 name = f"orderedmq-reset@{value}"
                 member.call_address(address, group_requests.heartbeat(name, group, (), version=1), deadline)
@@ -197,7 +206,7 @@ class GroupOffsets:
                 self._client.call_address(address, request, deadline)
 
     def masters(self) -> list[str]:
-        """The addresses of all brokers that can be written to."""
+        """Return the addresses of all masters, which are the brokers that accept writes."""
         brokers = self._client.cluster(soon()).brokers
         return [broker.master for _, broker in sorted(brokers.items()) if broker.master is not None]
 
@@ -207,7 +216,7 @@ def _reset_place(group: str) -> MessageQueue:
 
 
 def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]:
-    """The number, and whether it was really written: 4.9 makes up a 0."""
+    """Request a number, and whether it was really stored: a 4.9 broker answers 0 in place of none."""
     asked = group_requests.consumer_offset(group, queue)
 
     def parse(response: RemotingCommand) -> tuple[int | None, bool]:
@@ -221,7 +230,7 @@ def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]
 
 @contextlib.contextmanager
 def _named(group: str) -> Iterator[None]:
-    """A group that a broker does not make by itself is the administrator's to make."""
+    """Replace GroupError MISSING by one that says how to create the group, where brokers do not create it on demand."""
     try:
         yield
     except GroupError as error:

@@ -1,9 +1,10 @@
-"""What a member of a group tells about itself, and how others read it. Pure.
+"""What a member of a group reports about itself, as others encode and read it. No I/O; reads the wall clock.
 
-A heartbeat has no room for it: its subscriptions are the *group's*, replaced by whoever comes last. But a broker hands a question on to a
-member's connection (GET_CONSUMER_RUNNING_INFO, what ``mqadmin consumerStatus`` asks), and each client answers for itself. A query of
-ours answers with the same body as a Java consumer, and its Subscription, room and locks among the properties; of a Java consumer the
-answer has the topics, the strategy, the queues and their locks. Source: ConsumerRunningInfo, ProcessQueueInfo, MixAll.object2Properties.
+A heartbeat cannot carry it: its subscriptions belong to the *group*, and each heartbeat replaces them. But a broker forwards
+GET_CONSUMER_RUNNING_INFO (the request of ``mqadmin consumerStatus``) to a member's connection, and each client answers for
+itself. A query of this package answers with a Java consumer's body and adds its Subscription, room and locks as a property. A
+Java consumer's answer has its topics, strategy, queues and locks. Source: ConsumerRunningInfo, ProcessQueueInfo,
+MixAll.object2Properties.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import Bytes
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription, topic_subscription
 
-#: The property in which a query of ours has what RocketMQ has no name for.
+#: The property in which a query of this package reports what RocketMQ has no field for.
 OURS: Final = "orderedmq"
-#: The "boot" of an Instant that a member's machine tells by its wall clock, in seconds since 1970.
+#: The ``boot_id`` of an Instant in wall-clock seconds since 1970, which other machines can read.
 WALL: Final = "wall clock"
 #: Seconds after which a broker forgets a member without heartbeats (ClientHousekeepingService, CHANNEL_EXPIRED_TIMEOUT).
 MEMBER_LIFE: Final = 120.0
@@ -43,13 +44,13 @@ _CLASS_NAME = re.compile(r"(?:[\w$]+\.)*([\w$]+)(?:@[0-9a-f]+)?")
 
 
 def now() -> Instant:
-    """The moment, as another machine can read it; to the millisecond."""
+    """Return the wall-clock time, to the millisecond, as other machines can read it."""
     return Instant(WALL, round(time.time(), 3))
 
 
 @dataclass(frozen=True)
 class HeldQueue:
-    """A queue that a member says it has the lock of. ``renewed``: wall clock, seconds; epoch and tenure 0 if it has none to tell."""
+    """A queue whose lock a member reports. ``renewed``: wall clock, seconds; epoch and tenure are 0 if it reports none."""
 
     queue: MessageQueue
     renewed: float
@@ -66,7 +67,10 @@ class Info:
 
 
 def encode(member: Member, topics: Sequence[TopicSubscription], held: Iterable[tuple[LockToken, float]], version: int) -> bytes:
-    """A member's ConsumerRunningInfo. ``held``: locks with when they were confirmed, by the wall clock. ``version``: see `heartbeat`."""
+    """Return a member's ConsumerRunningInfo.
+
+    ``held``: locks with wall-clock confirmation times. ``version``: see `heartbeat`.
+    """
     locks = list(held)
     own = {
         **asdict(member),
@@ -88,7 +92,7 @@ def encode(member: Member, topics: Sequence[TopicSubscription], held: Iterable[t
         "mqPopTable": {},
         "statusTable": {},
     }
-    # fastjson's maps have objects as keys, and Java's tools expect just that.
+    # fastjson writes objects as keys of a map, which is not JSON, and Java's tools expect exactly that.
     table = ",".join(
         f"{json.dumps({'brokerName': token.queue.broker_name, 'queueId': token.queue.queue_id, 'topic': token.queue.topic})}:"
         + json.dumps({"locked": True, "droped": False, "lastLockTimestamp": int(at * 1000)})
@@ -98,7 +102,7 @@ def encode(member: Member, topics: Sequence[TopicSubscription], held: Iterable[t
 
 
 def decode(client_id: str, body: Bytes) -> Info:
-    """A member's answer, one of ours or another client's. Raises ProtocolError PROTOCOL."""
+    """Read the answer of a member, of this package or any other client. Raises ProtocolError PROTOCOL."""
     fields = loads_object(body)
     properties = field(fields, "properties", dict, {})
     if is_ours(client_id) and isinstance(properties.get(OURS), str):
@@ -118,7 +122,7 @@ def decode(client_id: str, body: Bytes) -> Info:
 
 
 def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, assignment: str = "shared") -> Subscription:
-    """What a stranger reads as a Subscription. Its retries are its own affair."""
+    """Return another client's topics and filters as a Subscription. Its retry topic does not count."""
     read = [one for one in topics if one.topic and not one.topic.startswith(RETRY_PREFIX)]
     filters = sorted({(one.expression_type, canonical(one.expression, one.expression_type)) for one in read}) or [("TAG", ALL)]
     names = ",".join(sorted(one.topic for one in read))
@@ -126,15 +130,19 @@ def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, a
 
 
 def unknown(client_id: str, like: Subscription | None) -> Member:
-    """A member that does not answer. It counts, as in RocketMQ, which looks at nobody's subscription: it is taken to agree."""
+    """Return a member that does not answer.
+
+    It counts and is taken to agree, since RocketMQ itself compares no subscriptions.
+    """
     return Member(query_of(client_id), client_id, like or Subscription("shared", ""), 0, now(), life=MEMBER_LIFE)
 
 
 def agreeing(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
-    """A consumer in another language as one with our subscription ``like``, as far as it reads the same; ``topics`` is what that means now.
+    """Return a consumer in another language with the subscription ``like``, as far as it reads the same topics.
 
-    It names topics, where ours may have a pattern, and may not say by which strategy it takes its queues: RocketMQ looks at neither. Of
-    ours, texts are compared: one may have listed a new topic before the other.
+    ``topics`` is what ``like`` means now. The consumer names topics where ``like`` may have a pattern, and may not report its
+    strategy: RocketMQ compares neither. Members of this package stay as they are and are compared by their texts, since one may
+    have listed a new topic before another.
     """
     theirs = member.subscription
     if like is None or is_ours(member.client_id) or theirs.assignment != "shared":
@@ -145,7 +153,7 @@ def agreeing(member: Member, like: Subscription | None, topics: Iterable[str]) -
 
 
 def with_client_id(member: Member, client_id: str) -> Member:
-    """What a broker calls the member is what counts."""
+    """Return the member under the client id that the broker uses, which is the one that counts."""
     return replace(member, client_id=client_id)
 
 
@@ -182,7 +190,11 @@ def _java_locks(table: Mapping[str, Any]) -> Iterable[HeldQueue]:
 
 
 def topics_of(text: str, existing: Iterable[str]) -> list[str]:
-    """The topics that a Subscription means: names with commas between them, if all are there, else a pattern that names are matched with."""
+    """Return the existing topics that a Subscription's text means.
+
+    These are its comma-separated names if all exist; else the topics that it matches as a pattern, or the names that exist if
+    none does.
+    """
     there = set(existing)
     names = set(text.split(","))
     if not names <= there:
@@ -195,6 +207,9 @@ def topics_of(text: str, existing: Iterable[str]) -> list[str]:
 
 
 def subscriptions(group: str, topics: Iterable[str], wanted: Subscription) -> list[TopicSubscription]:
-    """What a heartbeat says. The group's retries belong to it, or a Java consumer beside us could not pull its own any more."""
+    """Return the subscriptions of a heartbeat.
+
+    Without the group's retry topic, its Java consumers could not pull their retries.
+    """
     read = [TopicSubscription(topic, wanted.filter, wanted.filter_type) for topic in topics]
     return [*read, TopicSubscription(RETRY_PREFIX + group)]
