@@ -103,7 +103,9 @@ class BatchReader(DataSourceReader):
         else:
             begin = committed
         if begin > end and begin <= at.max_offset:
-            log.warning("queue %s is read from %d on, which is not before its end %d: nothing of it is read", queue, begin, end)
+            log.warning(
+                "no messages of queue %s are read: its start offset %d lies beyond its end offset %d", queue, begin, end
+            )
             return OffsetRange(begin, begin)
         begin, loss = data_loss.judged(queue, begin, at, f"group {self.options.consumer_group!r}", source.tail_loss, end=end)
         if loss is not None:

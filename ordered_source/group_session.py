@@ -240,7 +240,7 @@ class GroupSession:
             time.sleep(RETRY)
         if patient and not owner.owned:
             log.warning(
-                "all %d queues that this query should have in group %s are held by others (%s): there is nothing to read for it, it ends",
+                "all %d queues that this query should have in group %s are held by others (%s): it has nothing to read, and ends",
                 len(action.queues), self.group, "; ".join(sorted({refusal.holder for refusal in refused})),
             )  # fmt: skip
 
@@ -277,8 +277,8 @@ class GroupSession:
         queues = owner.lost(gone)
         if queues:
             log.warning(
-                "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it; who has "
-                "them now goes on at the group's offset",
+                "group %s lost %s: this query was paused or cut off for longer than its locks live, or they were taken from it; their "
+                "next owner goes on at the group's offset",
                 self.group, ", ".join(map(str, queues)),
             )  # fmt: skip
 

@@ -94,7 +94,7 @@ class LagListener(StreamingQueryListener):
             kind = error.condition if isinstance(error, OrderedMQError) else type(error).__name__
             if (what, kind) not in self._complained:
                 self._complained.add((what, kind))
-                lag_log.warning("lag is not exported, %s could not be used; said once: %s", what, error, exc_info=True)
+                lag_log.warning("lag is not exported, handling %s failed (logged once): %s", what, error, exc_info=True)
 
 
 class _Metrics:
@@ -106,7 +106,7 @@ class _Metrics:
         except ImportError as error:
             raise OptionError(
                 "MISSING",
-                "LagListener exports for Prometheus by the package prometheus-client: pip install 'orderedmq[metrics]', or say "
+                "LagListener needs the package prometheus-client to export to Prometheus: pip install 'orderedmq[metrics]', or use "
                 "LagListener(prometheus=False)",
             ) from error
         self._registry = registry if registry is not None else REGISTRY

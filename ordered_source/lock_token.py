@@ -50,7 +50,7 @@ def decode(
     if account and credentials is None:
         raise OptionError(
             "MISSING",
-            f"the source reads queue {queue} in the name of an account (accessKey), which its rows do not carry: give it to the listener, too: "
+            f"the source reads queue {queue} with an account (accessKey), but rows do not carry its keys: give them to the listener, too: "
             "consume_orderly(..., credentials=orderedmq.Credentials(access_key, secret_key))",
         )
     endpoint = Endpoint(path) if path is not None else Endpoint(None, namesrv_addr, credentials, tls)

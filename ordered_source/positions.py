@@ -56,7 +56,7 @@ class Positions:
             )  # fmt: skip
         for queue, (logged, at) in left.items():
             log.warning(
-                "another query had queue %s of group %s, or the group was reset: it goes on at the group's offset %d, not at %d",
+                "queue %s of group %s had another owner, or was reset: it is read from the group's offset %d, not from the checkpoint's %d",
                 queue, group, at, logged,
             )  # fmt: skip
         if commit is not None:

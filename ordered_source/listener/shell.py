@@ -89,7 +89,7 @@ def consume_orderly(
         raise SchemaError(
             "MISSING_COLUMN",
             f"consume_orderly needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: read with "
-            "includeLockToken=true, and select nothing away before",
+            "includeLockToken=true, and do not drop these columns",
         )
     settings = OrderlySettings(consume_message_batch_max_size, suspend_current_queue_time_millis, max_reconsume_times)
     told = tuple(hooks)
@@ -138,8 +138,8 @@ def _place(
     if text is None:
         raise OptionError(
             "UNSUPPORTED",
-            f"consume_orderly was given rows of queue {queue} that were read without a lock: it consumes a stream with a "
-            "consumerGroup, not a batch and not messageModel=broadcasting",
+            f"consume_orderly got rows of queue {queue} that were read without a lock: use a stream with a consumerGroup, neither a "
+            "batch read nor messageModel=broadcasting",
         )
     return lock_token.decode(text, queue, credentials, tls)
 
