@@ -1,8 +1,8 @@
 """How the members of a consumer group divide a topic's queues: RocketMQ's AllocateMessageQueueStrategies. Pure.
 
-Rules: nobody negotiates, every member computes the same division from the same queues and members; so each strategy gives exactly
-what its Java class gives (client 5.x, package consumer.rebalance), in the same order. While two members see different lists, a queue
-may be meant for both or for none: the queue locks, not the strategy, keep it from being consumed twice.
+Members do not negotiate: each computes the same division from the same queues and members. So each strategy gives exactly what
+its Java class gives (client 5.x, package consumer.rebalance), in the same order. While two members see different lists, a queue
+may be assigned to both or to neither: the queue locks, not the strategy, keep it from being consumed twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orderedmq.core.machine_rooms import has_room
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue
 
-#: What divides queues by their and the members' positions or names alone; MACHINE_ROOM_NEARBY divides each room's by one of them.
+#: Strategies that need only the order or names of queues and members. MACHINE_ROOM_NEARBY applies one of them in each room.
 INNER_STRATEGIES: Final = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")
 STRATEGIES: Final = (*INNER_STRATEGIES, "CONFIG", "MACHINE_ROOM", "MACHINE_ROOM_NEARBY")
 #: Java's default for each client on the ring of CONSISTENT_HASH.
@@ -28,8 +28,9 @@ _VIRTUAL_NODES: Final = 10
 class Allocation:
     """How the queues of a topic are divided. Every member of a group must have the same ``name()``.
 
-    ``queues`` (CONFIG) are this member's own, of all its topics. ``rooms`` (MACHINE_ROOM) are those whose queues the group consumes.
-    ``room`` (MACHINE_ROOM_NEARBY) is where this member is; it is told to the others, and comes back with them in ``members``.
+    ``queues`` (CONFIG) are this member's own, of all its topics. ``rooms`` (MACHINE_ROOM) are those whose queues the group
+    consumes. ``room`` (MACHINE_ROOM_NEARBY) is this member's room; its heartbeat tells the other members, and `allocate` gets
+    it in ``members``.
     """
 
     strategy: str = "AVG"
@@ -46,12 +47,13 @@ class Allocation:
 def allocate(
     allocation: Allocation, client_id: str, queues: Sequence[MessageQueue], members: Mapping[str, str | None]
 ) -> list[MessageQueue]:
-    """The queues of one topic that ``client_id`` should own, in Java's order; a client that is no member gets none.
+    """The queues of one topic that ``client_id`` should own, in Java's order; none for a client that is not a member.
 
-    ``queues`` are all of the topic's (RocketMQ divides topic by topic), ``members`` all clients of the group with their rooms (None
-    without), both in any order. CONFIG gives what is configured of the topic, and like Java's looks neither at the client nor at the
-    members. Raises ValueError where Java does (nothing to divide, nobody to divide among), OptionError MISSING or UNSUPPORTED for a
-    member or a broker without a room in MACHINE_ROOM_NEARBY, TopicError NO_SUCH_QUEUE for a configured queue that is not there.
+    ``queues`` are all queues of the topic (RocketMQ divides topic by topic). ``members`` are all clients of the group with
+    their rooms (None: no room). Both may be in any order. CONFIG gives the configured queues of the topic and, as in Java,
+    ignores the client and the members. Raises ValueError where Java does (no queues, no members, an empty client id),
+    OptionError MISSING or UNSUPPORTED for a member or a broker without a room in MACHINE_ROOM_NEARBY, TopicError NO_SUCH_QUEUE
+    for a configured queue that does not exist.
     """
     if not queues:
         raise ValueError("there are no queues to allocate")
@@ -71,7 +73,7 @@ def allocate(
 
 
 def _utf16(text: str) -> bytes:
-    """What Java's String.compareTo compares: UTF-16 units, which differ in order from characters beyond U+FFFF."""
+    """A sort key with the order of Java's String.compareTo: UTF-16 units, which sort characters above U+FFFF differently."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
@@ -93,7 +95,7 @@ def _divide(strategy: str, client_id: str, queues: Sequence[MessageQueue], clien
 
 
 def _average(index: int, queues: Sequence[MessageQueue], n_clients: int) -> list[MessageQueue]:
-    """AllocateMessageQueueAveragely: consecutive queues, one more for the first members where they do not divide evenly."""
+    """AllocateMessageQueueAveragely: consecutive queues, one more for the first members if they do not divide evenly."""
     size, more = divmod(len(queues), n_clients)
     start = index * size + min(index, more)
     return list(queues[start : start + size + (index < more)])
@@ -101,7 +103,7 @@ def _average(index: int, queues: Sequence[MessageQueue], n_clients: int) -> list
 
 def _consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
     """AllocateMessageQueueConsistentHash: a queue belongs to the first virtual node at or after its hash, around the ring."""
-    # Of two nodes with one hash the later client's stays, as in Java's map.
+    # If two nodes have the same hash, the later client's wins, as in Java's map.
     ring = {_md5(f"{client}-{node}"): client for client in clients for node in range(_VIRTUAL_NODES)}
     nodes = sorted(ring)
 
@@ -118,13 +120,13 @@ def _md5(text: str) -> int:
 
 
 def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-    """AllocateMessageQueueByConfig: the configured list as it is, here cut to the topic, so that it can name several."""
+    """AllocateMessageQueueByConfig: the configured queues of this topic. Unlike Java's, the list may name several topics."""
     known = set(queues)
     topics = {queue.topic for queue in queues}
     mine = [queue for queue in allocation.queues if queue.topic in topics]
     for queue in mine:
         if queue not in known:
-            # Java would hand it on, and fail with each lock and each pull.
+            # Java would return the queue, and each lock and pull of it would fail.
             raise TopicError(
                 "NO_SUCH_QUEUE", f"option allocateQueues names queue {queue}, which the topic does not have; drop it"
             )
@@ -132,7 +134,7 @@ def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[
 
 
 def _machine_room(allocation: Allocation, index: int, queues: Sequence[MessageQueue], n_clients: int) -> list[MessageQueue]:
-    """AllocateMessageQueueByMachineRoom: equal blocks of the rooms' queues, then one each of the rest, to the first members."""
+    """AllocateMessageQueueByMachineRoom: equal blocks of the rooms' queues, and one each of the rest for the first members."""
     near = [queue for queue in queues if has_room(queue.broker_name, allocation.rooms)]
     size = len(near) // n_clients
     start, rest = index * size, index + n_clients * size
@@ -142,9 +144,9 @@ def _machine_room(allocation: Allocation, index: int, queues: Sequence[MessageQu
 def _nearby(
     allocation: Allocation, client_id: str, queues: Sequence[MessageQueue], members: Mapping[str, str | None]
 ) -> list[MessageQueue]:
-    """AllocateMachineRoomNearby: a room's queues are divided among the members there, or among all where nobody is there.
+    """AllocateMachineRoomNearby: a room's queues are divided among its members, or among all members if it has none.
 
-    Java leaves it to the user where a broker is: here the part of its name before ``@``, or the whole of a name without.
+    In Java the user's code tells a broker's room. Here it is the part of the broker's name before ``@``, or the whole name.
     """
     queues_in: dict[str, list[MessageQueue]] = {}
     for queue in queues:

@@ -1,8 +1,8 @@
-"""64 bits of what a row says, to choose by: the same for a row whatever comes before it, in every process. Pure.
+"""A 64-bit hash of a row's content, by which a selector chooses a queue. It depends on nothing but the row. Pure.
 
-Rules: two rows have the same bits exactly when a broker's messages of them could not be told apart
-(rocketmq/sink/message_stamp.py, `digests`; chance apart): an empty text counts as no text, and properties have no order. The hashing is
-done by C code that is mapped over a column.
+Rules: apart from chance, two rows have the same hash exactly if their messages have the same `digests`
+(rocketmq/sink/message_stamp.py): an empty text counts as no text, and properties have no order. C code mapped over a column
+does the hashing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 
-#: Odd numbers, so that the same text is another one in another column.
+#: Odd weights, so that the same text counts differently in each column.
 _TEXTS: Final = {
     "tags": np.uint64(0x9E3779B97F4A7C15),
     "keys": np.uint64(0xBF58476D1CE4E5B9),
@@ -26,7 +26,10 @@ _TEXTS: Final = {
 
 
 def content_hash64(rows: pa.RecordBatch) -> Words:
-    """Of each row of PRODUCER_COLUMNS, as `rows.normalise` gives them; other columns are not looked at."""
+    """The content hash of each row.
+
+    ``rows`` have PRODUCER_COLUMNS as `message_rows.normalise` gives them; others are ignored.
+    """
     result = _hashes(rows.column("body"))
     for name, weight in _TEXTS.items():
         if name in rows.schema.names:
@@ -42,7 +45,7 @@ def _hashes(values: pa.Array) -> Words:
 
 
 def _texts(values: pa.Array) -> Words:
-    """Of strings; 0 for null and empty ones, which cost nothing where all are."""
+    """The hash of each string; 0 for a null or an empty one. A column with nothing else costs no hashing."""
     some = pc.fill_null(pc.greater(pc.binary_length(values), 0), False).to_numpy(zero_copy_only=False)
     result = np.zeros(len(values), np.uint64)
     if some.any():
@@ -51,16 +54,19 @@ def _texts(values: pa.Array) -> Words:
 
 
 def _properties(column: pa.Array) -> Words:
-    """Of maps: the sum over their entries, which has no order; an entry without a value is none."""
+    """The hash of each map: the sum over its entries, so their order does not matter.
+
+    An entry without a value does not count.
+    """
     bounds = column.offsets.to_numpy().astype(np.int64)
     begin, end = int(bounds[0]), int(bounds[-1])
-    # Keys and items are those of the whole array, also of a slice, and offsets count from its beginning.
+    # Even for a slice, keys and items are those of the whole array, and offsets count from its beginning.
     items = column.items.slice(begin, end - begin)
     entries = pc.binary_join_element_wise(column.keys.slice(begin, end - begin), items, "\x01")
     entries = pc.if_else(pc.equal(items, ""), pa.scalar(None, pa.string()), entries)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_texts(entries), dtype=np.uint64)))
     result: Words = sums[bounds[1:] - begin] - sums[bounds[:-1] - begin]
     if column.null_count:
-        # A null row may have entries that nobody sees.
+        # A null row may have hidden entries.
         result[column.is_null().to_numpy(zero_copy_only=False)] = 0
     return result

@@ -1,7 +1,7 @@
-"""A filter of messages as a subscription has it: some tags, or SQL that a RocketMQ broker evaluates.
+"""A subscription's filter of messages: some tags, or SQL that a RocketMQ broker evaluates. Pure.
 
-Rules: a filter chooses rows and never offsets: what does not match counts in every range, limit and group offset. Members of a group must
-have the same one, so a filter has one text, however it was written. Pure.
+Rules: a filter chooses rows, never offsets: messages that do not match still count in every range, limit and group offset. All
+members of a group must have the same filter, so a filter has one canonical text, however it was written.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ import pyarrow.compute as pc
 
 FilterType = Literal["TAG", "SQL92"]
 
-#: The expression that lets everything through.
+#: The expression that matches every message.
 ALL: Final = "*"
 
 
 def tags_of(expression: str) -> tuple[str, ...]:
-    """The tags of RocketMQ's ``A || B``, sorted; none when it lets everything through (FilterAPI.buildSubscriptionData)."""
+    """The tags of RocketMQ's ``A || B``, sorted; empty if it matches every message (FilterAPI.buildSubscriptionData)."""
     text = expression.strip()
     return () if text == ALL else tuple(sorted({tag.strip() for tag in text.split("||")} - {""}))
 
 
 def canonical(expression: str, kind: str) -> str:
-    """The one text of an expression, as members of a group compare it. An empty one means all."""
+    """The canonical text of an expression, which members of a group compare. An empty TAG expression means all."""
     return expression.strip() if kind != "TAG" else " || ".join(tags_of(expression)) or ALL
 
 
 @dataclass(frozen=True)
 class Filter:
-    """``tags`` has at least one, or ``sql`` is not empty; exactly one of them is given."""
+    """A filter by tags or by SQL: exactly one of ``tags`` and ``sql`` is given, and is not empty."""
 
     tags: tuple[str, ...] = ()
     sql: str = ""
 
     @classmethod
     def by_tags(cls, expression: str) -> Self | None:
-        """None for an expression that lets everything through."""
+        """The filter of a tag expression; None if it matches every message."""
         tags = tags_of(expression)
         return cls(tags=tags) if tags else None
 
@@ -48,9 +48,9 @@ class Filter:
 
     @property
     def expression(self) -> str:
-        """Canonical; what a broker is told."""
+        """The canonical text, as it is sent to brokers."""
         return self.sql or " || ".join(self.tags)
 
     def matching(self, tags: pa.Array) -> pa.Array:
-        """Which of these rows have one of the tags, exactly; a row without a tag has none. Not for SQL."""
+        """Whether each of these rows' tags is exactly one of the filter's; false for a row without a tag. Not for SQL."""
         return pc.is_in(tags, value_set=pa.array(self.tags, tags.type))

@@ -19,7 +19,7 @@ from orderedmq.text import text_of
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Words: TypeAlias = npt.NDArray[np.uint64]
-#: Numbers of rows, or all.
+#: Row numbers, or a slice for all rows.
 Rows: TypeAlias = npt.NDArray[np.intp] | slice
 _ALL: Final = slice(None)
 _LOW8: Final = np.uint64(0x00FF00FF00FF00FF)
@@ -27,27 +27,30 @@ _LOW16: Final = np.uint64(0x0000FFFF0000FFFF)
 _HIGH_BITS: Final = np.uint64(0x8080808080808080)
 #: Masks that keep the last 0 to 8 bytes of a little-endian word.
 _KEEP: Final = np.array([0] + [(2**64 - 1) << (64 - 8 * n) & (2**64 - 1) for n in range(1, 9)], dtype=np.uint64)
-#: Rows that are hashed together. Arrays of 8 bytes a row stay in the cache, and below the 128 KiB from which the C library maps
-#: fresh pages for each (which doubles the time).
+#: Rows that are hashed together. Arrays of 8 bytes per row then fit the cache and stay below 128 KiB, above which the C library
+#: maps fresh pages for each array (which doubles the time).
 _BLOCK: Final = 8192
 
 
 class _Strings:
-    """Strings that lie one behind the other, as little-endian words of 8 bytes that are aligned at the strings' *ends*.
+    """Strings stored back to back, as little-endian words of 8 bytes that are aligned at the strings' *ends*.
 
-    ``words[k]`` has the bytes 8k to 8k + 8, counted from the end, of the rows that reach so far, as (these rows, their words);
-    a word that reaches beyond its string's start has zeros there. So a polynomial hash weighs word k alike in every row,
-    whatever the row's length, and no row needs a loop of its own.
+    ``words[k]`` is (rows, words): the bytes 8k to 8k + 8, counted from the end, of the rows that are long enough. A word that
+    reaches beyond its string's start has zeros there. So a polynomial hash gives word k the same weight in every row, whatever
+    the row's length, and no row needs its own loop.
     """
 
     def __init__(self, data: Bytes, ends: Int64s, lengths: Int64s) -> None:
-        """Row i is ``data[ends[i] - lengths[i] : ends[i]]``. When all lengths agree, each row begins where the last ended."""
+        """Row i is ``data[ends[i] - lengths[i] : ends[i]]``.
+
+        If all lengths are equal, each row must begin where the last ended.
+        """
         self.lengths = lengths
         self.ascii = not len(data) or int(data.max()) < 128
         self.words: list[tuple[Rows, Words]] = []
         longest, shortest = int(lengths.max()), int(lengths.min())
         rows: Rows = _ALL
-        # Room for the word of a first row that is shorter than a word.
+        # Padding, because the first row may be shorter than a word.
         padded = np.concatenate((np.zeros(8, dtype=np.uint8), data))
         ending_at: Words = np.ndarray((len(data) + 1,), dtype="<u8", buffer=padded, strides=(1,))
         for done in range(0, longest, 8):
@@ -61,7 +64,7 @@ class _Strings:
             self.words.append((rows, ending_at[ends[rows] - done] & _KEEP[np.minimum(lengths[rows] - done, 8)]))
 
     def java_hash(self, unit: int) -> npt.NDArray[np.uint32]:
-        """String.hashCode of each row: the sum of s[i] * 31^(n-1-i) over its units, which have 1 byte (ASCII) or 2."""
+        """String.hashCode of each row: the sum of s[i] * 31^(n-1-i) over its units, of 1 byte (ASCII) or 2 (UTF-16)."""
         result = np.zeros(len(self.lengths), dtype=np.uint32)
         weight = 1
         for rows, words in self.words:
@@ -108,7 +111,7 @@ def _fold(words: Words, unit: int) -> npt.NDArray[np.uint32]:
 
 
 def _mix(x: Words) -> Words:
-    """MurmurHash3's 64-bit finaliser: a bijection of which every input bit changes every output bit half of the time.
+    """MurmurHash3's 64-bit finaliser: a bijection in which each input bit flips each output bit half of the time.
 
     Works in place.
     """
@@ -125,7 +128,7 @@ class HashedKeys:
     """The hashes of an array of sharding keys, each computed when first asked for.
 
     ``keys`` is an array of strings (string, large_string, string_view, or a dictionary of these; sliced or not), or of nulls.
-    Keys are not dictionary-encoded: finding the distinct ones costs more than hashing them all, long ones (UUIDs) apart.
+    Keys are not dictionary-encoded: except for long keys (UUIDs), finding the distinct ones costs more than hashing them all.
     Raises SchemaError WRONG_TYPE for another type, TypeError for a chunked array.
     """
 
@@ -175,7 +178,7 @@ class HashedKeys:
         return HashedKeys(self.keys.filter(mask))
 
     def _blocks(self) -> Iterator[tuple[slice, _Strings]]:
-        """The keys, block by block: nothing is kept, so that a block's arrays serve the next one. A null has no bytes."""
+        """The keys, block by block. No block is kept, so that the next one reuses its memory. A null has no bytes."""
         data, offsets = _buffers(self._plain)
         for first in range(0, len(self._plain), _BLOCK):
             bounds = offsets[first : first + _BLOCK + 1].astype(np.int64)
@@ -202,7 +205,7 @@ def _utf16(keys: pa.Array) -> _Strings:
     data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
     leads = (data & 0xC0) != 0x80
     try:
-        # One call for all rows. A row that began with a continuation byte would join the row before it.
+        # Decode all rows in one call, unless a row begins with a continuation byte: it would join the row before it.
         if not leads[offsets[:-1][np.diff(offsets) > 0]].all():
             raise UnicodeDecodeError("utf-8", b"", 0, 0, "a row begins within a character")
         units = data.tobytes().decode().encode("utf-16-le")
@@ -211,7 +214,7 @@ def _utf16(keys: pa.Array) -> _Strings:
         ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
         units = b"".join(rows)
     else:
-        # A character has one unit, and two where UTF-8 needs four bytes.
+        # A character has one UTF-16 unit, or two if it has four bytes in UTF-8.
         count = np.zeros(len(data) + 1, dtype=np.int64)
         np.cumsum(leads.view(np.uint8) + (data >= 0xF0), dtype=np.int64, out=count[1:])
         ends = 2 * count[offsets[1:]]

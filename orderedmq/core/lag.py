@@ -1,10 +1,11 @@
-"""How far a query is behind, from the progress that Spark reports of it. Pure.
+"""A query's lag per queue, from the progress that Spark reports. Pure.
 
-Lag = messages that were in the queue when the micro-batch was planned and that are left when it has ended: ``latest - next``, never
-negative. Both sides are in the progress of one source: ``endOffset`` is the Checkpoint that Spark logged, ``latestOffset`` is what the
-source's ``reportLatestOffset`` found. Spark gives them as JSON text; a progress read back from JSON has objects.
+Lag = messages that were in the queue when the micro-batch was planned and that are left when it has ended: ``latest - next``,
+never negative. Both are in the progress of one source: ``endOffset`` is the Checkpoint that Spark logged, ``latestOffset`` is
+what the source's ``reportLatestOffset`` found. Spark gives them as JSON text; a progress read back from JSON has objects.
 
-Spark reports no latest offset for a batch that it repeats after a restart (it was planned by the run before): the lag is not known then.
+Spark reports no latest offset for a batch that it repeats after a restart, because the run before planned it: the lag is then
+unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _MISSING: Final = (None, "", "None", "null")
 class QueueLag(NamedTuple):
     """One queue as of the last micro-batch.
 
-    next: offset of the next message to process. latest: offset behind the last message in the queue, None where nobody looked.
+    next: offset of the next message to process. latest: offset behind the last message in the queue; None if unknown.
     """
 
     next: int
@@ -32,21 +33,21 @@ class QueueLag(NamedTuple):
 
     @property
     def messages(self) -> int | None:
-        """The lag in messages; None where it is not known."""
+        """The lag in messages; None if unknown."""
         return None if self.latest is None else max(0, self.latest - self.next)
 
 
 def is_ours(progress_source: Mapping[str, Any]) -> bool:
-    """Whether this is the progress of an orderedmq source that knows where its queues begin."""
+    """Whether this is the progress of an orderedmq source that has decided where its queues begin."""
     end = _parsed(progress_source.get("endOffset"))
     return isinstance(end, Mapping) and {"v", "owner", "next"} <= end.keys()
 
 
 def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
-    """The lag of each queue of one source; none for a source of another kind, or of a query that has not decided anything yet.
+    """The lag of each queue of one source; empty for another kind of source, or if no offset has been decided yet.
 
-    A queue on one side only has no lag: without ``next`` it is not known where it begins, without ``latest`` it was given up or deleted.
-    Raises OffsetError for offsets that this version cannot read.
+    Only queues with both offsets are in it: without ``next``, where the queue begins is unknown; without ``latest``, the queue
+    was given up or deleted. Raises OffsetError for offsets that this version cannot read.
     """
     if not is_ours(progress_source):
         return {}
@@ -61,7 +62,7 @@ def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
 
 
 def lag_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> dict[MessageQueue, QueueLag]:
-    """The lag of each queue of all sources, in queue order; of a queue that several of them read, the one furthest behind."""
+    """The lag of each queue of all sources, in queue order. If several sources read a queue, the one furthest behind counts."""
     found: dict[MessageQueue, QueueLag] = {}
     for source in progress_sources:
         for queue, lag in lag_of(source).items():
@@ -71,7 +72,7 @@ def lag_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> dict[MessageQ
 
 
 def describe(lags: Mapping[MessageQueue, QueueLag]) -> str:
-    """One line: total lag and the worst queue, the first of equals."""
+    """One line: the total lag and the queue with the largest lag, the first of equals."""
     known = {queue: lag.messages for queue, lag in lags.items() if lag.messages is not None}
     if not known:
         return f"lag of {len(lags)} queues not known"

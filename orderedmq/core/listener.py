@@ -1,4 +1,4 @@
-"""What an orderly listener has to do with: its answers, parameters and hooks, and what a dead letter says of its origin. Pure."""
+"""The orderly listener's interface: answers, settings and hooks, and the properties that tell a dead letter's origin. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
 
-#: What is noted of a dead letter, in properties: RocketMQ's names (MessageConst), and ours where it has none.
+#: Properties that tell a dead letter's origin: RocketMQ's names (MessageConst), and our own where it has none.
 REAL_TOPIC: Final = "REAL_TOPIC"
 REAL_QUEUE: Final = "REAL_QID"
 ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
@@ -18,14 +18,14 @@ RECONSUME_TIME: Final = "RECONSUME_TIME"
 ORIGIN_BROKER: Final = "ORDEREDMQ_BROKER"
 ORIGIN_OFFSET: Final = "ORDEREDMQ_OFFSET"
 ERROR: Final = "ORDEREDMQ_ERROR"
-#: Bytes of an error's text that are kept.
+#: Maximum bytes kept of an error's text.
 MAX_ERROR_BYTES: Final = 4096
-#: What brokers may add to the properties of a message that they store.
+#: Bytes that a broker may add to the properties of a message that it stores.
 _SPARE_BYTES: Final = 256
 
 
 class ConsumeOrderlyStatus(Enum):
-    """What a listener answers (RocketMQ's names)."""
+    """A listener's answer (RocketMQ's names)."""
 
     SUCCESS = "SUCCESS"
     ROLLBACK = "ROLLBACK"
@@ -35,7 +35,10 @@ class ConsumeOrderlyStatus(Enum):
 
 @dataclass(slots=True)
 class ConsumeOrderlyContext:
-    """One for each call of the listener, which may set ``auto_commit`` and ``suspend_current_queue_time_millis`` (-1: the setting)."""
+    """One call's context.
+
+    The listener may set ``auto_commit`` and ``suspend_current_queue_time_millis`` (-1: as in the settings).
+    """
 
     message_queue: MessageQueue
     auto_commit: bool = True
@@ -64,7 +67,7 @@ class OrderlySettings:
 
 
 def suspend_seconds(millis: int, default: int) -> float:
-    """How long a queue is suspended: ``millis``, or ``default`` for -1, between 10 ms and 30 s."""
+    """Seconds for which a queue is suspended: ``millis``, or ``default`` for -1, between 10 ms and 30 s."""
     return min(max(default if millis == -1 else millis, 10), 30_000) / 1000
 
 
@@ -73,7 +76,7 @@ Listener = Callable[[Sequence[Any], ConsumeOrderlyContext], ConsumeOrderlyStatus
 
 
 class ConsumeMessageHook(Protocol):
-    """Is told of every call of the listener. Without a status there is an error."""
+    """Called before and after every call of the listener. ``error`` is given exactly if ``status`` is None."""
 
     def consume_message_before(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> None: ...
 
@@ -89,7 +92,11 @@ def call_listener(
     hooks: Sequence[ConsumeMessageHook],
     warn: Callable[[str], None],
 ) -> tuple[ConsumeOrderlyStatus | None, str | None]:
-    """The listener's answer and error, for `OrderlyQueue.consumed`. What a hook raises is a warning only, as in Java."""
+    """Call the listener and its hooks; return its answer and error, for `OrderlyQueue.consumed`.
+
+    An answer that is not a ConsumeOrderlyStatus, and an exception, give an error. A hook's exception gives only a warning, as
+    in Java.
+    """
 
     def tell(hook: Callable[..., None], *what: object) -> None:
         try:
@@ -109,7 +116,7 @@ def call_listener(
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
     if error is not None:
-        # A text may have half a character (a lone surrogate), which no column may.
+        # A Python text may have lone surrogates, an Arrow column may not.
         error = error.encode("utf-8", "replace").decode()
     for hook in hooks:
         tell(hook.consume_message_after, status, error)
@@ -117,13 +124,16 @@ def call_listener(
 
 
 def clip(text: str, limit: int) -> str:
-    """At most ``limit`` bytes of a text, fit for a property: RocketMQ separates these by 1 and 2, and UTF-8 has no surrogates."""
+    """At most ``limit`` bytes of a text, fit for a property.
+
+    RocketMQ separates properties by the characters 1 and 2, and UTF-8 has no surrogates.
+    """
     plain = text.translate({0: " ", 1: " ", 2: " "}).encode("utf-8", "replace")
     return plain[: max(limit, 0)].decode("utf-8", "ignore")
 
 
 def dead_letter_id(group: str, queue: MessageQueue, offset: int) -> str:
-    """What a dead letter is known by: a message that is put aside again, after a replay, has the same."""
+    """A dead letter's identity. A message that is put aside again after a replay has the same."""
     return f"{group}/{queue}/{offset}"
 
 
@@ -137,10 +147,11 @@ def dead_letter_properties(
     properties: Mapping[str, str],
     room: int = MAX_PROPERTIES_BYTES - _SPARE_BYTES,
 ) -> dict[str, str]:
-    """A message's own ``properties`` and where it comes from, under RocketMQ's names as far as there are any.
+    """A dead letter's properties: the message's own ``properties`` and its origin, under RocketMQ's names where they exist.
 
-    ``room`` is what they may have in bytes: less than the default if the message has keys or tags. The error is cut first, then own
-    properties that do not fit are left out. What was a dead letter before keeps its first message id, as in Java.
+    ``room`` is their maximum size in bytes: less than the default if the message has keys or tags. The error is cut first, then
+    the message's own properties that do not fit are left out. A message that was a dead letter before keeps its first message
+    id, as in Java.
     """
     origin = {
         REAL_TOPIC: queue.topic,
@@ -151,7 +162,7 @@ def dead_letter_properties(
         ORIGIN_OFFSET: str(offset),
         ERROR: "",
     }
-    # As RocketMQ writes a property: name, value and two separators.
+    # RocketMQ writes a property as name, value and two separators.
     room -= sum(len(f"{name}{value}".encode()) + 2 for name, value in origin.items())
     result = {}
     for name, value in properties.items():

@@ -1,16 +1,17 @@
-"""Queue locks: who may have a queue, for how long, and who had it before.
+"""Queue locks: which client owns a queue, for how long, and which owner had it before. Pure.
 
 Rules (RocketMQ's RebalanceLockManager, org.apache.rocketmq.broker.client.rebalance): free → granted; held by me → renewed; held by
 another and not expired → refused; expired → taken over. Constants are RocketMQ's: a lock lives 60 s at the broker, is renewed every
 20 s, and its holder trusts it for 30 s. On top of that:
 
-- ``renew`` never grants a free queue: who lost a queue must enter it again, at the group's offset.
+- ``renew`` never grants a free queue: an owner that lost a queue must enter it again, at the group's offset.
 - Every grant has an epoch, unique in the broker. A mutation under another epoch than the lock's is refused (``is_current``).
 - Age is counted by a monotonic clock that all processes of a machine share; a lock of an earlier boot is expired.
-- An owner that is known to be dead holds nothing. One that stopped while a task may be at work *lingers*: its lock outlives it.
+- An owner that is known to be dead holds no lock. If an owner stops while a task may be at work, its lock *lingers*: it
+  outlives the owner.
 - Lineage: a lock that was given back remembers its last owner and the epoch at which that owner's unbroken tenure began.
 
-Pure: the clock, the liveness of a client and the next epoch are arguments.
+The clock, the liveness of a client and the next epoch are arguments.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class Instant:
 
 @dataclass(frozen=True)
 class Client:
-    """Who asks: ``owner`` outlives a restart (it is the query's), ``client_id`` names this process, ``name`` is for people."""
+    """A client of a broker.
+
+    ``owner`` is the query and outlives a restart, ``client_id`` names this process, ``name`` is for people.
+    """
 
     owner: str
     client_id: str
@@ -51,7 +55,7 @@ class Client:
 
 @dataclass(frozen=True)
 class LockToken:
-    """Proof of a grant, presented with every mutation. ``tenure``: the epoch at which the owner's unbroken tenure began."""
+    """A granted lock, presented with every mutation. ``tenure``: the epoch at which the owner's unbroken tenure began."""
 
     group: str
     queue: MessageQueue
@@ -65,7 +69,8 @@ class LockToken:
 class Refusal:
     """Why a lock was not granted. ``alive`` None: the broker cannot tell. ``remaining`` in seconds.
 
-    ``owner`` empty: nobody says that he has it; ``client_id`` then has the group's other members, if there are any.
+    ``owner`` empty: no client reports that it holds the queue; ``client_id`` then names the group's other members, if there are
+    any.
     """
 
     queue: MessageQueue
@@ -77,7 +82,7 @@ class Refusal:
 
     @property
     def holder(self) -> str:
-        """Who has the queue, for errors."""
+        """The queue's holder, for error messages."""
         if self.owner:
             return f"query {self.owner} ({self.client_id})"
         if self.client_id:
@@ -87,7 +92,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class QueueLock:
-    """One (group, queue) at the broker. ``owner`` stays when the lock is given back (lineage); empty after a seek."""
+    """The lock of one (group, queue) at the broker.
+
+    ``owner`` stays when the lock is given back (lineage); a seek empties it.
+    """
 
     owner: str
     client_id: str
@@ -118,14 +126,14 @@ def grant(
     alive: Callable[[str], bool],
     life: float = LOCK_LIFE,
 ) -> QueueLock | None:
-    """The lock after ``client`` asked for it, or None when it is refused.
+    """The lock granted to ``client``, or None if it is refused.
 
-    ``alive(client_id)`` says whether that process is. It is asked only where its answer decides.
+    ``alive(client_id)`` says whether that process is alive. It is called only where its answer decides.
     """
     if lock is not None and lock.held and not lock.expired(now):
         if lock.client_id == client.client_id and not lock.lingering:
             return replace(lock, renewed=now, life=life)
-        # A lingering lock outlives its process for everyone but its own query, whose old tasks a new epoch fences off.
+        # A lingering lock outlives its process, but not for its own query: the new epoch fences off that query's old tasks.
         freed_by_death = not lock.lingering or lock.owner == client.owner
         if not freed_by_death or alive(lock.client_id):
             return None
@@ -142,34 +150,40 @@ def grant(
 
 
 def refusal(lock: QueueLock, queue: MessageQueue, now: Instant, alive: bool | None) -> Refusal:
-    """What the refused client is told."""
+    """The refusal that a client gets in place of ``lock``."""
     return Refusal(queue, lock.owner, lock.client_id, alive, lock.lingering, lock.remaining(now))
 
 
 def token(lock: QueueLock, group: str, queue: MessageQueue) -> LockToken:
-    """The proof that goes with a granted lock."""
+    """The token of a granted lock."""
     return LockToken(group, queue, lock.owner, lock.client_id, lock.epoch, lock.tenure)
 
 
 def is_current(lock: QueueLock | None, proof: LockToken) -> bool:
-    """The fence: nobody was granted the queue since. (Given back and not granted again is current: nothing happened since.)"""
+    """The fence: whether the lock still has the token's epoch.
+
+    It does after an unlock, until the next grant, seek or release.
+    """
     return lock is not None and lock.epoch == proof.epoch
 
 
 def is_held(lock: QueueLock | None, proof: LockToken) -> bool:
-    """Whether the queue is still the token's to work on."""
+    """Whether the queue is still held under this token."""
     return lock is not None and lock.held and lock.epoch == proof.epoch
 
 
 def renew(lock: QueueLock | None, proof: LockToken, now: Instant) -> QueueLock | None:
-    """The lock prolonged, or None when it is lost. An expired lock that nobody took is still its holder's: the epoch proves it."""
+    """The lock prolonged, or None if it is lost.
+
+    An expired lock that nobody took is still its holder's: the epoch proves it.
+    """
     if lock is None or not is_held(lock, proof) or lock.lingering:
         return None
     return replace(lock, renewed=now)
 
 
 def unlock(lock: QueueLock | None, proof: LockToken, now: Instant, linger: float = 0.0) -> QueueLock | None:
-    """The lock given back, or left to live ``linger`` seconds at most; None when the token is not its holder's."""
+    """The lock given back, or left to live ``linger`` seconds at most; None if the token does not hold it."""
     if lock is None or not is_held(lock, proof):
         return None
     if linger > 0:
@@ -178,10 +192,13 @@ def unlock(lock: QueueLock | None, proof: LockToken, now: Instant, linger: float
 
 
 def sought(next_epoch: int, now: Instant) -> QueueLock:
-    """The lock after the group's offset was set from outside: free, no lineage, and every token given out so far is stale."""
+    """The lock after the group's offset was set from outside: free, without lineage, all tokens given out so far stale."""
     return QueueLock("", "", next_epoch, next_epoch, held=False, renewed=now)
 
 
 def released(lock: QueueLock, next_epoch: int) -> QueueLock:
-    """The lock taken away from outside: free, and its holder's token is stale. Nobody else had it, so the lineage stays."""
+    """The lock after it was taken away from outside: free, its holder's token stale.
+
+    No other owner had it: the lineage stays.
+    """
     return replace(lock, epoch=next_epoch, held=False, lingering=False)

@@ -1,7 +1,8 @@
-"""Machine rooms: a broker whose name is room@name stands in a room, any other in none. Pure.
+"""Machine rooms: a broker named room@name is in that room, any other broker is in no room. Pure.
 
-The form is that of AllocateMessageQueueByMachineRoom. SelectMessageQueueByMachineRoom, its counterpart for producers, is empty in RocketMQ:
-here it sends a key to one of the queues of the rooms that are asked for, as SelectMessageQueueByHash would if there were no others.
+The form is that of AllocateMessageQueueByMachineRoom. Its counterpart for producers, SelectMessageQueueByMachineRoom, is empty
+in RocketMQ. Here it hashes a key over the queues of the given rooms, as SelectMessageQueueByHash would if there were no other
+queues.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from orderedmq.model import MessageQueue
 
 
 def has_room(broker_name: str, rooms: Sequence[str]) -> bool:
-    """Whether this is ``room@name`` of one of the rooms. Java's split drops what is empty at the end, so ``room@name@`` is, too."""
+    """Whether the name is ``room@name`` with one of the rooms. ``room@name@`` counts, too: Java's split drops empty ends."""
     parts = broker_name.rstrip("@").split("@")
     return len(parts) == 2 and parts[0] in rooms
 
 
 def queues_in(topic: str, queues: Sequence[MessageQueue], rooms: Sequence[str]) -> list[MessageQueue]:
-    """Those of a topic's queues that are in the rooms, in their order. Raises TopicError NO_SUCH_QUEUE for a room without any."""
+    """The topic's queues that are in the rooms, in their order. Raises TopicError NO_SUCH_QUEUE for a room without queues."""
     for room in rooms:
         if not any(has_room(queue.broker_name, (room,)) for queue in queues):
             brokers = ", ".join(sorted({queue.broker_name for queue in queues})) or "none"

@@ -1,9 +1,9 @@
-"""Members of a consumer group: who divides the queues, and whether they agree on how.
+"""Members of a consumer group: which clients count as members, and whether their subscriptions agree.
 
-Rules: a member says so by heartbeat, together with its subscription. It is counted until its heartbeat is as old as a lock lives (its
-queue locks are free by then as well), until it leaves, or until its process is known to be dead. All members compute the same division,
-so they must have the same subscription: who joins a group whose earlier members have another one is refused. (RocketMQ wants the same
-of a group, "subscription consistency", and does not look.)
+Rules: a client becomes a member by its heartbeat, which has its subscription. It counts until its heartbeat is as old as a
+lock's life (its queue locks are free by then, too), until it leaves, or until its process is known to be dead. All members
+compute the same division of the queues, so they must have the same subscription: a client that joins with another one than the
+earlier members' is refused. (RocketMQ requires this "subscription consistency", too, and does not check it.)
 
 Pure: the clock and the liveness of a client are arguments.
 """
@@ -33,16 +33,16 @@ class Subscription:
     filter_type: str = "TAG"
 
     def differences(self, other: Subscription) -> list[str]:
-        """``assignment 'shared', not 'exclusive'`` and so on: what this one has, and the other has not."""
+        """A text per difference, such as ``assignment 'shared', not 'exclusive'``: this value, then the other's."""
         mine, theirs = asdict(self), asdict(other)
         return [f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
 
 
 @dataclass(frozen=True)
 class Member:
-    """A client in a group. ``joined`` orders members by their first heartbeat; ``room`` is where it runs, if it says so.
+    """A client in a group. ``joined`` orders members by their first heartbeat; ``room`` is its machine room, if it reports one.
 
-    ``name`` is what it calls itself, for people.
+    ``name`` is its name for people.
     """
 
     owner: str
@@ -63,7 +63,7 @@ class Member:
 
 
 def present(members: Iterable[Member], now: Instant, alive: Callable[[str], bool]) -> list[Member]:
-    """Those that count, by client id."""
+    """The members that count, sorted by client id."""
     return sorted(
         (member for member in members if not member.expired(now) and alive(member.client_id)),
         key=lambda member: member.client_id,
@@ -73,9 +73,9 @@ def present(members: Iterable[Member], now: Instant, alive: Callable[[str], bool
 def refuse_second_run(group: str, client: Client, members: Iterable[Member]) -> None:
     """Raise GroupError IN_USE when another run of ``client``'s query is a member.
 
-    To a broker that keeps lineage both are one owner: it would hand queues from one to the other as if nobody else had had them, and the
-    two would go on from different places of one checkpoint. So the second run has to wait until the first has left, or is dead, or has
-    been silent for as long as a member lives.
+    A broker that keeps lineage sees both runs as one owner: a queue that moves between them keeps its tenure, and the two runs
+    would go on from different positions of one checkpoint. So the second run must wait until the first has left, is dead, or
+    has been silent for as long as a member lives.
     """
     for other in members:
         if other.owner == client.owner and other.client_id != client.client_id:
@@ -88,9 +88,9 @@ def refuse_second_run(group: str, client: Client, members: Iterable[Member]) -> 
 
 
 def refuse(group: str, client: Client, members: Iterable[Member]) -> None:
-    """Raise GroupError DISAGREES when an earlier member has another subscription than ``client``, which is one of them.
+    """Raise GroupError DISAGREES if an earlier member has another subscription than ``client``.
 
-    Two exclusive members agree; their locks decide.
+    Nothing is raised if ``client`` is not a member, or between two exclusive members: their locks decide.
     """
     known = {member.client_id: member for member in members}
     mine = known.get(client.client_id)

@@ -1,4 +1,4 @@
-"""Rows that a producer hands over: what they must look like, checked before anything is written. Pure.
+"""Checks a producer's rows, and brings them into the message schema, before anything is written. Pure.
 
 Limits are RocketMQ's (model.py). Whole columns are checked at once; only an error looks for its row.
 """
@@ -30,18 +30,18 @@ _TEXT = ("tags", "keys", "sharding_key")
 
 @functools.cache
 def _reserved() -> pa.Array:
-    """Not made when this is imported: ``pa.array`` imports pandas, a third of what a process needs to start."""
+    """The reserved names. Not made at import: ``pa.array`` imports pandas, which takes a third of a process's start-up time."""
     return pa.array(sorted(RESERVED_PROPERTIES))
 
 
 def normalise(
     rows: pa.RecordBatch, where: str, first: int = 0, malformed: Callable[[Sequence[int]], None] | None = None
 ) -> pa.RecordBatch:
-    """The producer's columns of ``rows`` in the message schema's types, checked; reserved properties are taken out, and texts are UTF-8
-    (text.py): ``malformed`` is told the rows where they were not.
+    """The producer's columns of ``rows``, checked, in the message schema's types.
 
-    ``where`` names the target in errors, which count rows from ``first``. Raises SchemaError MISSING_COLUMN or WRONG_TYPE,
-    MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's number.
+    Reserved properties are removed. Texts that are not UTF-8 are made so (text.py), and ``malformed`` gets the numbers of their
+    rows, from 0. ``where`` names the target in errors, which count rows from ``first``. Raises SchemaError MISSING_COLUMN or
+    WRONG_TYPE, MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's number.
     """
     if "body" not in rows.schema.names:
         raise SchemaError("MISSING_COLUMN", f"rows for {where} have no column 'body' (binary or string)")
@@ -112,9 +112,9 @@ def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
 
 
 def several_tags(rows: pa.RecordBatch) -> int:
-    """How many of the rows (as `normalise` gives them) have a tag that was meant as several, by a comma or ``||``.
+    """How many of the rows (as `normalise` gives them) have a tag with a comma or ``||``, meant as several tags.
 
-    A message has one tag, and no filter finds such a one.
+    A message has one tag, and a filter by one of the parts does not find it.
     """
     if "tags" not in rows.schema.names:
         return 0
@@ -122,7 +122,7 @@ def several_tags(rows: pa.RecordBatch) -> int:
     data = tags.buffers()[2]
     if tags.null_count == len(tags) or data is None:
         return 0
-    # All texts at once, a twentieth of the time: hardly any have them.
+    # Search all texts at once first, in a twentieth of the time: such tags are rare.
     texts = data.to_pybytes()
     if b"," not in texts and b"|" not in texts:
         return 0
@@ -130,12 +130,12 @@ def several_tags(rows: pa.RecordBatch) -> int:
 
 
 def reserved(names: pa.Array) -> pa.Array:
-    """Of each of the properties' names, whether it is none that a user may set (`model.is_reserved`)."""
+    """For each property name, whether it is reserved: a user may not set it (`model.is_reserved`)."""
     return pc.or_(pc.is_in(names, value_set=_reserved()), pc.starts_with(names, TRANSIENT_PREFIX))
 
 
 def _without_reserved(column: pa.Array) -> pa.Array:
-    """Properties that only RocketMQ or a column may set do not travel from a source's rows into a sink's."""
+    """The properties without reserved names, which must not travel from a source's rows into a sink's."""
     if not pc.any(reserved(column.keys)).as_py():
         return column
     kept = [
@@ -149,7 +149,7 @@ def _check_properties(column: pa.Array, where: str, first: int) -> None:
     offsets = column.offsets.to_numpy().astype(np.int64)
     if offsets[-1] == offsets[0]:
         return
-    # Keys and items are those of the whole array, also of a slice, and offsets count from their beginning.
+    # Even for a slice, keys and items are those of the whole array, and offsets count from their beginning.
     # Sizes as RocketMQ writes them: name, value and two separators.
     pairs = (
         pc.fill_null(pc.add(pc.binary_length(column.keys), pc.binary_length(column.items)), 0).to_numpy(zero_copy_only=False)

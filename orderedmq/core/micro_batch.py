@@ -1,4 +1,4 @@
-"""Which local properties of a Spark task name the micro-batch that it belongs to. Pure: the properties are an argument."""
+"""The micro-batch that a Spark task belongs to, from its local properties. Pure: the properties are an argument."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DESCRIPTION: Final = "spark.job.description"
 
 
 def run_of(local_property: Callable[[str], str | None]) -> SourceRun | None:
-    """The run, or None in a job that is no micro-batch's."""
+    """The micro-batch's run, or None in a job that belongs to no micro-batch."""
     query, batch = local_property(QUERY), local_property(BATCH)
     if query is None or batch is None:
         return None

@@ -34,7 +34,10 @@ def offsets_to_json(offsets: OffsetMap) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[MessageQueue, int]:
-    """The inverse of ``offsets_to_json``. Raises OffsetError INVALID that names ``where`` and the bad place; ``least``: least offset."""
+    """The inverse of ``offsets_to_json``. ``least`` is the lowest offset allowed.
+
+    Raises OffsetError INVALID that names ``where`` and the bad entry.
+    """
 
     def fail(what: str) -> OffsetError:
         return OffsetError("INVALID", f'{where}: {what}; the form is {{"topic": {{"broker": {{"0": 23}}}}}}')
@@ -59,11 +62,11 @@ def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[Message
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What Spark logs for one side of a micro-batch.
+    """The offset that Spark logs for one side of a micro-batch.
 
-    owner: drawn once, lives in the checkpoint (None: the constant initial offset).
-    gen: per queue, the epoch at which the owner's tenure began; replays are judged by it.
-    topics: what `Log.anchor` gave of each topic. reset: the group's reset number that these offsets follow.
+    owner: the query's id, drawn once and kept in the checkpoint (None: the constant initial offset).
+    gen: per queue, the epoch at which the owner's tenure began; a replay compares it with the lock's tenure.
+    topics: each topic's `Log.anchor`. reset: the group's reset number that these offsets follow.
     """
 
     owner: str | None = None
@@ -75,7 +78,7 @@ class Checkpoint:
 
     @property
     def fresh(self) -> bool:
-        """Nothing was decided yet."""
+        """Whether nothing has been decided yet."""
         return self.owner is None
 
     def to_spark(self) -> dict[str, Any]:
@@ -94,7 +97,7 @@ class Checkpoint:
 
     @classmethod
     def from_spark(cls, value: Any) -> Checkpoint:
-        """Raises OffsetError INVALID, or NEWER_FORMAT for a checkpoint that a newer version wrote."""
+        """The inverse of ``to_spark``. Raises OffsetError INVALID, or NEWER_FORMAT for a checkpoint of a newer version."""
         if value == {}:
             return cls()
         version = value.get("v") if isinstance(value, Mapping) else None
@@ -118,7 +121,7 @@ class Checkpoint:
 
 
 def _well_formed(value: Any) -> bool:
-    """Whether this is a checkpoint of this format, as far as its parts without offsets tell."""
+    """Whether this is a checkpoint of this format, apart from its offsets, which are not checked here."""
     if not isinstance(value, Mapping) or type(value.get("v")) is not int or value["v"] != FORMAT:
         return False
     topics, reset = value.get("topics", {}), value.get("reset", 0)
@@ -129,8 +132,8 @@ def _well_formed(value: Any) -> bool:
 def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:
     """The range of every queue of ``end``, empty ones too, in queue order.
 
-    A queue of ``start`` that ``end`` has not was given up. Raises OffsetError BEGIN_AFTER_END, and INCOMPLETE for a queue of which
-    nothing says where it begins: a range is never guessed and never skipped silently.
+    A queue in ``start`` but not in ``end`` was given up. Raises OffsetError BEGIN_AFTER_END, and INCOMPLETE if neither
+    checkpoint says where a queue begins: a range is never guessed and never skipped silently.
     """
     out: dict[MessageQueue, OffsetRange] = {}
     for queue in sorted(end.next):
@@ -151,7 +154,8 @@ def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange
 def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dict[MessageQueue, int]:
     """Share ``limit`` messages over queues in proportion to their backlogs; sums to min(limit, total).
 
-    The remainder goes round-robin from the ``turn``-th queue on, so that with fewer messages than queues no queue starves.
+    The remainder goes round-robin from the ``turn``-th queue on, so that no queue starves if the limit is below the number of
+    queues.
     """
     waiting = [queue for queue in sorted(backlog) if backlog[queue] > 0]
     total = sum(backlog[queue] for queue in waiting)
@@ -163,12 +167,15 @@ def admit(backlog: Mapping[MessageQueue, int], limit: int, turn: int = 0) -> dic
     for queue in waiting[begin:] + waiting[:begin]:
         if left == 0:
             break
-        # floor(limit * b / total) < b, so one more is always there.
+        # floor(limit * b / total) < b, so the queue has at least one more.
         shares[queue] += 1
         left -= 1
     return {queue: n for queue, n in shares.items() if n}
 
 
 def hold_back(total: int, least: int | None, waited: float, longest: float) -> bool:
-    """Whether a trigger should wait for more: fewer than ``least`` messages, and not yet ``longest`` seconds since the last batch."""
+    """Whether a trigger should wait for more messages.
+
+    True while there are fewer than ``least``, and the ``waited`` seconds since the last batch are below ``longest``.
+    """
     return least is not None and total < least and waited < longest

@@ -1,8 +1,9 @@
 """The orderly listener's engine: one queue's messages through a listener, one batch after another. Pure: no clock, no effects.
 
-Rules (RocketMQ's ConsumeMessageOrderlyService): a batch is put to the listener again until it is accepted or dead-lettered, and only
-then the queue goes on. `OrderlyQueue.next` says what to do, other methods take what came of it; `next` repeats itself until then.
-What an answer does, with ``context.auto_commit`` as the listener left it (None, an exception and anything else are SUSPEND):
+Rules (RocketMQ's ConsumeMessageOrderlyService): the listener gets a batch again until it is accepted or dead-lettered, and only
+then does the queue go on. `OrderlyQueue.next` returns an action, and again the same one until another method has taken its
+outcome. The table shows the effect of an answer, with ``context.auto_commit`` as the listener left it (None, an exception and
+any other answer count as SUSPEND):
 
 =======================  ===========================================  =============================================
 answer                   auto-commit on                               off
@@ -15,20 +16,20 @@ SUSPEND, exhausted       dead letters; everything taken is committed  dead lette
 ... but the write fails  the batch is put back; suspend               the same
 =======================  ===========================================  =============================================
 
-Where a closed range needs something else than Java's endless queue:
+A closed range differs from Java's endless queue:
 
 - ``max_reconsume_times`` is 16: Java's default retries for ever, which would hold the micro-batch for ever (-1 asks for it).
-- A batch is full, except for the range's last: Java takes what has arrived. So it is the same in every attempt and replay, however
-  the range was cut into slices, and its messages have been retried equally often.
-- A batch is dead-lettered as a whole, when all its messages are exhausted. Java dead-letters each message that is, and again in
-  every further attempt of its batch.
-- Without auto-commit, too, dead letters settle their batch. Java leaves it taken: a ROLLBACK would bring it back, and the range's end
-  would find it uncommitted with nothing left to do. What was taken before is still the listener's to commit.
+- Every batch but the range's last is full; Java takes the messages that have arrived. So a batch is the same in every attempt
+  and replay, however the range was cut into slices, and its messages have been retried equally often.
+- A batch is dead-lettered as a whole, when all its messages are exhausted. Java dead-letters each exhausted message by itself,
+  and again in every further attempt of its batch.
+- Dead letters settle their batch without auto-commit, too. Java leaves it taken: a ROLLBACK would bring it back, and at the
+  range's end it would be uncommitted with nothing left to do. The listener still has to commit the batches taken before.
 - Messages taken and not committed at the end of the range are an error; Java waits for the next message.
-- What is taken never stops the flow: Java pulls no more above 1,000 messages uncommitted, and stands still.
-- A lost lock ends the task; Java waits until the queue is its own again.
+- Taken messages never stop the flow; Java stops pulling above 1,000 uncommitted messages, and stalls.
+- A lost lock ends the task; Java waits until it owns the queue again.
 
-ROLLBACK is no retry and never exhausts, as in Java: a listener that always answers it holds the micro-batch for ever.
+ROLLBACK is not a retry and never exhausts, as in Java: a listener that always answers it holds the micro-batch for ever.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ from orderedmq.core.process_queue import ProcessQueue, Slice
 from orderedmq.errors import ListenerError, LockError
 from orderedmq.model import MessageQueue, OffsetRange
 
-#: Messages after which no more should be fetched ahead (Java: ``pullThresholdForQueue``).
+#: Messages held above which prefetching should stop (Java: ``pullThresholdForQueue``).
 PULL_THRESHOLD: Final = 1000
-#: Seconds that a queue yields after it was worked on without a pause for too long.
+#: Seconds of pause after a queue was consumed without one for ``max_time_consume_continuously``.
 YIELD: Final = 0.01
 
 
@@ -64,9 +65,10 @@ OutcomeStatus = Literal["SUCCESS", "COMMIT", "DEAD_LETTER"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A batch that is decided: offsets ``begin_offset`` to ``end_offset`` (exclusive). A range's outcomes have each message once.
+    """A decided batch: offsets ``begin_offset`` to ``end_offset`` (exclusive). A range's outcomes have each message once.
 
-    ``attempts`` counts calls of the listener, ``duration`` is their seconds. ``error``: of the last attempt that failed, if any.
+    ``attempts`` counts calls of the listener, ``duration`` is their seconds. ``error`` is that of the last failed attempt, if
+    any.
     """
 
     queue: MessageQueue
@@ -80,10 +82,11 @@ class Outcome:
 
 @dataclass(slots=True)
 class Batch:
-    """Messages that go to the listener together, and what became of it so far. Only the engine changes it.
+    """Messages that go to the listener together, and the state of their processing. Only the engine changes it.
 
-    ``slices`` hold ``count`` offsets from ``begin`` to ``end`` (exclusive), which may have gaps. ``attempts`` counts calls of the
-    listener; ``retries``, those after which the batch was given back (a ROLLBACK apart), is to be added to ``reconsume_times``.
+    ``slices`` hold ``count`` offsets from ``begin`` to ``end`` (exclusive), which may have gaps. ``attempts`` counts calls of
+    the listener. ``retries`` counts those after which the batch was given back, except by ROLLBACK; it is to be added to
+    ``reconsume_times``.
     """
 
     begin: int
@@ -124,7 +127,7 @@ class CheckLock:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """More messages are needed: `OrderlyQueue.put` or `OrderlyQueue.close`."""
+    """More messages are needed: call `OrderlyQueue.put` or `OrderlyQueue.close`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +150,21 @@ class OrderlyQueue:
         #: What the caller should log; each text comes once.
         self.warnings: list[str] = []
         self._process = ProcessQueue(now, max_messages=PULL_THRESHOLD)
-        #: Offsets below were put, this many messages are taken.
+        #: The end of the offsets that were put, and the number of messages taken.
         self._end = self._taken = 0
-        #: What was asked for and has no outcome yet.
+        #: The action that was returned and has no outcome yet.
         self._due: Consume | DeadLetter | CheckLock | None = None
-        #: The batch that waits for its dead letters to be written, what its context said, and its suspension if that fails.
+        #: The batch whose dead letters are to be written, its ``auto_commit``, and its suspension in seconds if the write
+        #: fails.
         self._exhausted: Batch | None = None
         self._auto_commit, self._pause = True, 0.0
-        #: Batches taken and accepted, in order; batches given back, by their first offset.
+        #: Batches taken and accepted, in order.
         self._held: list[Batch] = []
-        #: Everything below was committed last.
+        #: The end of the last commit.
         self._settled = 0
+        #: Batches given back, by their first offset.
         self._again: dict[int, Batch] = {}
-        #: A run begins after a suspension, with a check of the lock; ``began`` is when its first batch did.
+        #: The engine resumes at ``_resume`` with a check of the lock. ``_began`` is when the first batch after that began.
         self._resume = now
         self._ask = True
         self._began: float | None = None
@@ -170,11 +175,11 @@ class OrderlyQueue:
 
     @property
     def full(self) -> bool:
-        """Whether fetching ahead should stop for now. `Pull` is to be answered all the same."""
+        """Whether prefetching should stop for now. `Pull` must be answered all the same."""
         return self._process.full
 
     def put(self, messages: Slice) -> None:
-        """Messages of the range, above all that were put. Raises ValueError otherwise: they would be consumed out of order."""
+        """Add messages of the range, above all put before. Raises ValueError otherwise: they would be consumed out of order."""
         if not messages.count:
             return
         if self._closed or messages.begin < self._end:
@@ -189,7 +194,10 @@ class OrderlyQueue:
     # -- what to do
 
     def next(self, now: float) -> Action:
-        """What to do now. Raises LockError LOST (also for a dropped queue), at the end of the range ListenerError UNCOMMITTED."""
+        """The action to take now.
+
+        Raises LockError LOST if the queue was lost or dropped, and ListenerError UNCOMMITTED at the end of the range.
+        """
         process = self._process
         if process.dropped or self._lost:
             raise self._not_ours()
@@ -229,7 +237,7 @@ class OrderlyQueue:
 
     @property
     def floor(self) -> int:
-        """Everything below this offset has an outcome: nobody will ask for it again."""
+        """The offset below which every message has an outcome, and none is consumed again."""
         again = min(self._again) if self._again else self._settled
         return min(again, self._held[0].begin) if self._held else again
 
@@ -238,7 +246,10 @@ class OrderlyQueue:
     def consumed(
         self, context: ConsumeOrderlyContext, status: ConsumeOrderlyStatus | None, error: str | None, now: float
     ) -> list[Outcome]:
-        """The listener's answer to `Consume`, the context as it left it, ``error`` if it raised. Returns what is decided now."""
+        """Take the listener's answer to `Consume`, the context as it left it, and its error.
+
+        Return the batches decided by it.
+        """
         if not isinstance(self._due, Consume):
             raise RuntimeError(f"queue {self.queue} has no batch at the listener")
         batch = self._due.batch
@@ -274,7 +285,10 @@ class OrderlyQueue:
         return []
 
     def dead_lettered(self, ok: bool, error: str | None, now: float) -> list[Outcome]:
-        """Whether all messages of `DeadLetter` are in %DLQ%<group>; otherwise ``error`` says why. Returns what is decided now."""
+        """Take the outcome of `DeadLetter`. Return the batches decided by it.
+
+        ``ok``: all its messages are in %DLQ%<group>; otherwise ``error`` says why not.
+        """
         if not isinstance(self._due, DeadLetter):
             raise RuntimeError(f"queue {self.queue} has no dead letters to be written")
         batch = self._due.batch
@@ -285,13 +299,13 @@ class OrderlyQueue:
             return []
         if self._auto_commit:
             return self._commit(batch, "DEAD_LETTER")
-        # ProcessQueue settles messages that are pending.
+        # ProcessQueue.remove settles only pending messages.
         self._give_back(batch)
         self._process.remove(batch.begin, batch.end, now)
         return [self._outcome(batch, "DEAD_LETTER")]
 
     def lock(self, held: bool, now: float) -> None:
-        """Whether the queue is still held: the answer to `CheckLock`, or news that came by itself."""
+        """Take whether the queue is still held: the answer to `CheckLock`, or news that came unasked."""
         self._process.locked = held
         if not held:
             self._lost = True
@@ -302,13 +316,13 @@ class OrderlyQueue:
             self._ask = False
 
     def drop(self) -> None:
-        """The queue was given up: no more of its messages."""
+        """The queue was given up: stop consuming it."""
         self._process.dropped = True
 
     # -- inside
 
     def _commit(self, last: Batch, status: OutcomeStatus) -> list[Outcome]:
-        """Everything taken is committed; ``last`` brought it about."""
+        """Commit everything taken, up to and including ``last``."""
         self._process.commit()
         self._taken = 0
         self._settled = last.end
@@ -376,7 +390,7 @@ def _offsets(spans: Iterable[Slice | OffsetRange]) -> set[int]:
 
 
 def _exhausted(batch: Batch, most: int) -> bool:
-    """Whether each message was given back often enough. One without a value in its column, or without the column, is fresh."""
+    """Whether every message has had ``most`` retries. If some have no ``reconsume_times``, only the batch's retries count."""
     if most == -1:
         return False
     if batch.retries >= most:

@@ -1,26 +1,28 @@
 """Owner: which queues a query owns, from where it reads each, and what it tells the broker at a micro-batch boundary.
 
-The Owner decides, the reader (ordered_source) does: each method answers with actions or takes the outcome of one. One ProcessQueue
-of bare ranges per queue keeps the offsets: put = found at the broker, take = planned into a batch, commit = Spark has committed the
-batch, and what is taken and not committed is in flight.
+The Owner decides, the reader (ordered_source) acts: each method returns actions or takes the outcome of one. One ProcessQueue
+of bare ranges per queue keeps the offsets: put = found at the broker, take = planned into a batch, commit = Spark has committed
+the batch. Messages that are taken and not committed are in flight.
 
-Where a queue that was just locked is read from (design of the lineage rules; the exhaustive model checks them):
+A queue that was just locked is read from one of three offsets (the lineage rules, which an exhaustive model checks):
 
 - its tenure is the one that the checkpoint logged, and the group was not reset since → the checkpoint's offset; it goes on;
-- otherwise somebody may have processed it in between → the group's offset, and the queue is *entered* there;
+- otherwise another owner may have processed it in between → the group's offset, and the queue is *entered* there;
 - the group has no offset → the checkpoint's offset if there is one, else the beginning that the reader was asked for.
 
-A broker that keeps no lineage cannot say which case it is: see ``unbroken``. A replay of a logged batch repeats all of a queue's range
-where the queue goes on at the checkpoint's offset, and nothing of it where it is entered at the group's.
+A broker that keeps no lineage cannot tell the first two apart: see ``unbroken``. A replay of a logged batch repeats a queue's
+whole range if the queue goes on at the checkpoint's offset, and nothing of it if the queue is entered at the group's.
 
-Spark commits a logged batch as a whole, also what was not repeated of it. So a queue may be left out of a replay only if the next look,
-by whichever run, enters it at the group's offset: because another query has it, or had it. A queue that a former run of this same query
-still holds would come back with its tenure unbroken, and go on behind messages that nobody has processed: see ``indispensable``.
+Spark commits a logged batch as a whole, even the ranges that were not repeated. So a replay may leave a queue out only if the
+run that locks it next enters it at the group's offset, because another query holds it or held it. A queue that a former run of
+this same query still holds would come back with its tenure unbroken, and go on behind messages that were never processed: see
+``indispensable``.
 
-Exclusive is the strategy "all queues" with the policy "refuse": every queue or none. Shared is an AllocateMessageQueueStrategy with the
-policy "hand over": at a boundary, where nothing is in flight, a queue that the strategy gives to another member is committed and unlocked,
-and one that it gives to this member is asked for, again at each boundary until its owner has given it up. Without a group (broadcasting)
-there are no tokens: the checkpoint alone holds the offsets. Pure: no clock, no broker.
+Exclusive mode is the strategy "all queues" with the policy "refuse": every queue or none. Shared mode is an
+AllocateMessageQueueStrategy with the policy "hand over": at a boundary, where nothing is in flight, a queue that the strategy
+gives to another member is committed and unlocked. A queue that it gives to this member is asked for at each boundary, until its
+owner has given it up. Without a group (broadcasting) there are no tokens: the checkpoint alone holds the offsets. Pure: no
+clock, no broker.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _ALONE: Final[Members] = {}
 
 
 def all_queues(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
-    """The exclusive strategy."""
+    """The exclusive strategy: every queue, whoever the members are."""
     del members
     return queues
 
@@ -62,7 +64,7 @@ def divided(allocation: Allocation, client_id: str) -> Strategy:
 
 
 class Policy(Enum):
-    """What a refused lock means."""
+    """What a refused lock means for the query."""
 
     #: The query cannot run: all queues or none.
     REFUSE = "refuse"
@@ -74,7 +76,7 @@ class Policy(Enum):
 class Lock:
     """Ask for these queues; ``all_or_none``: give back what was granted if one is refused.
 
-    ``repeating``: they are of a logged batch, which Spark commits once its tasks have run.
+    ``repeating``: they belong to a logged batch, which Spark commits once its tasks have run.
     """
 
     queues: tuple[MessageQueue, ...]
@@ -98,7 +100,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Unlock:
-    """Give queues back; ``in_flight`` ones only after the unlock delay, a task may still be at work."""
+    """Give queues back; ``in_flight`` ones only after the unlock delay, because a task may still be at work."""
 
     idle: tuple[LockToken, ...]
     in_flight: tuple[LockToken, ...]
@@ -106,7 +108,7 @@ class Unlock:
 
 @dataclass(frozen=True)
 class Behind:
-    """A checkpoint that goes on below the group's offset: these messages are processed again."""
+    """A queue whose checkpoint lies below the group's offset: the messages between are processed again."""
 
     queue: MessageQueue
     checkpoint: int
@@ -125,7 +127,7 @@ class Owned:
         #: None until it is decided.
         self.position: int | None = None
         self.entered = False
-        #: End of what was found at the broker so far.
+        #: End of the messages found at the broker so far.
         self.known = 0
 
     def place(self, position: int, *, entered: bool) -> None:
@@ -143,18 +145,18 @@ class Owned:
 class Owner:
     """The queues of one query in one group.
 
-    ``owner_id`` is the query's (it lives in its checkpoint). Not thread-safe: the reader's main thread drives it.
+    ``owner_id`` is the query's id, kept in its checkpoint. Not thread-safe: the reader's main thread drives it.
     """
 
     def __init__(
         self, owner_id: str, *, strategy: Strategy = all_queues, policy: Policy = Policy.REFUSE, lineage: bool = True
     ) -> None:
-        """``lineage``: the broker tells a tenure that goes on from a new one."""
+        """``lineage``: whether the broker tells a tenure that goes on from a new one."""
         self.owner_id = owner_id
         self.strategy = strategy
         self.policy = policy
         self.lineage = lineage
-        #: False: no further queue is asked for (a run with availableNow has its queues from its first boundary on).
+        #: False: no more queues are asked for (a run with availableNow takes its queues at its first boundary).
         self.taking = True
         self.owned: dict[MessageQueue, Owned] = {}
         #: The group's reset number that the positions follow.
@@ -166,9 +168,9 @@ class Owner:
     def boundary(
         self, start: Checkpoint, queues: Sequence[MessageQueue], members: Members = _ALONE
     ) -> list[Commit | Unlock | Lock]:
-        """Spark has committed everything below ``start``; ``queues`` exist.
+        """The actions at a boundary: commit what is processed, unlock what is given up, lock what is missing, in this order.
 
-        First what is processed, then what is given up (it is forgotten here), then what is missing.
+        Spark has committed everything below ``start``; ``queues`` are those that exist. Queues given up are forgotten here.
         """
         actions: list[Commit | Unlock | Lock] = []
         commit = self._processed(start)
@@ -194,11 +196,11 @@ class Owner:
     def _processed(self, start: Checkpoint) -> Commit | None:
         if self._planned is None:
             return None
-        # The whole offset: a queue that was entered below the last batch's end may have been planned up to that end again.
+        # Compare the whole offset: a queue entered below the last batch's end may have been planned up to that end again.
         ran = self.is_planned(start)
         self._planned = None
         if not ran:
-            # Spark came back without having run what was planned last: it is to be planned again.
+            # Spark has not run the batch that was planned last: its messages are to be planned again.
             for owned in self.owned.values():
                 owned.pending.rollback()
                 waiting = owned.pending.pending()
@@ -216,17 +218,17 @@ class Owner:
     # -- entering queues ---------------------------------------------------------------------------------------------------
 
     def locked(self, tokens: Iterable[LockToken]) -> None:
-        """Queues were granted; where they are read from is not decided yet."""
+        """Take queues that were granted. Where they are read from is not decided yet."""
         for proof in tokens:
             self.owned[proof.queue] = Owned(proof.queue, proof)
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
-        """Broadcasting: take queues without a lock."""
+        """Take queues without a lock (broadcasting)."""
         for queue in queues:
             self.owned[queue] = Owned(queue, None)
 
     def lost(self, tokens: Iterable[LockToken]) -> list[MessageQueue]:
-        """Forget the queues of stale tokens: another has them and goes on at the group's offset. Returns those that were owned."""
+        """Forget the queues of stale tokens: their new owner goes on at the group's offset. Returns those that were owned."""
         gone = [token.queue for token in tokens if token.queue in self.owned and self.owned[token.queue].token == token]
         self.drop(gone)
         return gone
@@ -235,15 +237,15 @@ class Owner:
         return [owned.token for owned in self.owned.values() if owned.token is not None]
 
     def drop(self, queues: Iterable[MessageQueue]) -> None:
-        """Forget queues; what is in flight of them is lost to this owner."""
+        """Forget queues, with their messages in flight."""
         for queue in queues:
             self.owned.pop(queue, None)
 
     def indispensable(self, asked: Lock, refused: Sequence[Refusal]) -> list[Refusal]:
-        """Those refusals with which this query cannot go on.
+        """The refusals with which this query cannot go on.
 
-        Exclusive: all of them. Shared: of a logged batch, the queues that a former run of this query holds (paused, slow to end, or the
-        query was started twice). The batch cannot be done without them, see the module.
+        Exclusive: all. Shared: those of a logged batch's queues that a former run of this query holds (it is paused or slow to
+        end, or the query was started twice), if the broker keeps lineage. The module's docstring says why the batch needs them.
         """
         if asked.all_or_none:
             return list(refused)
@@ -252,17 +254,18 @@ class Owner:
         return [refusal for refusal in refused if refusal.owner == self.owner_id]
 
     def unplaced(self) -> ReadOffset:
-        """Queues whose position is not decided."""
+        """The action that reads the group's offsets of all queues whose position is not decided."""
         return ReadOffset(tuple(sorted(queue for queue, owned in self.owned.items() if owned.position is None)))
 
     def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
-        """Whether nobody else had the queue, and nobody reset the group, since ``logged`` was written.
+        """Whether the queue had no other owner, and the group was not reset, since ``logged`` was written.
 
-        ``at_group``: the group's offset of the queue. ``own``: the highest that this query can have committed. A group without an offset
-        has forgotten everything: nobody is known to have processed what this query has not.
+        ``at_group``: the queue's group offset; without one, no other owner is known to have processed anything. ``own``: the
+        highest offset that this query can have committed.
 
-        Where the broker keeps no lineage, an exclusive query believes it as long as the group's offset does not say otherwise: above
-        ``own``, another has moved it. A shared query does not believe it: its queues are meant to be others' in between.
+        Where the broker keeps no lineage, an exclusive query assumes so unless the group's offset lies above ``own``, where
+        only another owner can have moved it. A shared query does not, because its queues are meant to have other owners in
+        between.
         """
         if owned.token is None or at_group is None:
             return True
@@ -277,9 +280,10 @@ class Owner:
     ) -> tuple[Commit | None, list[Behind], dict[MessageQueue, tuple[int, int]]]:
         """Decide the positions of all unplaced queues.
 
-        ``group``: the group's offsets; ``beginnings``: where a queue begins that nobody knows yet. Returns the offsets that the
-        group does not know yet (all below ``start`` is processed), the queues that are behind the group, and those that left the
-        checkpoint's offset for the group's: (checkpoint, group).
+        ``group``: the group's offsets; ``beginnings``: where a queue begins that has no offset yet. Returns a commit of the
+        positions that are above the group's offsets or that the group does not have (everything below ``start`` is processed),
+        the queues whose checkpoint is behind the group, and those that left the checkpoint's offset for the group's, as
+        (checkpoint, group).
         """
         commits: dict[LockToken, int] = {}
         behind: list[Behind] = []
@@ -307,7 +311,7 @@ class Owner:
     # -- planning ----------------------------------------------------------------------------------------------------------
 
     def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """What is found at the broker (``ends``: each queue's max offset) and not planned yet."""
+        """Each queue's range that is at the broker (``ends``: max offsets) and not planned yet."""
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, owned in self.owned.items():
             if owned.position is None:
@@ -321,7 +325,7 @@ class Owner:
         self.owned[queue].place(offset, entered=True)
 
     def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """The next offset of each queue behind ``counts`` messages of it."""
+        """The next offset of each queue after ``counts`` more messages of it."""
         return {
             queue: owned.position + counts.get(queue, 0)
             for queue, owned in sorted(self.owned.items())
@@ -349,7 +353,7 @@ class Owner:
         return self._planned
 
     def entered(self) -> bool:
-        """Whether a queue was entered that no checkpoint knows of."""
+        """Whether a queue was entered since Spark last committed a batch."""
         return any(owned.entered for owned in self.owned.values())
 
     # -- running what was logged -------------------------------------------------------------------------------------------
@@ -358,11 +362,12 @@ class Owner:
         return self._planned is not None and self._planned.to_spark() == end.to_spark()
 
     def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """A logged batch is run again after a restart: its non-empty ranges that are still this owner's to repeat.
+        """The non-empty ranges of a logged batch that this owner must repeat after a restart.
 
-        ``group``: the group's offsets, read after the queues were locked. Queues of a broken lineage stay unplaced, so that the next
-        boundary enters them at the group's offset. Without lineage, what another has done of a batch counts only if it is all of it: a
-        run that dies before the next batch is logged leaves nothing else to tell that the batch was not repeated.
+        ``group``: the group's offsets, read after the queues were locked. Queues of a broken lineage stay unplaced, so that the
+        next boundary enters them at the group's offset. On a broker without lineage, a range counts as another owner's only if
+        the group's offset has reached its end: if this run dies before the next batch is logged, only that offset shows that
+        the range was left out.
         """
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, span in ranges(start, end).items():
@@ -383,7 +388,7 @@ class Owner:
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def stop(self, group: OffsetMap) -> Unlock:
-        """Give back everything. A queue whose group offset has reached its planned end was published: nothing is in flight."""
+        """Give back every queue. One whose group offset has reached its planned end was published: it has nothing in flight."""
         idle: list[LockToken] = []
         busy: list[LockToken] = []
         for queue, owned in self.owned.items():
@@ -395,7 +400,7 @@ class Owner:
         return Unlock(tuple(idle), tuple(busy))
 
     def in_flight(self) -> dict[MessageQueue, OffsetRange]:
-        """What is planned and not committed."""
+        """Each queue's range that is planned and not committed."""
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, owned in self.owned.items():
             taken = owned.pending.taken()
@@ -404,7 +409,7 @@ class Owner:
         return out
 
     def _check(self) -> None:
-        """Every invariant; for tests."""
+        """Assert every invariant. For tests."""
         for queue, owned in self.owned.items():
             owned.pending._check()
             assert owned.queue == queue

@@ -1,8 +1,8 @@
-"""What a consumer holds of one queue: messages found and not taken, and messages taken and not committed.
+"""The messages of one queue that a consumer holds: found and not taken, or taken and not committed.
 
-RocketMQ's ProcessQueue, with slices (a range of offsets, with or without rows) where Java has single messages. Rules: every
-method costs by the slices that it touches, never by their messages; time is an argument (monotonic seconds, as a float); an
-object belongs to one thread.
+RocketMQ's ProcessQueue, with slices (a range of offsets, with or without rows) where Java has single messages. Rules: the cost
+of every method grows with the slices that it touches, never with their messages; time is an argument (monotonic seconds, as a
+float); an object belongs to one thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Slice:
     """Messages ``begin`` (inclusive) to ``end`` (exclusive) of one queue, without a gap.
 
     ``size`` is their bytes. ``rows`` has one row per offset, in offset order; without it the slice is a bare range.
-    Raises ValueError when the numbers contradict each other.
+    Raises ValueError if the numbers contradict each other.
     """
 
     begin: int
@@ -53,7 +53,7 @@ class Slice:
     def split(self, n: int) -> tuple[Slice, Slice]:
         """The first ``n`` messages (0 <= n <= count) and the rest.
 
-        Rows are cut without a copy. The size is divided pro rata, rounded down for the first part, so that parts add up.
+        Rows are cut without a copy. The size is divided pro rata, rounded down for the first part, so that the parts add up.
         """
         count = self.end - self.begin
         if not 0 <= n <= count:
@@ -72,7 +72,7 @@ class ProcessQueue:
     """The messages of one queue between the broker and the committed offset.
 
     A message is *pending* (put, not taken: Java's msgTreeMap) or *taken* (not committed: consumingMsgOrderlyTreeMap), never
-    both. Counters cover both kinds. Offsets may have gaps: what the broker does not have is never put.
+    both. Counters cover both kinds. Offsets may have gaps, where the broker has no message.
 
     The owner of the object sets ``dropped``, ``locked``, ``last_lock`` and ``last_pull``.
     """
@@ -98,9 +98,9 @@ class ProcessQueue:
         """``max_messages`` and ``max_bytes`` are flow control's thresholds: see `full`."""
         self._pending: SortedDict = SortedDict()
         self._taken: SortedDict = SortedDict()
-        # Java's "consuming": one consume task per queue is outstanding.
+        # Java's "consuming": at most one consume task per queue is outstanding.
         self._dispatched = False
-        # True while a pending offset may lie below a taken one: late puts, or a part that is to be consumed again.
+        # True while a pending offset may lie below a taken one: after a late put, or if a part is to be consumed again.
         self._disordered = False
         self.max_messages = max_messages
         self.max_bytes = max_bytes
@@ -123,10 +123,10 @@ class ProcessQueue:
     # -- the life of a message
 
     def put(self, messages: Slice) -> bool:
-        """Hold these messages as pending, apart from those held already, pending or taken: they stay as they are.
+        """Hold these messages as pending. Those already held, pending or taken, stay as they are.
 
-        Returns whether to dispatch a consumer: something is pending and none has been dispatched since `take` last found
-        nothing. Java takes an offset that is in consumption a second time; here it would break the order.
+        Returns whether to dispatch a consumer: messages are pending, and none has been dispatched since `take` last found
+        nothing. Java takes an offset a second time while it is being consumed; here this would break the order.
         """
         for piece in self._unknown(messages):
             self.message_count += piece.count
@@ -141,10 +141,10 @@ class ProcessQueue:
         return False
 
     def take(self, n: int, now: float) -> list[Slice]:
-        """Take the ``n`` (>= 0) lowest pending messages, or as many as there are, in offset order.
+        """Take the ``n`` (>= 0) lowest pending messages, or all if there are fewer, in offset order.
 
-        Slices are disjoint, and may have gaps between them where messages are missing: who must not skip a message that has
-        yet to arrive looks at `pending` first. Finding nothing ends the dispatch: the next put asks for one again.
+        Slices are disjoint, and may have gaps between them where messages are missing: a caller that must not skip a message
+        that has yet to arrive looks at `pending` first. Finding nothing ends the dispatch: the next put asks for one again.
         """
         if n < 0:
             raise ValueError(f"cannot take {n} messages")
@@ -163,9 +163,9 @@ class ProcessQueue:
         return result
 
     def commit(self) -> int:
-        """Forget what is taken. Returns the offset to commit, one above the highest taken; -1 when nothing is taken.
+        """Forget the taken messages. Returns the offset to commit, one above the highest taken; -1 when nothing is taken.
 
-        As in Java, a message that was put or given back below the highest taken one does not hold the offset back.
+        As in Java, a pending message below the highest taken one, put late or given back, does not hold the offset back.
         (Java throws when nothing is taken.)
         """
         if not self._taken:
@@ -177,13 +177,13 @@ class ProcessQueue:
         return offset
 
     def rollback(self) -> None:
-        """What is taken becomes pending again."""
+        """Make all taken messages pending again."""
         self._pending.update(self._taken)
         self._taken.clear()
         self._disordered = False
 
     def make_to_consume_again(self, messages: list[Slice]) -> None:
-        """Those of these messages that are taken become pending again; others are ignored."""
+        """Make those of these messages that are taken pending again. Others are ignored."""
         for again in messages:
             for piece in _cut(self._taken, again.begin, again.end):
                 self._pending[piece.begin] = piece
@@ -217,7 +217,7 @@ class ProcessQueue:
 
     @property
     def has_temp_message(self) -> bool:
-        """Whether something is cached and not taken (not: whether something is in flight, that is `taken`)."""
+        """Whether any message is pending. (Messages in flight are those of `taken`.)"""
         return bool(self._pending)
 
     @property
@@ -226,7 +226,7 @@ class ProcessQueue:
         return self.message_count > self.max_messages or self.message_size > self.max_bytes
 
     def contains(self, offset: int) -> bool:
-        """Whether this message is pending."""
+        """Whether the message at this offset is pending."""
         return bool(_overlapping(self._pending, offset, offset + 1))
 
     def pending(self) -> list[OffsetRange]:
@@ -274,7 +274,7 @@ class ProcessQueue:
             self.message_size -= piece.size
 
     def _check(self) -> None:
-        """Assert every invariant. Costs by the slices held: for tests and simulations."""
+        """Assert every invariant. The cost grows with the slices held: for tests and simulations."""
         if not self._pending and not self._taken:
             assert self.message_count == self.message_size == 0, "counted, but not held"
             assert not self._disordered, "out of order without anything taken"

@@ -1,4 +1,4 @@
-"""How a reader pulls: what a query's tasks have to know of its options for that."""
+"""Settings with which a reader pulls. A query's tasks get them from its options."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from orderedmq.core.process_queue import MAX_BYTES, MAX_MESSAGES
 
 @dataclass(frozen=True)
 class Reading:
-    """``group``: in whose name to read where the account may read in no other; None: nobody's.
+    """How a reader pulls.
 
-    ``max_messages``, ``max_bytes``: of one queue, pulled and not handed over yet (RocketMQ's pullThresholdForQueue and
+    ``group``: the group to read as if the account may not read as TOOLS_CONSUMER; None: there is no other. ``max_messages``,
+    ``max_bytes``: bounds of what is pulled and not handed over yet, per queue (pullThresholdForQueue,
     pullThresholdSizeForQueue).
     """
 

@@ -1,8 +1,9 @@
-"""Which queue a row goes to: RocketMQ's MessageQueueSelectors.
+"""Selectors, which choose the queue of a row: RocketMQ's MessageQueueSelectors. Pure.
 
-Rules: pure and vectorised, no Python loop over rows; a selector's choices follow from its arguments alone, so that a retry chooses the
-same queues. Selectors count the rows that they have seen: one object per writing task. Where nobody can take back what an attempt
-sent, a retry must choose them for rows in another order, too: there rows without a key go by what they say (``by_content``).
+Rules: vectorised, no Python loop over rows. A selector's choices follow from its arguments alone, so that a retry chooses the
+same queues. Selectors count the rows that they have seen: one object per writing task. On a broker where sent messages cannot
+be taken back, a retry must choose the same queues even for rows in another order: there rows without a key go by their content
+(``by_content``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from orderedmq.model import MAX_QUEUES
 
 #: The chosen queues' positions, one per row: 16 bits hold every queue number, and numpy sorts them fastest.
 Queues: TypeAlias = npt.NDArray[np.uint16]
-#: What selectors take: `HashedKeys` where the caller wants a hash as well, or the keys are hashed by another type than the column's.
+#: `HashedKeys` if the caller needs the hashes as well, or if the keys are hashed as another type than the column's.
 Keys: TypeAlias = pa.Array | HashedKeys
 #: Selectors that choose by the key alone.
 KeyedSelectorName: TypeAlias = Literal["hash", "mod"]
@@ -34,7 +35,7 @@ KEYED_SELECTORS: Final[tuple[KeyedSelectorName, ...]] = ("hash", "mod")
 def select_by_hash(hashes: npt.NDArray[np.int32], n: int) -> Queues:
     """SelectMessageQueueByHash: the truncating remainder of each hash by ``n`` (1 to 65,536), without its sign."""
     _check_count(n)
-    # |h rem n| = |h| mod n. As unsigned numbers, |-2^31| exists; and numpy divides by a scalar faster than it takes remainders.
+    # |h rem n| = |h| mod n. Only unsigned numbers have |-2^31|. numpy divides by a scalar faster than it takes remainders.
     size = np.abs(hashes).view(np.uint32)
     return (size - size // np.uint32(n) * np.uint32(n)).astype(np.uint16)
 
@@ -45,9 +46,10 @@ def _check_count(n: int) -> None:
 
 
 class Selector(Protocol):
-    """Chooses a queue for each row: its PRODUCER_COLUMNS as they will be stored, and the column queue_id where there is one.
+    """Chooses a queue for each row.
 
-    ``keys`` are the rows' sharding keys (None: the rows have none); null: a row without.
+    ``rows`` has PRODUCER_COLUMNS as they will be stored, and queue_id if the rows have that column. ``keys`` has the rows'
+    sharding keys, null for a row without one; None if no row has one.
     """
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:
@@ -56,7 +58,7 @@ class Selector(Protocol):
 
 
 class HashSelector:
-    """The queue of the key's Java hash; rows without a key go round-robin, from ``start`` on, across batches, or by content."""
+    """Chooses by the key's Java hash. Rows without a key go round-robin across batches, from ``start`` on, or by content."""
 
     def __init__(self, start: int = 0, *, by_content: bool = False) -> None:
         self._next = start
@@ -74,7 +76,7 @@ class HashSelector:
         return queues
 
     def by_key(self, keys: HashedKeys, n: int) -> Queues:
-        """The queue of each key; a null's is the one of the hash 0."""
+        """The queue of each key; a null counts as hash 0."""
         return select_by_hash(keys.java, n)
 
     def _without_key(self, rows: pa.RecordBatch, n: int) -> Queues:
@@ -85,10 +87,10 @@ class HashSelector:
 
 
 class ModSelector(HashSelector):
-    """The queue that ``id % queues`` chooses in Java, for keys that are whole numbers; rows without a key go as with hash."""
+    """Chooses as ``id % queues`` does in Java, for keys that are whole numbers. Rows without a key go as in HashSelector."""
 
     def by_key(self, keys: HashedKeys, n: int) -> Queues:
-        """Raises SchemaError WRONG_TYPE for keys that are text, and MessageError BAD_KEY for a negative one."""
+        """The queue of each key. Raises SchemaError WRONG_TYPE for text keys, and MessageError BAD_KEY for a negative key."""
         if not isinstance(keys, HashedNumbers):
             raise SchemaError(
                 "WRONG_TYPE",
@@ -108,18 +110,21 @@ class ModSelector(HashSelector):
 
 
 class Keying(NamedTuple):
-    """How a key chooses its queue, apart from rows and their columns."""
+    """A selector and a key type, which give a key its queue without its row."""
 
     selector: KeyedSelectorName = "hash"
     key_type: KeyType = "text"
 
     def queues_of(self, keys: pa.Array, n: int, where: str) -> Queues:
-        """The queue of each key; a null's means nothing. Raises MessageError BAD_KEY for one that the type or the selector cannot have."""
+        """The queue of each key; a null's is meaningless.
+
+        Raises MessageError BAD_KEY for a key not allowed by type or selector.
+        """
         return keyed(self.selector).by_key(hashed_keys(keys, self.key_type, where), n)
 
 
 def keyed(name: KeyedSelectorName) -> HashSelector:
-    """The selector of that name, where only rows with a key are looked at, or rows without go round."""
+    """The selector of that name. Rows without a key go round-robin."""
     return ModSelector() if name == "mod" else HashSelector()
 
 
@@ -128,7 +133,7 @@ def _hashed(keys: Keys) -> HashedKeys:
 
 
 class ContentSelector:
-    """By what a row says, its key included. Rows that say the same go to one queue."""
+    """Chooses by a row's content, its key included. Rows with the same content go to one queue."""
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:  # noqa: ARG002
         _check_count(n_queues)
@@ -136,25 +141,25 @@ class ContentSelector:
 
 
 class RandomSelector:
-    """A uniform choice that depends on ``seed`` (>= 0) and the row's number alone, not on how rows come in batches."""
+    """Chooses uniformly, by ``seed`` (>= 0) and the row's number alone, however the rows are cut into batches."""
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.PCG64(seed)
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:  # noqa: ARG002
         _check_count(n_queues)
-        # The raw stream: numpy promises to keep it, unlike its distributions.
+        # Unlike its distributions, numpy's raw stream is guaranteed to stay the same.
         return _uniform(self._bits.random_raw(rows.num_rows), n_queues)
 
 
 def _uniform(words: Words, n: int) -> Queues:
-    """A position for each word of random bits, by its upper half."""
+    """A queue position for each word of random bits, from its upper half."""
     queues: Queues = ((words >> np.uint64(32)) * np.uint64(n) >> np.uint64(32)).astype(np.uint16)
     return queues
 
 
 class QueueIdSelector:
-    """The queue that the row's column ``queue_id`` names."""
+    """Chooses the queue in the row's column ``queue_id``."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -184,15 +189,15 @@ SelectorFunction: TypeAlias = Callable[[pa.Array, int], Any]
 
 
 class FunctionSelector:
-    """A user's choice: ``function(keys, n)`` gets the keys of a batch of rows as one Arrow array, null where there is none."""
+    """Chooses by a user's ``function(keys, n)``, which gets a batch's keys as one Arrow array, null for a row without a key."""
 
     def __init__(self, function: SelectorFunction, name: str) -> None:
-        """``name`` is what errors call the function."""
+        """``name`` names the function in errors."""
         self._function = function
         self._name = name
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:
-        """Raises SinkError SELECTOR_FAILED when the function fails or its result is not a queue per row."""
+        """Raises SinkError SELECTOR_FAILED if the function fails or its result is not a queue per row."""
         _check_count(n_queues)
         plain = pa.nulls(rows.num_rows, pa.string()) if keys is None else keys.keys if isinstance(keys, HashedKeys) else keys
         try:
@@ -245,10 +250,9 @@ def _invalid(path: str, why: str, remedy: str) -> OptionError:
 def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
     """The selector that the option messageQueueSelector names.
 
-    ``name`` is hash, mod, random, queueId, machineRoom, or package.module:function.
-
-    ``seed`` (>= 0) stands for the batch and the partition, so that a retry chooses the same queues; ``by_content``: what has no key, or
-    goes at random, goes by content. With machineRoom the queues to choose from are those of the rooms (machine_rooms.py). Raises OptionError
+    ``name`` is hash, mod, random, queueId, machineRoom, or package.module:function. ``seed`` (>= 0) is derived from the batch
+    and the partition, so that a retry chooses the same queues. With ``by_content``, rows without a key, and all rows under
+    random, go by content. For machineRoom the caller offers only the queues of the rooms (machine_rooms.py). Raises OptionError
     INVALID.
     """
     match name:

@@ -1,7 +1,7 @@
-"""Sharding keys by their type: text, or whole numbers that Java hashes as an Integer or a Long. Pure and vectorised.
+"""Sharding keys by type: text, or whole numbers that Java hashes as an Integer or a Long. Pure and vectorised.
 
-A message has its key as text, whatever its type was. The type decides the hash, and with it the queue: Java's producer sends the String
-"17" and the Long 17 to different queues.
+A message stores its key as text, whatever its type was. The type decides the hash, and with it the queue: Java's producer may
+send the String "17" and the Long 17 to different queues.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SHOWN: Final = 40
 
 
 class HashedNumbers(HashedKeys):
-    """The hashes of whole numbers, which are stored as text. Keys that are the same text are the same key (``hash64``)."""
+    """The hashes of whole numbers, which are stored as text. ``hash64`` is that of the text."""
 
     def __init__(self, texts: pa.Array, numbers: npt.NDArray[np.int64], kind: Literal["int", "long"]) -> None:
-        """``numbers`` are those of ``texts``, 0 where it is null, and of 32 bits for ``int``."""
+        """``numbers`` are the values of ``texts``, 0 for a null, and fit 32 bits for ``int``."""
         super().__init__(texts)
         self.numbers = numbers
         self._kind: Final = kind
@@ -54,7 +54,7 @@ class HashedNumbers(HashedKeys):
 
 
 def key_type(column: pa.DataType, given: GivenKeyType = "auto") -> KeyType:
-    """What the keys of an Arrow column are hashed as. Raises SchemaError WRONG_TYPE for a column that can have no keys."""
+    """The type as which the keys of an Arrow column are hashed. Raises SchemaError WRONG_TYPE if a key cannot have its type."""
     whole = pa.types.is_integer(column)
     if not whole and not _is_text(column):
         raise SchemaError("WRONG_TYPE", f"a sharding key is a string or a whole number, not {column}; cast the column")
@@ -62,7 +62,7 @@ def key_type(column: pa.DataType, given: GivenKeyType = "auto") -> KeyType:
         return given
     if not whole:
         return "text"
-    # What an Integer holds is one, as in Java.
+    # A column whose values all fit a Java Integer is hashed as one.
     return "int" if column.bit_width + pa.types.is_unsigned_integer(column) <= 32 else "long"
 
 
@@ -73,10 +73,10 @@ def _is_text(column: pa.DataType) -> bool:
 
 
 def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 0) -> HashedKeys:
-    """The keys of a column with their hashes. A string that is not UTF-8 is what Java makes of it (text.py).
+    """The keys of a column with their hashes. A string that is not UTF-8 is read as Java reads it (text.py).
 
     ``where`` names the rows in errors, which count them from ``first``. Raises SchemaError WRONG_TYPE, and MessageError BAD_KEY for a key
-    that is no whole number, or too large for the type.
+    that is not a whole number, or too large for the type.
     """
     kind = key_type(column.type, given)
     try:
@@ -95,7 +95,7 @@ def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 
 
 
 def check_lines(keys: pa.Array, kind: KeyType, lines: Sequence[int]) -> None:
-    """Raises MessageError BAD_KEY that names the line of a key (string) that ``kind`` cannot have."""
+    """Check the keys (strings) of input lines. Raises MessageError BAD_KEY with the line of a key that ``kind`` cannot hold."""
     if kind == "text":
         return
     found = _numbers(keys, kind)
@@ -117,7 +117,7 @@ def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:
 
 
 def _numbers(column: pa.Array, kind: Literal["int", "long"]) -> npt.NDArray[np.int64] | int:
-    """Whole numbers or their texts as numbers, 0 for a null; or the number of the first row that cannot be one."""
+    """The values of whole numbers or of their texts, 0 for a null; or the number of the first row that ``kind`` cannot hold."""
     if not pa.types.is_integer(column.type):
         bad = pc.fill_null(pc.invert(pc.match_substring_regex(column, f"^{_NUMBER}$")), False)
         if pc.any(bad).as_py():
@@ -136,5 +136,5 @@ def _numbers(column: pa.Array, kind: Literal["int", "long"]) -> npt.NDArray[np.i
 
 
 def is_number(key: str) -> bool:
-    """Whether a key's text is a whole number, of any size."""
+    """Whether a key's text is a whole number of any size."""
     return re.fullmatch(_NUMBER, key) is not None
