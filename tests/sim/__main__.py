@@ -1,4 +1,4 @@
-"""``python -m tests.sim``: many seeds, or one with what happened in it."""
+"""``python -m tests.sim``: runs many seeds, or one seed with a trace of its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliberate bugs, each planted into the real code or into the broker's rules, to see that the simulation notices."""
+"""Deliberate bugs in the real code or in the broker's rules, to test that the simulation notices each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def no_epoch_check() -> AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def offset_read_before_the_lock() -> Iterator[None]:
-    """The group's offset is read before the queue is locked: its last owner may still move it."""
+    """The group's offset is read before the queue is locked: the last owner may still move it."""
     take, offsets = GroupSession.take, Process.offsets
     early: dict[Process, dict[Any, int]] = {}
 
@@ -45,7 +45,7 @@ def offset_read_before_the_lock() -> Iterator[None]:
 
 
 def unlock_before_commit() -> AbstractContextManager[Any]:
-    """A queue is given up before its offset is committed: the next owner reads the old one."""
+    """A queue is unlocked before its offset is committed: the next owner reads the old offset."""
     boundary = Owner.boundary
 
     def unlocks_first(self: Owner, *arguments: Any) -> Any:
@@ -55,7 +55,7 @@ def unlock_before_commit() -> AbstractContextManager[Any]:
 
 
 def commit_of_a_given_up_queue() -> AbstractContextManager[Any]:
-    """What was found of a queue that is given up is committed with it, though nobody has processed it."""
+    """Giving up a queue commits the end that was found at the broker, though nobody has processed up to there."""
     boundary = Owner.boundary
 
     def commits_all(self: Owner, *arguments: Any) -> Any:
@@ -70,7 +70,7 @@ def commit_of_a_given_up_queue() -> AbstractContextManager[Any]:
 
 
 def renew_that_grants_a_free_queue() -> AbstractContextManager[Any]:
-    """Who lost a queue and finds it free has it again, and goes on where it was."""
+    """A client that lost a queue and finds it free gets it back by a renewal, and goes on where it was."""
     renew = rules.renew
 
     def grants(lock: QueueLock | None, proof: LockToken, now: Instant) -> QueueLock | None:
@@ -83,17 +83,17 @@ def renew_that_grants_a_free_queue() -> AbstractContextManager[Any]:
 
 
 def expired_too_early() -> AbstractContextManager[Any]:
-    """``<=`` for ``<``: a lock that is exactly as old as it lives is taken over."""
+    """``<=`` for ``<``: a lock whose age equals its life exactly is taken over."""
     return _instead(QueueLock, "expired", lambda self, now: self.life <= self.age(now))
 
 
 def wall_clock() -> AbstractContextManager[Any]:
-    """The age of a lock is counted by a clock that jumps."""
+    """The age of a lock is taken from the wall clock, which jumps."""
     return _instead(World, "instant", lambda self: Instant(f"boot-{self.boot}", self.wall()))
 
 
 def _trusting(name: str) -> AbstractContextManager[Any]:
-    """An Owner whose method ``name`` believes that nobody had its queues in between."""
+    """An Owner whose method ``name`` assumes that no other query owned its queues in between."""
     method = getattr(Owner, name)
 
     def trusts(self: Owner, *arguments: Any) -> Any:
@@ -104,22 +104,22 @@ def _trusting(name: str) -> AbstractContextManager[Any]:
 
 
 def replay_of_a_moved_queue() -> AbstractContextManager[Any]:
-    """A logged batch is repeated without asking who had its queues since."""
+    """A logged batch is repeated without a check whether its queues had another owner since."""
     return _trusting("replay")
 
 
 def start_trusted_after_a_break() -> AbstractContextManager[Any]:
-    """A queue is read on from ``start.next``, though another had it since."""
+    """A queue is read from ``start.next``, though it had another owner since."""
     return _trusting("enter")
 
 
 def replay_without_what_a_former_run_holds() -> AbstractContextManager[Any]:
-    """A logged batch is done without the queues that a former run of the same query holds; the next look finds its tenure unbroken."""
+    """A logged batch is run without the queues that the query's former run holds; later their tenure is found unbroken."""
     return _instead(Owner, "indispensable", lambda self, asked, refused: list(refused) if asked.all_or_none else [])
 
 
 def stop_that_unlocks_a_queue_in_flight() -> AbstractContextManager[Any]:
-    """A stopped query gives its queues to others while its tasks are still at work."""
+    """A stopped query unlocks its queues at once, while its tasks are still at work."""
     stop = Owner.stop
 
     def at_once(self: Owner, group: Any) -> Unlock:

@@ -1,4 +1,4 @@
-"""Many seeds, in processes that take what CPU the tests beside them leave over."""
+"""Starts the seeds in background processes, which use the CPU time that the tests beside them leave."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MANY_SEEDS = 10_000
 
 @pytest.fixture(scope="session")
 def seeds(pytestconfig: pytest.Config) -> Iterator[Many]:
-    """All seeds that are asked for, which have begun."""
+    """All requested seeds, started in the background."""
     count = pytestconfig.getoption("--seeds") or (_MANY_SEEDS if pytestconfig.getoption("--slow") else _SEEDS)
     many = Many(range(count), background=True)
     yield many

@@ -1,15 +1,21 @@
-"""Exhaustive model of the ownership rules: every interleaving of a few steps of two queries, small enough to visit all of them.
+"""Exhaustive model of the ownership rules: visits every interleaving of a few steps of two queries.
 
-It has the locks of `orderedmq.core.lock`, the entering and repeating of `orderedmq.core.ownership`, the publish of the embedded outbox,
-and what may happen to a query: a crash after which its locks are free at once; a crash that leaves its *former run* behind, a runner that is
-paused or slow to die and still has the locks; a pause that outlasts a lock; a publish of an earlier run that takes effect late.
+It models the locks of `orderedmq.core.lock`, how `orderedmq.core.ownership` enters queues and repeats batches, the publish of
+the embedded outbox, and these faults of a query:
 
-After each step:
+- a crash after which its locks are free at once;
+- a crash that leaves its *former run* behind: a runner that is paused or slow to die and still holds the locks;
+- a pause that outlasts a lock;
+- a publish of an earlier run that takes effect late.
+
+It checks after each step:
 
 - atomic sink: the published messages of a queue are 0, 1, 2, … once and in order, and the group's offset never passes them;
-- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes what was delivered.
+- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes the delivered
+messages.
 
-Safety only: whether everything is delivered in the end is for the simulation. ``python -m tests.sim.ownership_model`` explores more.
+It checks safety only; the simulation checks that all messages are delivered in the end. ``python -m tests.sim.ownership_model``
+explores larger bounds.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeVar
 
-#: The rules that can be switched off one by one, to see that the model notices.
+#: Rules that can be left out one at a time, to test that the model notices.
 RULES: Final = ("tenure", "fence", "replay_check", "own_run")
 
 
@@ -28,7 +34,7 @@ _T = TypeVar("_T")
 
 
 class Lock(NamedTuple):
-    """``state``: free, held, former (held by a run of ``holder`` that is no more in charge), stale (expired, its holder unaware)."""
+    """A lock. ``state``: free, held, former (held by a former run of ``holder``), stale (expired, but its holder is unaware)."""
 
     state: str = "free"
     holder: str | None = None
@@ -38,7 +44,7 @@ class Lock(NamedTuple):
 
 
 Span = tuple[int, int]
-#: Per queue: the range and the tenure that were logged.
+#: A logged batch: (queue, range, tenure) each.
 Batch = tuple[tuple[int, Span, int], ...]
 
 
@@ -51,7 +57,7 @@ class Running(NamedTuple):
 
 
 class Query(NamedTuple):
-    """``log``: batches that Spark has logged; ``committed``: how many it has committed; ``held``: queue → (epoch, position or None)."""
+    """``log``: batches logged by Spark; ``committed``: how many are committed; ``held``: queue → (epoch, position or None)."""
 
     up: bool = False
     log: tuple[Batch, ...] = ()
@@ -62,7 +68,11 @@ class Query(NamedTuple):
 
 
 class World(NamedTuple):
-    """``records``: batches that the sink knows; ``out``: what was published or delivered of each queue; the rest: what may still happen."""
+    """A state. ``records``: batches that the sink knows; ``out``: published or delivered messages per queue; ``late``: late
+    publishes.
+
+    ``crashes``, ``pauses``, ``gives``: how many more of these may happen.
+    """
 
     locks: tuple[Lock, ...]
     group: tuple[int, ...]
@@ -78,7 +88,7 @@ class World(NamedTuple):
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much there is and how often something may happen."""
+    """The number of queues and messages, and how often each fault may happen."""
 
     queues: int = 1
     messages: int = 2
@@ -89,7 +99,7 @@ class Bounds:
 
 @dataclass
 class Result:
-    """``wrong`` None: no violation. ``complete``: every state was visited."""
+    """The outcome of an exploration. ``wrong`` None: no violation. ``complete``: every state was visited."""
 
     states: int
     wrong: str | None = None
@@ -100,8 +110,8 @@ class Result:
 class Model:
     """Two queries of one group.
 
-    ``atomic``: the sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and lineage, as the embedded
-    one; RocketMQ has neither. ``without``: a rule of RULES that is left out.
+    ``atomic``: the sink publishes and moves the group's offset in one step. ``fenced``: the broker has epochs and lineage, like
+    the embedded one; RocketMQ has neither. ``without``: a rule of RULES to leave out.
     """
 
     def __init__(
@@ -127,7 +137,7 @@ class Model:
         return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure)))
 
     def unbroken(self, world: World, name: str, queue: int, logged: int, processed: int) -> bool:
-        """Whether ``name``, which has just been granted the queue, goes on where it was. ``processed``: how far it would be then."""
+        """Whether ``name``, just granted the queue, goes on at its own position. ``processed``: the end it has processed then."""
         if not self.fenced and not self.shared:
             return world.group[queue] <= processed
         lock = world.locks[queue]
@@ -140,7 +150,7 @@ class Model:
         out, group = world.out, world.group
         if not self.atomic:
             for queue, (begin, end) in run.ranges:
-                # A bound for the model's sake: repeats could go on for ever.
+                # A bound that keeps the model finite: repeats could go on for ever.
                 if len(out[queue]) < 3 * self.bounds.messages:
                     out = _put(out, queue, out[queue] + tuple(range(begin, end)))
             return world._replace(out=out), True
@@ -171,7 +181,7 @@ class Model:
                 yield from self.faults(world, name, query)
         for queue, lock in enumerate(world.locks):
             if lock.state == "former":
-                # Killed at last, or resumed: then it finds Spark gone and ends. Or nobody touches it until its lock is too old.
+                # It is killed, or it is resumed, finds Spark gone and ends, or its lock expires.
                 ended = lock._replace(state="free", holder=None)
                 yield (
                     f"{lock.holder}'s former run ends, queue {queue} is free",
@@ -194,7 +204,7 @@ class Model:
             if granted is None:
                 own = self.fenced and lock.state == "former" and lock.holder == name
                 if not self.shared or (own and self.has("own_run")):
-                    # It waits, and fails in the end: nothing of the batch is done, and nothing that it took is kept.
+                    # The query waits and fails in the end: it does nothing of the batch and keeps no lock.
                     return
                 continue
             world = granted
@@ -210,7 +220,7 @@ class Model:
         yield f"{name} starts, repeats {dict(ranges)}", _with(world, name, up)
 
     def boundary(self, world: World, query: Query) -> tuple[World, Query]:
-        """What is processed is committed; queues that were lost are forgotten."""
+        """Commit processed offsets and forget lost queues."""
         held = []
         for queue, (epoch, position) in query.held:
             if self.stale(world, queue, epoch):
@@ -317,7 +327,7 @@ class Model:
         return None
 
     def explore(self, limit: int = 1_000_000) -> Result:
-        """Every state in the order of the number of steps, ``limit`` at most, until one is wrong."""
+        """Visit states in the order of their number of steps, at most ``limit``, until one is wrong."""
         queues = self.bounds.queues
         first = World(
             (Lock(),) * queues, (0,) * queues, frozenset(), ((),) * queues, Query(), Query(), (),
@@ -365,7 +375,7 @@ def _release(world: World, name: str, tokens: list[tuple[int, int]]) -> World:
 
 
 def _leave(world: World, name: str, query: Query) -> World:
-    """The locks of a run whose driver is gone and which is not."""
+    """Mark the locks of a run that outlives its driver as those of a former run."""
     for queue, epoch in _tokens(query):
         lock = world.locks[queue]
         if (lock.state, lock.holder, lock.epoch) == ("held", name, epoch):

@@ -1,4 +1,4 @@
-"""Processes of the simulation: what a source runner sees of the broker, of time and of signals, and what may happen to each call."""
+"""Processes of the simulation: the broker, the time and the signals that a source runner sees, and the faults of its calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
 from tests.sim.world import TICK, World
 
-#: What may happen to a call, as often as it stands here. One that is late takes effect when its caller has given it up.
+#: Faults of a call; the number of entries is the weight. A late call takes effect after its caller has given up.
 MISHAPS: Final = (
     "no answer",
     "lost",
@@ -35,7 +35,7 @@ MISHAPS: Final = (
 
 
 class Killed(BaseException):
-    """kill -9 of the process that made the call. Not an Exception: no code of the project goes on after it."""
+    """kill -9 of the process that made the call. It is no Exception, so that no code of the project catches it."""
 
 
 class Caller(Protocol):
@@ -52,14 +52,14 @@ class Caller(Protocol):
 
 
 class Network:
-    """Between callers and the broker. ``mishap``: the share of calls that go wrong; ``meanwhile`` lets others do something."""
+    """Passes calls to the broker. ``mishap``: share of faulty calls; ``overlap``: share around which ``meanwhile`` is called."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world
         self.random = random
         self.mishap = 0.0
         self.overlap = 0.05
-        #: Calls that were given up and are still under way.
+        #: Calls that their callers gave up and that are still under way.
         self.late: list[tuple[str, Callable[[], object]]] = []
         self.meanwhile: Callable[[], None] = lambda: None
         self.pause: Callable[[Caller], None] = lambda _: None
@@ -68,7 +68,7 @@ class Network:
         if caller.dead:
             raise Killed
         chance = self.random.random()
-        # A renewal that takes as long as a lock lives is a fault, too.
+        # A renewal overlaps with others only in runs with faults: one that outlasts its lock is a fault, too.
         if chance > self.overlap + self.mishap or (caller.renewing and not self.mishap):
             return effect(*args)
         if chance <= self.overlap:
@@ -118,7 +118,7 @@ def _unreachable(what: str) -> StoreError:
 
 
 class Process:
-    """The source runner of one run of a query: its connection to the broker (Broker, Log and Groups), and its renewals."""
+    """The source runner of one run of a query: its connection to the broker (Broker, Log and Groups) and its renewals."""
 
     identity = "simulation"
     capabilities = EMBEDDED
@@ -187,7 +187,7 @@ class Process:
         return self.world.queues
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
-        """Everybody may do everything."""
+        """Allow everything."""
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         return self._call(self.world.bounds, queues)
@@ -242,7 +242,7 @@ class Process:
 
 
 class VirtualRenewal(Renewal):
-    """The renewal without its thread: the world's clock runs each round."""
+    """The renewal without its thread: the world's clock starts each round."""
 
     def start(self) -> None:
         process = self._groups
@@ -261,7 +261,7 @@ class VirtualRenewal(Renewal):
 
 
 class Clock:
-    """The module ``time``, as a process of the world sees it."""
+    """Stands in for the module ``time`` in a process of the world."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -279,7 +279,7 @@ class Clock:
 
 @contextlib.contextmanager
 def virtual(network: Network, connect: Callable[[str], Process]) -> Iterator[None]:
-    """The source's own code sees the world: its broker, its clock, names drawn from the seed, no signals, no log."""
+    """Run the source's own code against the world: its broker, its clock, names drawn from the seed, no signals, no log."""
     clock, logger = Clock(network), logging.getLogger("orderedmq")
     drawn = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{network.random.getrandbits(32):08x}"))
     signals = SimpleNamespace(SIGTERM=15, SIG_IGN=1, signal=lambda *_: None)

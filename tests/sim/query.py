@@ -1,6 +1,6 @@
-"""A streaming query of the simulation: what its checkpoint keeps, and Spark's micro-batch loop around the real reader.
+"""A streaming query of the simulation: its checkpoint, and Spark's micro-batch loop around the real reader.
 
-The driver may live on when the source runner dies: it notices with its next call. Tasks may live on when the driver is gone.
+The driver may outlive the source runner: it notices the runner's death at its next call. Tasks may outlive the driver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMA: Final = StructType([StructField("queue_offset", LongType())])
 
 @dataclass(frozen=True)
 class Kind:
-    """What the queries of a world are. ``atomic``: their sink is; ``listener``: what they do is to run one."""
+    """The kind of queries in a world. ``atomic``: their sink is atomic; ``listener``: they run an orderly listener."""
 
     shared: bool
     strategy: str
@@ -42,9 +42,10 @@ class Kind:
 
 @dataclass
 class CheckpointLocation:
-    """Spark's checkpoint: the offset log, and how many batches the commit log has. ``runs`` counts those that were started on it.
+    """Spark's checkpoint: the offset log, and the number of batches in the commit log. ``runs`` counts the runs started on it.
 
-    A batch is logged and committed once: a run that finds it there fails (concurrentStreamLogUpdate).
+    A batch is logged and committed once: a run that finds the batch logged or committed already fails
+    (concurrentStreamLogUpdate).
     """
 
     log: list[dict[str, Any]] = field(default_factory=list)
@@ -53,7 +54,7 @@ class CheckpointLocation:
 
 
 class Query:
-    """``twin``: the same query once more, started by mistake on the checkpoint of the first."""
+    """One streaming query. ``twin``: the query on whose checkpoint this one is started a second time, by mistake."""
 
     def __init__(
         self, name: str, kind: Kind, world: World, network: Network, sink: Sink, random: Random, twin: Query | None = None
@@ -63,18 +64,18 @@ class Query:
         self.settings = OrderlySettings(kind.batch_size, suspend_current_queue_time_millis=1000, max_reconsume_times=3)
         self.twin = twin
         self.checkpoint: CheckpointLocation = CheckpointLocation() if twin is None else twin.checkpoint
-        #: How many batches this run knows to be logged and to be committed.
+        #: Number of batches that this run knows to be logged, and to be committed.
         self.logged = self.committed = 0
         self.runs = 0
-        #: Nobody else is started on the checkpoint.
+        #: No other run is started on the checkpoint.
         self.alone = twin is None
         if twin is not None:
             twin.alone = False
-        #: The run's number among all on the checkpoint.
+        #: The run's number among all runs on the checkpoint.
         self.number = 0
         self.phase = "down"
         self.busy = False
-        #: It has done something since its invariants were checked.
+        #: Whether the query took a step since its invariants were checked.
         self.moved = False
         self.process: Process | None = None
         self.reader: StreamReader | None = None
@@ -84,10 +85,10 @@ class Query:
         #: The last boundary found nothing to read.
         self.quiet = False
         self.tasks: list[Task] = []
-        #: Tasks that outlived their driver, and publishes that were under way.
+        #: Tasks that outlived their driver, and the runs whose publish was under way when it died.
         self.zombies: list[Task] = []
         self.late: list[Run] = []
-        #: Runners whose driver is gone, which hold their locks still, with the offset that Spark may just have asked about.
+        #: Runners whose driver is dead and which still hold their locks, with the offset that Spark may have asked about last.
         self.former: list[tuple[Process, StreamReader, dict[str, Any] | None]] = []
 
     # -- what the others see -----------------------------------------------------------------------------------------------
@@ -135,7 +136,7 @@ class Query:
     # -- Spark's loop ------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """What this query does next."""
+        """Take the query's next step, by its phase."""
         self.busy = self.moved = True
         try:
             getattr(self, f"_{self.phase}")()
@@ -224,7 +225,7 @@ class Query:
             except SinkError as error:
                 if self.alone:
                     self.world.fail(error.message)
-                # The other run has committed the batch without what this one was at work on.
+                # The other run has committed the batch without the messages that this run was working on.
                 raise
         self.world.note(f"{self.name}: batch {self.run.batch} is out")
         self.phase = "committing"
@@ -252,7 +253,7 @@ class Query:
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def leave(self, *, terminated: bool) -> None:
-        """The query stops, or has failed: Spark asks the runner to end. ``terminated`` False: Spark itself is gone."""
+        """Stop the query, or end it after a failure: Spark asks the runner to end. ``terminated`` False: Spark itself died."""
         process, reader, busy = self.process, self.reader, self.busy
         assert process is not None
         assert reader is not None
@@ -274,19 +275,19 @@ class Query:
         self._gone(process)
 
     def crash(self) -> None:
-        """The runner is dead, and the query fails for it; or the driver is."""
+        """End the query without a ``stop``, because its runner or its driver died."""
         if self.process is not None:
             self._forsake(all_gone=False)
             self._gone(self.process)
 
     def kill(self) -> None:
-        """The driver dies; what it has asked for may still happen."""
+        """Kill the driver; a publish that it asked for may still happen."""
         if self.phase == "publishing" and self.random.random() < 0.5:
             self.late.append(self.run)
         self.crash()
 
     def orphan(self) -> None:
-        """The driver dies and its runner does not notice: it is stopped, or too slow."""
+        """Kill the driver without its runner noticing: the runner is stopped, or too slow."""
         process, reader = self.process, self.reader
         assert process is not None
         assert reader is not None
@@ -300,7 +301,7 @@ class Query:
         self.phase = "down"
 
     def former_ends(self) -> None:
-        """A former run is killed; or it goes on, finishes what Spark had asked for last, and finds Spark gone."""
+        """End a former run: kill it, or let it finish Spark's last call and find Spark dead."""
         process, reader, asked = self.former.pop(0)
         if self.random.random() < 0.5:
             self.world.note(f"{process.name}: the former run is killed")
@@ -331,7 +332,7 @@ class Query:
             self.zombies += [task for task in tasks if not task.done and task.checked is not None]
 
     def late_task(self) -> None:
-        """A task that nobody waits for goes on."""
+        """Step a task whose driver is gone."""
         task = self.random.choice(self.zombies)
         try:
             task.step(self.random)
@@ -363,7 +364,7 @@ class Query:
             task.invariants()
 
     def at_work(self, proof: LockToken) -> bool:
-        """Whether a task works on a queue under this token. One that repeats what was published before can add nothing."""
+        """Whether a task works on a queue under this token. A task that only repeats published messages does not count."""
 
         def repeats(task: Task) -> bool:
             return task.staged or not self.alone

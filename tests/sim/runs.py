@@ -1,4 +1,4 @@
-"""Many seeds, in several processes."""
+"""Runs many seeds in several processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Final
 from orderedmq.errors import OrderedMQError
 from tests.sim.simulation import STEPS, Scenario, Simulation
 
-#: Seeds of one job: enough that handing jobs out costs nothing.
+#: Seeds per job: enough to make the cost of distributing jobs negligible.
 _CHUNK: Final = 50
 
 
 @dataclass
 class Report:
-    """``repeats``: messages that an at-least-once sink got again. ``failures``: seed → what is wrong."""
+    """Counts of one or more seeds. ``repeats``: messages that an at-least-once sink got again. ``failures``: seed → error."""
 
     seeds: int = 0
     steps: int = 0
@@ -42,7 +42,7 @@ class Report:
 
 
 def run(seed: int, steps: int = STEPS) -> Report:
-    """One seed. Whatever the code under test raises is a failure, too: nothing of it should come so far."""
+    """Run one seed. An error raised by the code under test is a failure, too: none should get this far."""
     simulation = Simulation(Scenario.of(seed))
     failures = {}
     try:
@@ -54,7 +54,7 @@ def run(seed: int, steps: int = STEPS) -> Report:
 
 
 def trace(seed: int, steps: int = STEPS) -> list[str]:
-    """What happened in a seed, line by line."""
+    """The events of a seed, one per line."""
     simulation = Simulation(Scenario.of(seed), trace=True)
     assert simulation.world.trace is not None
     try:
@@ -69,7 +69,7 @@ def command(seed: int) -> str:
 
 
 def _chunk(seeds: Sequence[int], steps: int) -> Report:
-    # A world is full of cycles and lives for milliseconds.
+    # A world is full of reference cycles and lives for milliseconds, so collect once per chunk.
     gc.disable()
     total = Report()
     for seed in seeds:
@@ -79,7 +79,7 @@ def _chunk(seeds: Sequence[int], steps: int) -> Report:
 
 
 def _stay_behind() -> None:
-    """Give way to the other processes of this run, though not to what else the machine does: that may never end."""
+    """Be nice to this run's other processes, and end with the parent. Not idle: other load on the machine may never end."""
     os.nice(19)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -92,18 +92,18 @@ def _stay_behind() -> None:
 
 
 class Many:
-    """Seeds that run in ``jobs`` processes from now on; in the ``background`` they give way to the tests beside them."""
+    """Starts seeds in ``jobs`` processes at once; in the ``background`` they give way to the tests beside them."""
 
     def __init__(self, seeds: range, steps: int = STEPS, jobs: int = 2, *, background: bool = False) -> None:
         self.count = len(seeds)
-        # Not fork: PyArrow has threads.
+        # Not fork, because PyArrow has threads.
         spawn = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(jobs, spawn, _stay_behind if background else None)
         parts = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
         self._futures = [self._pool.submit(_chunk, part, steps) for part in parts]
 
     def reports(self) -> Iterator[Report]:
-        """Of each part of the seeds, as it is done."""
+        """Yield the report of each part of the seeds when it is done."""
         for done in as_completed(self._futures):
             yield done.result()
 

@@ -1,4 +1,4 @@
-"""One seed is one run: a few hundred random steps of queries, time and faults, then everything heals and must come to rest."""
+"""Runs one seed: a few hundred random steps of queries, time and faults; then faults end, and all queries must come to rest."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from tests.sim.task import ListenerTask
 from tests.sim.world import TICK, Violation, World, message
 
 STEPS: Final = 200
-#: Steps within steps: what others do while a call is under way.
+#: Maximum depth of steps within steps, which others take while a call is under way.
 _DEPTH: Final = 3
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a seed is about. ``calm``: queries come and go, nothing else happens to them, and nothing may come out twice."""
+    """The set-up of a seed. ``calm``: queries only start and stop, without faults, and no message may come out twice."""
 
     seed: int
     calm: bool
     members: int
     queues: int
     seeks: bool
-    #: The last member has another strategy than the others, and should be refused, or they.
+    #: The last member has another strategy than the others: either it or they should be refused.
     stranger: bool
-    #: The first query is started a second time now and then, on the same checkpoint.
+    #: The first query is sometimes started a second time on the same checkpoint.
     twin: bool
     kind: Kind
 
@@ -58,7 +58,7 @@ class Scenario:
 
 
 class Simulation:
-    """``steps`` counts all steps, also those within others."""
+    """One run of a scenario. ``steps`` counts all steps, those within others included."""
 
     def __init__(self, scenario: Scenario, *, trace: bool = False) -> None:
         self.scenario = scenario
@@ -79,18 +79,18 @@ class Simulation:
             self.queries.append(Query("A'", scenario.kind, self.world, self.network, self.sink, self.random, first))
         self.by_path = {query.options()["path"]: query for query in self.queries}
         kind = scenario.kind
-        # A listener that leaves messages uncommitted fails its query, and the restart repeats the batch.
+        # Without auto-commit, a listener that leaves messages uncommitted fails its query, and the restart repeats the batch.
         self.world.ledger.exact = kind.atomic or (scenario.calm and (kind.auto_commit or not kind.listener))
         self.world.ledger.strict = not scenario.twin
         self.world.ledger.at_work = self._at_work
         self.steps = 0
         self.depth = 0
-        #: No more faults, and nobody comes.
+        #: Faults have ended, and no query starts.
         self.healing = False
         self.events = self._events()
 
     def run(self, steps: int = STEPS) -> None:
-        """Raises AssertionError."""
+        """Run the seed. Raises AssertionError for a violation."""
         self.world.note(str(self.scenario))
         with virtual(self.network, lambda path: self.by_path[path].connect()):
             for queue in self.world.queues:
@@ -105,7 +105,7 @@ class Simulation:
     # -- steps ---------------------------------------------------------------------------------------------------------------
 
     def _events(self) -> tuple[list[Callable[[], None]], list[int]]:
-        """What may happen, and the sums of how often."""
+        """The events of a step, and the cumulative sums of their weights."""
         table: list[tuple[Callable[[], None], int]] = [
             (self._go, 760),
             (self._little_time, 60),
@@ -159,7 +159,7 @@ class Simulation:
     def _go(self) -> None:
         query = self._some(_can_step)
         if query is not None and query.phase == "idle" and query.quiet:
-            # Most of the time something is to be done elsewhere.
+            # An idle query has nothing to do, so draw again.
             query = self._some(_can_step)
         if query is not None and (query.up or (not self.healing and self.random.random() < 0.4)):
             query.step()
@@ -195,7 +195,7 @@ class Simulation:
         if query.busy or query.frozen:
             return False
         if query.up and self.scenario.calm and not self.scenario.kind.atomic:
-            # A stop in the middle of a batch may repeat it in such a sink.
+            # With a sink that is not atomic, a stop in the middle of a batch may repeat it.
             owner = query.owner
             return query.phase == "idle" and (owner is None or not owner.in_flight())
         return True
@@ -235,7 +235,7 @@ class Simulation:
             self._pause(query.process)
 
     def _pause(self, caller: Caller) -> None:
-        """SIGSTOP of a process, others go on; the tasks and the driver of a paused runner, too."""
+        """SIGSTOP a process for some time. Other processes go on, and so do the driver and the tasks of a paused runner."""
         process = caller.process if isinstance(caller, Query) else caller
         if not isinstance(process, Process) or process.frozen or self.depth >= _DEPTH:
             return
@@ -297,7 +297,7 @@ class Simulation:
     # -- the end -------------------------------------------------------------------------------------------------------------
 
     def _heal(self) -> None:
-        """No more faults: the queries that stay must own what the strategy says, in time, and consume everything."""
+        """End all faults. The queries that stay must soon own the queues that the strategy gives them, and drain them."""
         self.world.note("everything heals")
         self.world.history.append({"event": "heal"})
         self.network.mishap, self.network.overlap = 0.0, 0.03
@@ -311,7 +311,7 @@ class Simulation:
         staying = self._staying()
         for query in self.queries:
             query.staying = query in staying
-            # A run that was overtaken by its twin would fail with its next batch, and that is no rest.
+            # A run that its twin has overtaken would fail with its next batch and never come to rest.
             if query.up and (query.available_now or not query.staying or not query.alone):
                 while not self._may_stop(query):
                     self.world.advance(1.0)
@@ -344,7 +344,7 @@ class Simulation:
                 self.world.fail(f"{queue}: {end} messages, {processed} came out, the group is at {at}")
 
     def _frozen(self, query: Query) -> bool:
-        """Some that do not stay are paused for good."""
+        """Pause some of the queries that do not stay, for ever. Return whether this one was paused."""
         process = query.process
         if query.staying or self.scenario.calm or process is None or process.dead or self.random.random() < 0.5:
             return False
@@ -359,7 +359,7 @@ class Simulation:
         return [self.random.choice(alike)]
 
     def _rounds(self, staying: Sequence[Query]) -> None:
-        """Each query goes on until it finds nothing more to do."""
+        """Step each query until it is idle with nothing to read."""
         self.world.advance(1.0)
         for query in staying:
             query.quiet = False
@@ -377,7 +377,7 @@ class Simulation:
                 self.world.fail(f"{query.name} does not come to rest, it is {query.phase}")
 
     def _owned(self, staying: Sequence[Query]) -> None:
-        """Every queue has the owner that the strategy gives it."""
+        """Fail unless every queue has the owner that the strategy gives it."""
         members = {query.process.client.client_id: None for query in staying if query.process and query.process.client}
         for query in staying:
             owner = query.owner
@@ -399,7 +399,7 @@ class Simulation:
                 key, name = message(queue, offset)
                 sent = {"event": "send", "queue": str(queue), "offset": offset, "key": key, "id": name, "outcome": "ok"}
                 sends.append(sent)
-        # A seek back brings messages again, behind later ones. (What an at-least-once sink got again is not in the history.)
+        # A seek back delivers messages again, after later ones. (The history omits repeats to an at-least-once sink.)
         allowed = ("duplicate", "nonmonotonic") if self.scenario.seeks else ()
         found = [one for one in checker.judge([*sends, *self.world.history]) if one.kind not in allowed]
         if found:

@@ -1,4 +1,4 @@
-"""The atomic sink of the simulation, by the rules of the outbox: publish shows a batch's rows and moves its sources' offsets at once."""
+"""The simulation's atomic sink, by the outbox's rules: one step publishes a batch and moves its sources' offsets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Run:
 
 @dataclass
 class Sink:
-    """``registered``: what the tasks of each run have read; ``records``: the batches that the sink knows."""
+    """Publishes batches. ``registered``: the ranges read by the tasks of each run; ``records``: the published batches."""
 
     world: World
     registered: dict[Run, Sources] = field(default_factory=dict)
@@ -33,13 +33,13 @@ class Sink:
         self.registered.setdefault(run, {})[proof.queue] = (span, proof)
 
     def publish(self, run: Run) -> None:
-        """Raises LockError LOST for a stale epoch, SinkError REPLAY_DIFFERS."""
+        """Publish the batch of ``run``, or do nothing if it was published. Raises LockError LOST, SinkError REPLAY_DIFFERS."""
         sources = self.registered.get(run, {})
         known = self.records.get((run.query, run.batch))
         if known is not None:
             for queue, (span, _) in sources.items():
                 then = known.get(queue)
-                # A replay may lack queues, never end elsewhere.
+                # A replay may lack queues, but its ranges must end at the same offsets.
                 if then is None or not then.begin <= span.begin <= span.end == then.end:
                     raise SinkError("REPLAY_DIFFERS", f"batch {run.batch} of {run.query}: {queue} had {then}, now {span}")
             return

@@ -25,7 +25,7 @@ _ANSWERS: Final = (
 
 
 class Task:
-    """Delivers its range to a sink: what is staged comes out when the batch is published, a foreign sink has it at once."""
+    """Delivers its range to a sink: staged messages come out when the batch is published, others at once (a foreign sink)."""
 
     def __init__(self, world: World, sink: Sink, run: Run, span: OffsetRange, proof: LockToken, *, staged: bool) -> None:
         self.world, self.sink, self.run, self.span, self.proof = world, sink, run, span, proof
@@ -39,7 +39,7 @@ class Task:
         return f"{self.run.query}'s task of batch {self.run.batch}, {self.proof.queue} {span.begin}-{span.end} under {self.proof.epoch}"
 
     def step(self, random: Random) -> None:
-        """Raises LockError LOST."""
+        """Check the lock when it is due, then work on some messages. Raises LockError LOST."""
         now = self.world.now
         if self.checked is None:
             self.check()
@@ -55,7 +55,7 @@ class Task:
         self.checked = self.world.now
 
     def start(self) -> None:
-        """A further attempt begins anew."""
+        """Begin the range, also at each further attempt."""
         self.position = self.span.begin
 
     def retry(self) -> None:
@@ -73,7 +73,7 @@ class Task:
 
 
 class ListenerTask(Task):
-    """Runs a listener over its range with the real engine. The range counts as processed when the engine says that it is."""
+    """Runs a listener over its range with the real engine. The range counts as processed when the engine is done."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class ListenerTask(Task):
         super().__init__(world, sink, run, span, proof, staged=staged)
         self.settings = settings
         self.auto = auto
-        #: False: every message is accepted.
+        #: False: the listener accepts every message.
         self.moody = True
         self.start()
 
@@ -112,7 +112,7 @@ class ListenerTask(Task):
                     status, auto = self._answer(random, batch.end)
                     self.outcomes += self.engine.consumed(ConsumeOrderlyContext(self.proof.queue, auto), status, None, now)
                 case DeadLetter():
-                    # Under the fence, as a commit is.
+                    # Fenced by the token, as a commit is.
                     self.world.require_current(self.proof)
                     self.world.accepted(self.proof)
                     self.outcomes += self.engine.dead_lettered(random.random() < 0.9 or not self.moody, "no answer", now)
@@ -137,7 +137,7 @@ class ListenerTask(Task):
         return status, self.auto
 
     def _finished(self) -> None:
-        """The outcomes are the range, each message once."""
+        """Fail unless the outcomes cover the range, each message once."""
         covered = sorted((outcome.begin_offset, outcome.end_offset) for outcome in self.outcomes)
         at = self.span.begin
         for begin, end in covered:

@@ -1,7 +1,7 @@
-"""After each change of membership every queue has its owner in time, and no queue moves that the strategy did not move.
+"""After each change of membership every queue gets its owner in time, and no queue moves without the strategy's decision.
 
-Two triggers of every query after a join, a clean stop or a kill on this machine, which are seen at once; after a pause, and after a stop
-in the middle of a batch, the life of what still holds the queue comes first.
+The time is two triggers of every query after a join, a clean stop or a kill on this machine, which are noticed at once. After a
+pause, or a stop in the middle of a batch, the lock that still holds the queue has to expire first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STRATEGIES = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")
 
 
 class Group:
-    """Queries of a group of up to four; nothing happens to them by chance."""
+    """Up to four queries of one group, without random faults."""
 
     def __init__(self, strategy: str) -> None:
         kind = replace(Scenario.of(0).kind, shared=True, strategy=strategy, atomic=True, listener=False, max_rows=None)
@@ -37,7 +37,7 @@ class Group:
             query.staying = True
 
     def trigger(self, running: Sequence[Query]) -> None:
-        """One trigger of each: its boundary, and the micro-batch if there is anything to read."""
+        """Run one trigger of each query: its boundary, and a micro-batch if there is anything to read."""
         self.world.advance(1.0)
         for query in running:
             for _ in range(100):
@@ -48,7 +48,7 @@ class Group:
             self.simulation._check()
 
     def settle(self, running: Sequence[Query]) -> None:
-        """Twice two triggers: who begins has an empty batch first."""
+        """Run four triggers of each query: twice two, because a new query has an empty batch first."""
         for _ in range(4):
             self.trigger(running)
         self.simulation._owned(running)
@@ -58,7 +58,7 @@ class Group:
 
     @contextmanager
     def change(self, left: Sequence[Query], wait: float = 0.0) -> Iterator[None]:
-        """What happens within leads to the owners that the strategy gives ``left``, in time, and to no other move."""
+        """Assert that the body leads, within two triggers, to the strategy's owners of ``left`` and to no other move."""
         before, at = self.owners(), len(self.world.moves)
         for queue in self.world.queues:
             self.world.produce(queue, 2)
@@ -123,7 +123,7 @@ def test_who_comes_has_its_queues_within_two_triggers_after_its_first_and_no_oth
     first, second, third, fourth = group.queries
     group.settle([first, second, third])
     with group.change(group.queries):
-        # The first trigger of a query logs its identity, and reads nothing.
+        # The first trigger of a query logs its identity and reads nothing.
         while fourth.committed == 0:
             fourth.step()
 

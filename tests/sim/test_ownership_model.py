@@ -1,6 +1,7 @@
-"""The ownership rules as an exhaustive model: no interleaving breaks a promise, and each rule that is left out breaks one.
+"""The ownership rules as an exhaustive model: no interleaving breaks a promise, and a model without one of the rules breaks
+one.
 
-More of it: ``python -m tests.sim.ownership_model QUEUES MESSAGES CRASHES PAUSES GIVES``.
+To explore larger bounds: ``python -m tests.sim.ownership_model QUEUES MESSAGES CRASHES PAUSES GIVES``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The simulation itself is tested by deliberate bugs: each must be caught, by seeds that are fine without it."""
+"""Deliberate bugs test the simulation itself: it must catch each, with a seed that passes without the bug."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.sim.bugs import BUGS
 from tests.sim.runs import run
 
-#: Seeds in which a bug must show.
+#: Number of seeds within which a bug must show.
 ENOUGH = 1000
 
 

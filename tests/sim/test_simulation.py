@@ -1,7 +1,8 @@
-"""Queries of a consumer group, simulated: the real reader, group session, Owner, offsets, ProcessQueue and listener engine, no Spark.
+"""Simulated queries of a consumer group: the real reader, group session, Owner, offsets, ProcessQueue and listener engine, no
+Spark.
 
-A seed says how many queries and queues there are, what they write to and which faults happen; broker, network, clocks and processes are
-the simulation's. More seeds: ``make simulate SEEDS=100000``. One of them: ``python -m tests.sim --seed 7 --trace``.
+A seed determines the number of queries and queues, the sink and the faults. Broker, network, clocks and processes are
+simulated. More seeds: ``make simulate SEEDS=100000``. One of them: ``python -m tests.sim --seed 7 --trace``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tests.sim.runs import Many, Report, command, run, trace
 from tests.sim.simulation import STEPS, Scenario
 
 
-# The seeds give way to the tests beside them; 10,000 of them took 507 s beside a busy neighbour.
+# The seeds give way to the tests beside them: 10,000 seeds took 507 s on a busy machine.
 @pytest.mark.timeout(1800)
 def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(seeds: Many, capsys):
     total = Report()

@@ -1,7 +1,8 @@
-"""The broker of the simulation: locks and members by the real rules, group offsets, two clocks, time that only the simulation moves.
+"""The broker of the simulation: locks and members by the real rules, group offsets, and two clocks that only the simulation
+moves.
 
-Besides the rules, which can be broken by a test, it keeps its own books (``Holding``, ``Ledger``): what must be true whatever the rules
-say. What contradicts them is a Violation, raised where it happens.
+A test can break the rules. So the world keeps records of its own (``Holding``, ``Ledger``), which state what must be true
+whatever the rules say. A contradiction is a Violation, raised where it happens.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 GROUP: Final = "billing"
 TOPIC: Final = "orders"
-#: Times are multiples of this: exact as floats, so that "as old as it may be" happens.
+#: Times are multiples of this, exact as floats, so that an age can equal its limit exactly.
 TICK: Final = 0.125
 
 
@@ -29,7 +30,7 @@ class Violation(AssertionError):
 
 
 class Renewing(Protocol):
-    """A process whose locks and membership are to be renewed now and then."""
+    """A process that renews its locks and its membership from time to time."""
 
     frozen: bool
 
@@ -40,7 +41,7 @@ class Renewing(Protocol):
 
 @dataclass(slots=True)
 class Holding:
-    """Who may work on a queue, as the specification has it: counted by the true clock, apart from the lock's record."""
+    """The client that may work on a queue by the specification, kept by the true clock and apart from the lock's record."""
 
     client: Client
     since: float
@@ -49,7 +50,7 @@ class Holding:
 
 
 class World:
-    """One machine with one store: ``alive`` are its processes' clients, ``now`` its monotonic clock, ``wall`` the other one."""
+    """One machine with one store. ``alive``: ids of living clients; ``now``: the monotonic clock; ``wall``: the wall clock."""
 
     def __init__(self, random: Random, queues: int) -> None:
         self.random = random
@@ -68,10 +69,10 @@ class World:
         self.numbers = 0
         self.changes = 0
         self.ledger = Ledger(self)
-        #: The specification's books of the locks: the holder, and the highest epoch of each queue.
+        #: The specification's records of the locks: the holder and the highest epoch of each queue.
         self.holdings: dict[MessageQueue, Holding] = {}
         self.highest: dict[MessageQueue, int] = {}
-        #: Clients that were given a queue, in order: a queue that nobody should have moved has no new one.
+        #: Each grant in order (queue, client id); tests check that a queue does not move without a reason.
         self.moves: list[tuple[MessageQueue, str]] = []
         self.trace: list[str] | None = None
         self.history: list[dict[str, Any]] = []
@@ -84,7 +85,7 @@ class World:
             self.trace.append(f"{self.now - 1000:9.3f}  {text}")
 
     def fail(self, what: str) -> None:
-        """Raise a Violation; kept, too, in case the code under test catches it."""
+        """Raise a Violation, and keep it in case the code under test catches it."""
         self.broken = self.broken or what
         raise Violation(what)
 
@@ -95,7 +96,7 @@ class World:
         return self.now + self.wall_offset
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; processes that are not frozen renew when it is due."""
+        """Let time pass; processes that are not frozen renew when their renewal is due."""
         target = self.now + seconds
         while True:
             due = [(at, n) for n, one in enumerate(self.processes) if not one.frozen and (at := one.renew_due()) is not None]
@@ -119,14 +120,14 @@ class World:
         self.changes += 1
 
     def reboot(self) -> None:
-        """All processes are gone already; the monotonic clock starts anew."""
+        """Restart the monotonic clock; all processes are dead already."""
         self.boot += 1
         self.now = 1000.0
         self.alive.clear()
         self.holdings.clear()
 
     def seek(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """``group seek --force``."""
+        """Do what ``group seek --force`` does."""
         self.changes += 1
         self.history.append({"event": "reset", "group": GROUP})
         for queue, offset in offsets.items():
@@ -139,14 +140,14 @@ class World:
         self.resets += 1
 
     def release(self, queue: MessageQueue) -> None:
-        """``lock release --force``."""
+        """Do what ``lock release --force`` does."""
         before = self.locks.get(queue)
         if before is not None and before.held:
             self._put(queue, rules.released(before, self._number()))
             self.highest[queue] = self.locks[queue].epoch
             self.holdings.pop(queue, None)
 
-    # -- the Log protocol, as far as the source's driver asks ------------------------------------------------------------------
+    # -- the Log protocol, as far as the source's driver uses it --------------------------------------------------------------
 
     def change(self) -> int:
         return self.changes
@@ -204,7 +205,7 @@ class World:
         self.history.append(event)
 
     def _protected(self, holding: Holding, asker: Client) -> bool:
-        """Whether nobody but the holder may have the queue: it is alive, or has just stopped with a task at work, and not expired."""
+        """Whether the queue is still the holder's: not expired, and its client is alive or has stopped with a task at work."""
         if self.now - holding.since > holding.life:
             return False
         if holding.lingering:
@@ -268,7 +269,7 @@ class World:
             raise LockError("LOST", f"{proof.queue} was lost by {proof.client_id}")
 
     def accepted(self, proof: LockToken) -> None:
-        """A change under ``proof`` is accepted. Nobody else may have been granted the queue since."""
+        """A change under the token ``proof`` was accepted. Fail if the queue was granted under a later epoch."""
         if proof.epoch < self.highest[proof.queue]:
             self.fail(f"{proof.queue}: accepted under epoch {proof.epoch}, {self.highest[proof.queue]} was granted before")
 
@@ -292,21 +293,21 @@ class World:
 
 
 class Ledger:
-    """What came out of each queue, under which epoch, and who is at work.
+    """Checks the messages that come out of each queue: their order, repeats, and the epochs under which they come.
 
-    ``processed``: everything below came out since the last seek. ``exact``: nothing may come out twice; otherwise, if it is ``strict``, an
-    owner repeats nothing that the group's offset is past.
+    ``processed``: all messages below this offset came out since the last seek. ``exact``: no message may come out twice.
+    Otherwise, if ``strict``, an owner repeats no message below the group's offset.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.exact = True
-        #: A run that was started beside another on one checkpoint may not have seen that the other's batch was committed.
+        #: False with two runs on one checkpoint: one may not have seen that the other committed a batch.
         self.strict = True
         self.processed: dict[MessageQueue, int] = dict.fromkeys(world.queues, 0)
-        #: Everything below came out at some time, or was skipped by a seek.
+        #: All messages below this offset came out at some time, or were skipped by a seek.
         self.seen: dict[MessageQueue, int] = dict.fromkeys(world.queues, 0)
-        #: What comes out under an epoch up to this was planned before a seek.
+        #: Messages that come out under an epoch up to this one were planned before the last seek.
         self.before_seek: dict[MessageQueue, int] = {}
         #: Whether a task works on a queue under a token.
         self.at_work: Callable[[LockToken], bool] = lambda proof: False
@@ -324,13 +325,13 @@ class Ledger:
         self.before_seek[queue] = self.world.numbers
 
     def called(self, queue: MessageQueue, begin: int, end: int) -> None:
-        """A listener sees messages: none before its predecessor."""
+        """A listener is called with messages. Fail if a predecessor was never seen."""
         if begin > self.seen[queue]:
             self.world.fail(f"{queue}: {begin} is at the listener before {self.seen[queue]} was")
         self.seen[queue] = max(end, self.seen[queue])
 
     def out(self, query: str, proof: LockToken, span: OffsetRange) -> None:
-        """Messages came out, in order: each after its predecessor, and, if ``exact``, once."""
+        """Messages came out. Fail if one comes before its predecessor or, if ``exact``, a second time."""
         queue = proof.queue
         if span.begin > self.seen[queue]:
             self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {self.seen[queue]} never came out")
@@ -353,11 +354,11 @@ class Ledger:
             self.world.history.append({"event": "deliver", "lane": str(queue), "rows": rows})
 
     def unlocked(self, proof: LockToken) -> None:
-        """A queue is free at once: nobody may be at work on it."""
+        """A queue became free without a delay. Fail if a task is at work on it."""
         if self.at_work(proof):
             self.world.fail(f"{proof.queue} was unlocked by {proof.client_id} while a task is at work on it")
 
 
 def message(queue: MessageQueue, offset: int) -> tuple[str, str]:
-    """The key and the id of a message."""
+    """The key and the id of the message at ``offset``."""
     return f"{queue.queue_id}.{offset % 3}", f"{queue.queue_id}:{offset}"
