@@ -1,1 +1,1 @@
-"""Requests and answers of RocketMQ's remoting protocol, and what they say. Pure."""
+"""RocketMQ's remoting protocol: frames, requests, and the content of their answers. Pure."""

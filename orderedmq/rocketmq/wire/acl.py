@@ -1,6 +1,6 @@
-"""RocketMQ's access control: requests that are signed with a secret key. Pure.
+"""Signs requests with an account's secret key, as RocketMQ's access control requires. Pure.
 
-ACL 1.0 and 2.0 want the same signature. Source: AclClientRPCHook, AclUtils.combineRequestContent, AclSigner.
+ACL 1.0 and 2.0 use the same signature. Source: AclClientRPCHook, AclUtils.combineRequestContent, AclSigner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SIGNATURE: Final = "Signature"
 
 @dataclass(frozen=True)
 class Credentials:
-    """An account of the cluster. What is secret is in no repr; Java calls it SessionCredentials."""
+    """An account of the cluster (Java: SessionCredentials). Its repr leaves out the secrets."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -29,20 +29,20 @@ class Credentials:
 
 
 def signature(data: bytes, secret_key: str) -> str:
-    """Base64 of the HMAC-SHA1 of ``data``."""
+    """Return the HMAC-SHA1 of ``data`` in base64."""
     return base64.b64encode(hmac.digest(secret_key.encode(), data, hashlib.sha1)).decode()
 
 
 def signed(ext: Mapping[str, str], body: Bytes, credentials: Credentials) -> dict[str, str]:
-    """The fields of a request with the account and the signature over all of them and the body.
+    """Return the fields of a request with the account, and a signature over these fields and the body.
 
-    Whatever is added to a request's fields later breaks the signature; its code, opaque, flag and version are not part of it.
+    A field that is added later breaks the signature. Code, opaque, flag and version are not signed.
     """
     fields = {**ext, ACCESS_KEY: credentials.access_key}
     if credentials.security_token is not None:
         fields[SECURITY_TOKEN] = credentials.security_token
     fields.pop(SIGNATURE, None)
-    # Java's TreeMap sorts by UTF-16 units; names of fields are ASCII, where that is the order of code points.
+    # Java's TreeMap sorts by UTF-16 units. Field names are ASCII, so code points have the same order.
     values = "".join(fields[name] for name in sorted(fields)).encode()
     fields[SIGNATURE] = signature(b"".join((values, body)), credentials.secret_key)
     return fields

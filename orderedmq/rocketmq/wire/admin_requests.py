@@ -1,5 +1,6 @@
-"""Requests that make, change and delete topics and groups, each to one server: the caller asks every server that it takes. Pure.
+"""Requests that create, change and delete topics and groups, and read settings. Pure.
 
+A request goes to one server; the caller sends it to each server that it concerns. Numbers in parentheses are request codes.
 Source: AdminBrokerProcessor, DefaultRequestProcessor (nameserver), SubscriptionGroupConfig, MixAll.
 """
 
@@ -16,9 +17,9 @@ from orderedmq.rocketmq.wire.request import Request, nothing
 
 
 def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
-    """Make a topic with ``queues`` queues for reading and writing, or give it as many; to every master (17).
+    """Create a topic with ``queues`` read and write queues, or change their number; for every master (17).
 
-    Lowering the number takes the upper queues out of the route at once, with whatever is in them.
+    Lowering the number removes the highest queues and their messages from the route at once.
     """
     return Request(
         RequestCode.UPDATE_AND_CREATE_TOPIC,
@@ -39,9 +40,9 @@ def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
 
 
 def delete_topic(topic: str) -> Request[None]:
-    """Delete a topic's messages; to every master, and then `delete_topic_in_nameserver` (215).
+    """Delete a topic and its messages; for every master, before `delete_topic_in_nameserver` (215).
 
-    A 5.x broker with timerWheelEnable=false has deleted it and answers SERVER_ERROR with a NullPointerException.
+    A 5.x broker with timerWheelEnable=false deletes the topic but answers SERVER_ERROR with a NullPointerException.
     """
     return Request(
         RequestCode.DELETE_TOPIC_IN_BROKER,
@@ -53,7 +54,7 @@ def delete_topic(topic: str) -> Request[None]:
 
 
 def delete_topic_in_nameserver(topic: str) -> Request[None]:
-    """Forget a topic's route; to every nameserver, when every master has deleted the topic (216)."""
+    """Delete a topic's route; for every nameserver, after every master has deleted the topic (216)."""
     return Request(
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
         f"deletion of the route of topic {topic}",
@@ -64,7 +65,7 @@ def delete_topic_in_nameserver(topic: str) -> Request[None]:
 
 
 def create_group(group: str) -> Request[None]:
-    """Make a consumer group, with every setting at its default; to every master (200). Settings of one that exists are overwritten."""
+    """Create a consumer group with default settings; for every master (200). Overwrites the settings of an existing group."""
     config = {
         "groupName": group,
         "consumeEnable": True,
@@ -86,7 +87,7 @@ def create_group(group: str) -> Request[None]:
 
 
 def delete_group(group: str) -> Request[None]:
-    """Delete a consumer group with its offsets; at every master (207). 4.9 calls the flag another name."""
+    """Delete a consumer group with its offsets; for every master (207). 4.9 has another name for the flag, so both are sent."""
     return Request(
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
         f"deletion of group {group}",
@@ -97,7 +98,7 @@ def delete_group(group: str) -> Request[None]:
 
 
 def groups() -> Request[tuple[str, ...]]:
-    """Every consumer group that a broker knows, its own included, sorted (201)."""
+    """Request the names of all consumer groups at a broker, its own included; the answer is sorted (201)."""
     return Request(
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         "request for the list of groups",
@@ -107,7 +108,7 @@ def groups() -> Request[tuple[str, ...]]:
 
 
 def broker_config() -> Request[dict[str, str]]:
-    """A broker's settings by name (26); Java's properties without escapes, as the broker writes them."""
+    """Request a broker's settings by name (26). The broker writes them as Java properties without escapes."""
     return Request(RequestCode.GET_BROKER_CONFIG, "request for the broker's settings", "the broker's settings", _properties)
 
 

@@ -8,26 +8,27 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Final
 
-#: What requests call themselves: V4_9_8. From 401 on nameservers answer in standard JSON; above 441 a broker that shuts down says GO_AWAY.
+#: The client version in requests: V4_9_8. Nameservers answer 401 and above in standard JSON; a broker that shuts down answers
+#: versions above 441 with GO_AWAY.
 VERSION: Final = 409
 
-#: Bit 0 of ``flag``: the command answers a request. Bit 1: nobody waits for an answer.
+#: Bit 0 of ``flag`` marks an answer; bit 1 marks a request that wants no answer.
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 
-#: A broker's id in a route: 0 is the master, others are slaves (MixAll.MASTER_ID).
+#: The master's broker id in a route (MixAll.MASTER_ID); other ids are replicas.
 MASTER_ID: Final = 0
 
 
 class SerializeType(IntEnum):
-    """How a frame's header is written; the first byte of its header length."""
+    """The encoding of a frame's header: the first byte of the header length field."""
 
     JSON = 0
     ROCKETMQ = 1
 
 
 class LanguageCode(IntEnum):
-    """What a peer is written in: shown in connection lists, otherwise without effect."""
+    """A peer's programming language: connection lists show it, and it has no other effect."""
 
     JAVA = 0
     CPP = 1
@@ -46,7 +47,7 @@ class LanguageCode(IntEnum):
 
 
 class RequestCode(IntEnum):
-    """Requests that are sent, and those (39, 40, 220 and on) that a broker sends to its clients."""
+    """Requests to servers, and those that a broker sends to its clients (39, 40, 220, 221, 307, 309, 326)."""
 
     PULL_MESSAGE = 11
     QUERY_MESSAGE = 12
@@ -89,7 +90,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended."""
+    """The outcome of a request."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

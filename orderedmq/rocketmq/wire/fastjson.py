@@ -1,10 +1,11 @@
-"""JSON as RocketMQ's servers write it: fastjson's maps have keys that are no strings. Pure.
+"""Parses JSON as RocketMQ's servers write it: fastjson writes map keys that are not strings. Pure.
 
-``{0:"10.0.0.1:10911"}`` (brokerAddrs of GET_BROKER_CLUSTER_INFO, and of a route asked for by an old version) and
-``{{"brokerName":"a","queueId":1}:{}}`` (offsetTable) are no JSON. Here a key is always a string: an integer's digits, or the text of
-the object, which `loads` reads in turn. Servers with standard JSON write the same keys as strings, so both look alike.
+``{0:"10.0.0.1:10911"}`` (brokerAddrs of GET_BROKER_CLUSTER_INFO, and of a route for an old client version) and
+``{{"brokerName":"a","queueId":1}:{}}`` (offsetTable) are not valid JSON. The parser turns every key into a string: an integer's
+digits, or an object's text, which `loads` parses in turn. Servers that write standard JSON write the same keys as strings, so
+results agree.
 
-Rules: depth is bounded, time is linear in the text, and what is neither JSON nor the above is a ProtocolError.
+Rules: depth is bounded, time is linear in the text, and any other text raises ProtocolError.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from orderedmq.errors import ProtocolError
 
-#: Levels of objects and arrays. A route has four.
+#: The most nested objects and arrays. A route has four levels.
 MAX_DEPTH: Final = 32
 
 _T = TypeVar("_T")
@@ -24,7 +25,7 @@ _T = TypeVar("_T")
 _SPACE = re.compile(r"[ \t\n\r]*")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-#: What json itself reads strings with: text, position behind the quote, strict → string, position behind it.
+#: json's own string scanner: text, position after the opening quote, strict → string, position after the closing quote.
 _string: Callable[[str, int, bool], tuple[str, int]] = json.decoder.scanstring  # type: ignore[attr-defined]
 _CONSTANTS: Final = {"true": True, "false": False, "null": None}
 
@@ -36,7 +37,7 @@ class _NotJson(Exception):
 
 
 def loads(text: bytes | bytearray | memoryview | str) -> Any:
-    """The value of a JSON text (UTF-8 if bytes), standard or fastjson's. Raises ProtocolError PROTOCOL."""
+    """Return the value of a JSON text (UTF-8 if bytes), standard or fastjson's. Raises ProtocolError PROTOCOL."""
     try:
         text = text if isinstance(text, str) else str(text, "utf-8")
         try:
@@ -56,7 +57,7 @@ def loads(text: bytes | bytearray | memoryview | str) -> Any:
 
 
 def loads_object(text: bytes | bytearray | memoryview | str) -> dict[str, Any]:
-    """As `loads`, for a text that must be an object."""
+    """Return the object that a JSON text holds. Raises ProtocolError PROTOCOL as `loads`, and for any other value."""
     value = loads(text)
     if not isinstance(value, dict):
         raise _malformed(f"it is not an object but {type(value).__name__}")
@@ -80,7 +81,7 @@ def _skip(text: str, at: int) -> int:
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value that begins at ``at``, and where it ends."""
+    """Return the value that begins at ``at``, and the position after it."""
     first = text[at : at + 1]
     if first == '"':
         return _string(text, at + 1, True)
@@ -141,7 +142,7 @@ def _key(text: str, at: int, depth: int) -> tuple[str, int]:
         return _string(text, at + 1, True)
     if first == "{":
         _, end = _value(text, at, depth)
-        # The text as it stands: written anew, a key in a key in a key would double its escapes at each level.
+        # The text as it is: encoding it again would double the escapes of nested keys at each level.
         return text[at:end], end
     integer = _INTEGER.match(text, at)
     if integer is None:
@@ -150,14 +151,14 @@ def _key(text: str, at: int, depth: int) -> tuple[str, int]:
 
 
 def field(fields: dict[str, Any], name: str, kind: type[_T], missing: _T | None = None) -> _T:
-    """A field that must be of the type ``kind``; absent or null counts as ``missing``, if that is given.
+    """Return the field ``name``, which must have type ``kind``; an absent or null one counts as ``missing``, if given.
 
     Raises ProtocolError PROTOCOL.
     """
     value = fields.get(name)
     if value is None:
         value = missing
-    # A bool is an int to Python, not to a protocol.
+    # A bool is an int in Python, but not in the protocol.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ProtocolError("PROTOCOL", f"a server's answer has no {name!r} of type {kind.__name__} but {str(value)[:100]!r}")
     return value

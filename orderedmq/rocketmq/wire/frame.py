@@ -1,11 +1,12 @@
-"""Frames of the remoting protocol: a command to bytes, bytes to commands. Pure.
+"""Encodes commands as frames of the remoting protocol, and decodes frames into commands. Pure.
 
-A frame is: length of what follows (4 bytes), header type (1: JSON or ROCKETMQ), header length (3), header, body; integers big-endian.
-We write JSON headers. Servers answer in either: 4.9.x in the request's, 5.x in its own whatever it was asked in.
+A frame is: length of the rest (4 bytes), header type (1 byte: JSON or ROCKETMQ), header length (3 bytes), header, body.
+Integers are big-endian. This client writes JSON headers. A 4.9.x server answers with the request's header type, a 5.x server
+with its own.
 Source: NettyDecoder, RemotingCommand.decode, RocketMQSerializable.rocketMQProtocolDecode.
 
-Rules: whatever is malformed is a ProtocolError, and the decoder then stays broken (a stream has no place to go on at). A frame
-costs one pass and one copy of its body; memory grows with the bytes that came, never with a length that was only announced.
+Rules: malformed bytes raise ProtocolError, and the decoder then stays broken, since the start of the next frame is unknown. A
+frame costs one pass and one copy of its body. Memory grows with the bytes received, never with an announced length.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from typing import Any, Final
 from orderedmq.errors import ProtocolError
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, VERSION, LanguageCode, SerializeType
 
-#: Bytes of a whole frame above which a server drops the connection without a word (``com.rocketmq.remoting.frameMaxLength``).
+#: Bytes of the largest whole frame. For a larger one a server silently drops the connection
+#: (``com.rocketmq.remoting.frameMaxLength``).
 MAX_SENT_FRAME: Final = 16 * 1024 * 1024
-#: Bytes that an answer may have. A 5.x broker may be set to put up to 128 MiB of messages into one.
+#: Bytes of the largest answer. A 5.x broker can be configured to put up to 128 MiB of messages into one.
 MAX_RECEIVED_FRAME: Final = 160 * 1024 * 1024
-#: Bytes of a decoder's buffer: a dozen answers to pulls of 32 small messages.
+#: Initial bytes of a decoder's buffer: a dozen answers to pulls of 32 small messages.
 BUFFER_SIZE: Final = 256 * 1024
-#: A buffer that a large answer made larger than this is given up after it.
+#: Bytes of the largest buffer that is kept after the large answer for which it grew.
 _KEPT_BUFFER: Final = 4 * 1024 * 1024
 
 _PREFIX = struct.Struct(">II")
 _LENGTH = struct.Struct(">I")
 _INT = struct.Struct(">i")
 _SHORT = struct.Struct(">h")
-#: code, language, version, opaque, flag of a ROCKETMQ header.
+#: The fixed fields of a ROCKETMQ header: code, language, version, opaque, flag.
 _FIXED = struct.Struct(">hbhii")
 _INT32 = range(-(2**31), 2**31)
-#: A language is only shown in lists, so one that is younger than this client does no harm: it counts as OTHER.
+#: Languages are only displayed, so one that this client does not know counts as OTHER.
 _LANGUAGES = {int(language): language for language in LanguageCode}
 _LANGUAGE_NAMES = {language.name: language for language in LanguageCode}
 
-#: json.dumps with these settings would make an encoder for each header.
+#: One encoder for all headers: json.dumps with these settings would make a new one for each.
 _json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 Bytes = bytes | bytearray | memoryview
@@ -47,7 +49,7 @@ Bytes = bytes | bytearray | memoryview
 
 @dataclass(slots=True)
 class RemotingCommand:
-    """A request or an answer. ``opaque`` ties them together; ``ext`` are the fields of its kind of command."""
+    """A request or an answer. An answer repeats its request's ``opaque``; ``ext`` holds the fields that depend on ``code``."""
 
     code: int
     opaque: int = 0
@@ -68,9 +70,9 @@ class RemotingCommand:
 
 
 def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
-    """A command as everything before its body, and its body as it is.
+    """Return a command's frame up to its body, and the body uncopied.
 
-    Raises ProtocolError FRAME_TOO_LARGE above MAX_SENT_FRAME, PROTOCOL when a text is no Unicode.
+    Raises ProtocolError FRAME_TOO_LARGE above MAX_SENT_FRAME, PROTOCOL for a text that is not valid Unicode.
     """
     header: dict[str, Any] = {
         "code": int(command.code),
@@ -91,7 +93,7 @@ def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """A command as one frame; see `encode_parts`."""
+    """Return a command as one frame; see `encode_parts`."""
     return b"".join(encode_parts(command))
 
 
@@ -106,7 +108,10 @@ def _prefix(kind: SerializeType, header: bytes, body_length: int) -> bytes:
 
 
 class FrameDecoder:
-    """Bytes in, commands out: write into `buffer`, say how much with `received`, then ask for `next_command` until it has none."""
+    """Decodes received bytes into commands.
+
+    Write into `buffer`, report the number of bytes with `received`, then call `next_command` until it returns None.
+    """
 
     def __init__(self, *, max_frame: int = MAX_RECEIVED_FRAME, buffer_size: int = BUFFER_SIZE) -> None:
         self._max_frame = max_frame
@@ -118,16 +123,16 @@ class FrameDecoder:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether no frame is half read."""
+        """Whether no part of a frame is in the buffer."""
         return self._start == self._end
 
     @property
     def capacity(self) -> int:
-        """Bytes that the buffer holds."""
+        """The size of the buffer in bytes."""
         return len(self._view)
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty."""
+        """Return the free part of the buffer, for the next bytes; never empty."""
         capacity = len(self._view)
         if self._start == self._end:
             self._start = self._end = 0
@@ -146,13 +151,13 @@ class FrameDecoder:
         self._view, self._start, self._end = view, 0, length
 
     def received(self, count: int) -> None:
-        """``count`` bytes were written to the front of `buffer`."""
+        """Count ``count`` bytes that were written to the front of `buffer`."""
         if not 0 <= count <= len(self._view) - self._end:
             raise ValueError(f"{count} bytes in a buffer of {len(self._view) - self._end}")
         self._end += count
 
     def feed(self, data: Bytes) -> list[RemotingCommand]:
-        """The commands that ``data`` completes. Raises ProtocolError at the first malformed frame."""
+        """Return the commands that ``data`` completes. Raises ProtocolError at the first malformed frame."""
         commands: list[RemotingCommand] = []
         rest = memoryview(data)
         while len(rest):
@@ -166,7 +171,7 @@ class FrameDecoder:
         return commands
 
     def next_command(self) -> RemotingCommand | None:
-        """The next command if all of it is there. Raises ProtocolError, again at every later call."""
+        """Return the next command, None if it is incomplete. Raises ProtocolError, and again at every later call."""
         if self._broken is not None:
             raise ProtocolError(self._broken.sub, self._broken.message)
         try:
@@ -242,7 +247,7 @@ def _int32(header: dict[str, Any], name: str, missing: int | None = None) -> int
 
 
 def _ext(fields: Any) -> dict[str, str]:
-    """Fields are texts; a server that writes a number or a truth as JSON has them means the same. Null means absent."""
+    """Return the fields as strings. A JSON integer or boolean becomes its text; null means absent."""
     if fields is None:
         return {}
     if not isinstance(fields, dict):

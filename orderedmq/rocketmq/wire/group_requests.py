@@ -1,5 +1,6 @@
 """Requests about consumer groups: offsets, members, queue locks. Pure.
 
+Numbers in parentheses are request codes.
 Source: ConsumerManageProcessor, ClientManageProcessor, RebalanceLockManager, HeartbeatData, FilterAPI.
 """
 
@@ -24,7 +25,7 @@ from orderedmq.rocketmq.wire.request import Request, nothing, number
 from orderedmq.rocketmq.wire.route import strings
 
 _SUCCESS = ResponseCode.SUCCESS
-#: What a broker answers for a member that is not there, that does not know the question, or that gave no answer in time.
+#: A broker's answers for a member that is away, does not support the request, or did not answer in time.
 _SILENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.CONSUME_MSG_TIMEOUT)
 
 
@@ -36,10 +37,10 @@ def _json(value: Any) -> bytes:
 
 
 def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
-    """The group's offset, None if it never committed (14).
+    """Request the group's offset; None if it never committed (14).
 
-    A broker before 5.0 answers 0 instead of None for a queue whose first message is young or that is empty: it knows no
-    ``setZeroIfNotFound``. While an admin's reset is pending the answer is the reset's offset.
+    A broker before 5.0 ignores ``setZeroIfNotFound``: it answers 0 instead of None if the queue is empty or its first message
+    is recent. While an admin's reset is pending, the answer is the reset's offset.
     """
     return Request(
         RequestCode.QUERY_CONSUMER_OFFSET,
@@ -52,10 +53,10 @@ def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
 
 
 def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Request[bool]:
-    """Set the group's offset, in any direction (15). False: a reset by an admin is pending, and the broker took no notice.
+    """Set the group's offset, forward or backward (15). False: the broker ignored it, because an admin's reset is pending.
 
-    From 5.3.0 on GroupError MISSING unless the group was made before (by a pull, a heartbeat or `admin_requests.create_group`), and
-    TopicError MISSING. The broker writes it to disk within 5 s.
+    From 5.3.0 on it raises GroupError MISSING unless the group exists (a pull, a heartbeat or `admin_requests.create_group`
+    creates it), and TopicError MISSING. The broker writes the offset to disk within 5 s.
     """
     return Request(
         RequestCode.UPDATE_CONSUMER_OFFSET,
@@ -67,9 +68,9 @@ def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Requ
 
 
 def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
-    """Every committed offset of every group at a broker, the queues' broker name left empty (43): what its slaves copy.
+    """Request all committed offsets of all groups at a broker, as its replicas do; the queues' broker name is empty (43).
 
-    The only request by which a broker before 5.0 tells a group that committed 0 from one that never committed.
+    Before 5.0, only this request distinguishes a group that committed 0 from one that never committed.
     """
 
     def parse(response: RemotingCommand) -> dict[str, dict[MessageQueue, int]]:
@@ -91,23 +92,23 @@ def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
 
 @dataclass(frozen=True)
 class TopicSubscription:
-    """What a member reads of a topic: a tag expression (``a || b``, ``*``), or SQL."""
+    """A member's filter on a topic: a tag expression (``a || b``, ``*``), or SQL."""
 
     topic: str
     expression: str = "*"
     expression_type: str = "TAG"
 
     def tags(self) -> list[str]:
-        """The tags of the expression; none when it lets everything through."""
+        """Return the tags of the expression; none if it matches every message or is SQL."""
         return [] if self.expression_type != "TAG" else list(tags_of(self.expression))
 
     def same_as(self, other: TopicSubscription) -> bool:
-        """Whether both let the same through, however it is written."""
+        """Return whether both filters are the same, apart from how they are written."""
         mine, theirs = (canonical(one.expression, one.expression_type) for one in (self, other))
         return (self.expression_type, mine) == (other.expression_type, theirs)
 
     def data(self, version: int) -> dict[str, Any]:
-        """As a heartbeat has it (SubscriptionData). The broker compares tags by their hashes."""
+        """Return the SubscriptionData for a heartbeat. The broker compares tags by their hashes."""
         tags = self.tags()
         return {
             "topic": self.topic,
@@ -121,7 +122,7 @@ class TopicSubscription:
 
 
 def topic_subscription(topic: str, data: dict[str, Any]) -> TopicSubscription:
-    """A SubscriptionData, as Java writes it: without a type it is about tags."""
+    """Return the subscription of a SubscriptionData as Java writes it; without a type the expression is one of tags."""
     return TopicSubscription(
         topic, field(data, "subString", str, ALL) or ALL, field(data, "expressionType", str, "TAG") or "TAG"
     )
@@ -136,11 +137,11 @@ def heartbeat(
     passive: bool = True,
     consume_from_where: str = "CONSUME_FROM_LAST_OFFSET",
 ) -> Request[None]:
-    """Be a member of the group at this broker for 120 s, or until the connection ends (34).
+    """Make the client a member of the group at this broker for 120 s, or until the connection ends (34).
 
-    Membership is the connection's: two client ids on one connection overwrite each other. The subscriptions replace those of the
-    *whole group*, so members must agree on the topics. ``version``: ms since the epoch of the last change of the subscriptions.
-    ``passive`` as a push consumer, else as a pull consumer.
+    Membership belongs to the connection: two client ids on one connection overwrite each other. The subscriptions replace those
+    of the *whole group*, so members must agree on the topics. ``version``: time of the last change of the subscriptions, in ms
+    since the epoch. ``passive``: as a push consumer, otherwise as a pull consumer.
     """
     consumer = {
         "groupName": group,
@@ -160,7 +161,7 @@ def heartbeat(
 
 
 def unregister(client_id: str, group: str) -> Request[None]:
-    """Leave the group; on the connection of the heartbeats (35)."""
+    """Leave the group (35). Send it on the connection of the heartbeats."""
     return Request(
         RequestCode.UNREGISTER_CLIENT,
         f"leave of {client_id} from group {group}",
@@ -171,7 +172,7 @@ def unregister(client_id: str, group: str) -> Request[None]:
 
 
 def consumer_list(group: str) -> Request[tuple[str, ...]]:
-    """The client ids of the group's members at this broker, sorted; a group without any has no error (38)."""
+    """Request the client ids of the group's members at this broker, sorted; an empty group is no error (38)."""
 
     def parse(response: RemotingCommand) -> tuple[str, ...]:
         if response.code == _SUCCESS:
@@ -200,7 +201,7 @@ class ConsumerConnection:
 
 @dataclass(frozen=True)
 class ConsumerConnections:
-    """A group's members at a broker, and what the group is subscribed to, by topic."""
+    """A group's members at a broker, and the group's subscriptions by topic."""
 
     members: tuple[ConsumerConnection, ...]
     subscriptions: dict[str, TopicSubscription]
@@ -209,7 +210,7 @@ class ConsumerConnections:
 
 
 def consumer_connections(group: str) -> Request[ConsumerConnections]:
-    """Members with their addresses, and the group's subscription (203); empty when the group has no member."""
+    """Request the members with their addresses, and the group's subscriptions (203); empty if the group has no members."""
 
     def parse(response: RemotingCommand) -> ConsumerConnections:
         if response.code != _SUCCESS:
@@ -246,9 +247,9 @@ def _connection(fields: Any) -> ConsumerConnection:
 
 
 def running_info(group: str, client_id: str) -> Request[Bytes | None]:
-    """What a member tells about itself, handed on by a broker (307); None when it is not there, or does not answer.
+    """Request a member's ConsumerRunningInfo through a broker (307); None if the member is away or does not answer.
 
-    It is a ConsumerRunningInfo, see orderedmq.rocketmq.group.running_info. A broker waits 10 s for a member that was stopped.
+    See orderedmq.rocketmq.group.running_info. The broker waits 10 s for a member that does not respond.
     """
     return Request(
         RequestCode.GET_CONSUMER_RUNNING_INFO,
@@ -261,9 +262,10 @@ def running_info(group: str, client_id: str) -> Request[Bytes | None]:
 
 
 def check_client_config(client_id: str, group: str, subscription: TopicSubscription) -> Request[None]:
-    """Have the broker look at a filter expression (46). RocketMQError FILTER for SQL that is none, SERVER_ERROR where SQL is off.
+    """Have the broker check a filter expression (46).
 
-    To be asked before the first pull: a pull's expression that cannot be parsed is dropped, and everything comes.
+    Raises RocketMQError FILTER if the SQL does not parse, SERVER_ERROR where SQL is disabled. Check before the first pull: a
+    broker ignores a pull's expression that does not parse, and returns all messages.
     """
     body = {"clientId": client_id, "group": group, "subscriptionData": subscription.data(0)}
     return Request(
@@ -279,10 +281,10 @@ def check_client_config(client_id: str, group: str, subscription: TopicSubscript
 
 
 def lock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Request[frozenset[MessageQueue]]:
-    """Ask a broker's master for its queues; returns those that the client holds now (41).
+    """Lock queues at their broker's master; the answer is the queues that the client holds now (41).
 
-    A lock lives for 60 s at the broker, with or without the connection, and is lost when the broker restarts. It hinders nobody
-    from pulling.
+    A lock lives for 60 s at the broker, even without the connection, and is lost when the broker restarts. It does not prevent
+    other clients from pulling.
     """
 
     def parse(response: RemotingCommand) -> frozenset[MessageQueue]:
@@ -298,7 +300,7 @@ def lock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Request[
 
 
 def unlock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Request[None]:
-    """Give queues back; one that another holds stays as it is (42)."""
+    """Unlock queues (42). A queue that another client holds stays locked."""
     return Request(
         RequestCode.UNLOCK_BATCH_MQ,
         f"unlock of queues by {client_id} of group {group}",

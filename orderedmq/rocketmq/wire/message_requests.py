@@ -1,8 +1,8 @@
-"""Requests about routes and messages, and what their answers say. Pure.
+"""Requests about routes and messages, and the content of their answers. Pure.
 
-Fields are texts as Java writes them. Every field that a server's header class marks CFNotNull is sent: a missing one is answered by a
-NullPointerException and not by a word. Source: the classes *RequestHeader, SendMessageProcessor, PullMessageProcessor,
-AdminBrokerProcessor, ClientRequestProcessor.
+Fields are texts as Java writes them. Every field that a server's header class marks CFNotNull is sent: for a missing one the
+server answers a NullPointerException without an explanation. Numbers in parentheses are request codes.
+Source: the classes *RequestHeader, SendMessageProcessor, PullMessageProcessor, AdminBrokerProcessor, ClientRequestProcessor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 from orderedmq.rocketmq.wire.request import Request, nothing, number
 
-#: The topic whose settings a topic gets that is made by a send (TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC).
+#: The topic whose settings are the template for topics that a send creates (TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC).
 DEFAULT_TOPIC: Final = "TBW102"
 DEFAULT_TOPIC_QUEUES: Final = 4
 
@@ -28,12 +28,13 @@ _COMMIT_OFFSET: Final = 1
 _SUSPEND: Final = 2
 _SUBSCRIPTION: Final = 4
 
-#: Seconds between a broker's looks at the pulls that it holds back: an answer may be that much late (PullRequestHoldService).
+#: Seconds between a broker's checks of the pulls that it holds back; their answers may be late by this much
+#: (PullRequestHoldService).
 HOLD_SWEEP: Final = 5.0
 
 
 def text(value: bool | int) -> str:
-    """As Java writes it: a truth in lower case."""
+    """Return a value as Java writes it: a boolean in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -41,7 +42,7 @@ def text(value: bool | int) -> str:
 
 
 def topic_route(topic: str) -> Request[route.Route]:
-    """Where a topic's queues are (105). TopicError MISSING if the nameserver has none."""
+    """Request a topic's route (105). Raises TopicError MISSING if the nameserver has none."""
     return Request(
         RequestCode.GET_ROUTEINFO_BY_TOPIC,
         f"request for the route of topic {topic}",
@@ -52,7 +53,7 @@ def topic_route(topic: str) -> Request[route.Route]:
 
 
 def cluster_info() -> Request[route.ClusterInfo]:
-    """Every broker that the nameserver knows (106)."""
+    """Request every broker that the nameserver knows (106)."""
     return Request(
         RequestCode.GET_BROKER_CLUSTER_INFO,
         "request for the cluster's brokers",
@@ -62,7 +63,7 @@ def cluster_info() -> Request[route.ClusterInfo]:
 
 
 def topic_list() -> Request[tuple[str, ...]]:
-    """Every name that the nameserver has as a topic (206); see `route.user_topics`."""
+    """Request every topic name that the nameserver lists (206); see `route.user_topics`."""
     return Request(
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
         "request for the list of topics",
@@ -72,7 +73,7 @@ def topic_list() -> Request[tuple[str, ...]]:
 
 
 def topic_stats(topic: str) -> Request[None]:
-    """Whether a broker has a topic: TopicError MISSING if not (202). What it tells beyond that is of no use here."""
+    """Check that a broker has a topic (202). Raises TopicError MISSING; the numbers in the answer are ignored."""
     return Request(
         RequestCode.GET_TOPIC_STATS_INFO,
         f"request for the numbers of topic {topic}",
@@ -86,7 +87,7 @@ def topic_stats(topic: str) -> Request[None]:
 
 
 class SendStatus(Enum):
-    """How safe a stored message is. All but SEND_OK are about the replica or the disk that was waited for (SendStatus)."""
+    """How safely a message is stored (SendStatus). All but SEND_OK mean that a replica or the disk did not confirm it."""
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -96,7 +97,7 @@ class SendStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Where messages were stored: of a batch ``queue_offset`` is the first one's, the others follow without a gap.
+    """Where messages were stored. ``queue_offset`` is the first message's; the others of a batch follow without a gap.
 
     ``message_id`` is the offset message id; a batch has several, joined by commas.
     """
@@ -121,12 +122,12 @@ def send(
     sys_flag: int = 0,
     batch: bool = False,
 ) -> Request[SendResult]:
-    """One message (310), or with ``batch`` a body of several in SEND_BATCH_MESSAGE's form (320); ``born`` in ms since the epoch.
+    """Send one message (310), or with ``batch`` a body of several messages (320); ``born`` in ms since the epoch.
 
-    Code and field ``m`` come from the same argument: a batch that is not marked as one is stored as a single message, whose body
-    is the encoded batch. A batch's ``properties`` are its envelope's: no UNIQ_KEY in there. The topic itself is named as the template
-    (``c``) for one that is missing, so no broker makes a deleted topic anew with other queues. Raises MessageError NULL_BODY for a body
-    without a byte, which 5.x answers with a NullPointerException.
+    ``batch`` decides both the code and the field ``m``: a broker stores a batch without ``m`` as one message whose body is the
+    encoded batch. A batch's ``properties`` belong to its envelope and must not have a UNIQ_KEY. The template for a missing
+    topic (``c``) is the topic itself, so no broker recreates a deleted topic with other queues. Raises MessageError NULL_BODY
+    for an empty body, which 5.x answers with a NullPointerException.
     """
     if not len(body):
         raise MessageError(
@@ -176,9 +177,10 @@ def send_back(
     message_id: str = "",
     max_reconsume_times: int = 16,
 ) -> Request[None]:
-    """Have the broker that holds a message put a copy into %RETRY%<group>, or with ``delay_level`` -1 into %DLQ%<group> (36).
+    """Have a message's broker put a copy into %RETRY%<group>, or with ``delay_level`` -1 into %DLQ%<group> (36).
 
-    ``commit_log_offset`` is the message's physical offset. GroupError MISSING if the group is unknown and may not be made.
+    ``commit_log_offset`` is the message's physical offset. Raises GroupError MISSING if the group is unknown and the broker
+    does not create groups by itself.
     """
     return Request(
         RequestCode.CONSUMER_SEND_MSG_BACK,
@@ -202,23 +204,23 @@ def send_back(
 
 
 class PullStatus(Enum):
-    """What a pull found (PullStatus)."""
+    """The outcome of a pull (PullStatus)."""
 
     FOUND = 0
-    #: Nothing at this offset yet.
+    #: No message at this offset yet.
     NO_NEW_MESSAGE = 19
-    #: Nothing that the filter lets through: go on at ``next_begin_offset``.
+    #: No message that matches the filter: continue at ``next_begin_offset``.
     NO_MATCHED_MESSAGE = 20
-    #: The offset is below the first message or behind the end; also any offset but 0 of a queue that is empty.
+    #: The offset is below the first message or beyond the end; in an empty queue, any offset but 0.
     OFFSET_ILLEGAL = 21
 
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """Stored messages, one behind the other, in ``body``; where to go on; the queue's bounds [min, max).
+    """A pull's stored messages, concatenated in ``body``; the offset to continue at; the queue's bounds [min, max).
 
-    ``offset_delta`` is to be added to the messages' own offsets (static topics; else 0). ``filtered``: all messages below
-    ``next_begin_offset`` are there, and do not match.
+    Add ``offset_delta`` to the messages' own offsets (static topics; otherwise 0). ``filtered``: all messages below
+    ``next_begin_offset`` exist, and none of them matches.
     """
 
     status: PullStatus
@@ -244,12 +246,12 @@ def pull(
     matching: Filter | None = None,
     commit_offset: int | None = None,
 ) -> Request[PullResult]:
-    """Messages from ``offset`` on (11), 32 messages or 256 KiB at most unless the broker is set otherwise.
+    """Request messages from ``offset`` on (11): 32 messages or 256 KiB at most, unless the broker is configured otherwise.
 
-    ``suspend``: seconds for which the broker may hold the answer back until there is a message; it comes up to `HOLD_SWEEP` later
-    than that, so the deadline must lie behind both. The subscription goes with the request, so the group needs no heartbeat;
-    SQL that is none lets everything through there, so have it checked before (`group_requests.check_client_config`).
-    ``commit_offset`` is committed on the way, by a master only.
+    ``suspend``: seconds for which the broker may hold the answer back until there is a message. The answer comes up to
+    `HOLD_SWEEP` later than that, so the deadline must allow for both. The request carries the subscription, so the group needs
+    no heartbeat. The broker returns all messages if the SQL does not parse, so have it checked first
+    (`group_requests.check_client_config`). A master also commits ``commit_offset``; a replica does not.
     """
     sys_flag = _SUBSCRIPTION | (_SUSPEND if suspend > 0 else 0) | (_COMMIT_OFFSET if commit_offset is not None else 0)
     return Request(
@@ -283,13 +285,13 @@ def _pull_result(response: RemotingCommand) -> PullResult:
         number(response, "suggestWhichBrokerId", 0),
         number(response, "offsetDelta", 0),
         response.body,
-        # The same code stands for messages that are just being deleted; a slave has it for every wrong offset, too.
+        # The code also stands for messages that are being deleted, and at a replica for every wrong offset.
         response.code == ResponseCode.PULL_RETRY_IMMEDIATELY and response.remark == "NO_MATCHED_MESSAGE",
     )
 
 
 def view_message(topic: str, commit_log_offset: int) -> Request[Bytes]:
-    """The one stored message at a physical offset of the broker (33). A wrong offset gives anything, or SERVER_ERROR."""
+    """Request the stored message at a physical offset of the broker (33). A wrong offset gives any bytes, or SERVER_ERROR."""
     return Request(
         RequestCode.VIEW_MESSAGE_BY_ID,
         f"request for the message at offset {commit_log_offset} of the commit log",
@@ -300,7 +302,7 @@ def view_message(topic: str, commit_log_offset: int) -> Request[Bytes]:
 
 
 def query_message(topic: str, key: str) -> Request[None]:
-    """Whether a message of the topic has a key (12); asked for the right to ask, so what is found is not looked at."""
+    """Search the topic for a message with a key (12). It only tests the account's right to search: the result is ignored."""
     return Request(
         RequestCode.QUERY_MESSAGE,
         f"search for a key in topic {topic}",
@@ -311,7 +313,7 @@ def query_message(topic: str, key: str) -> Request[None]:
     )
 
 
-# --- offsets of a queue; a topic or queue that does not exist counts as an empty one, so look at the route first
+# --- offsets of a queue; brokers answer for a topic or queue that does not exist as for an empty one, so check the route first
 
 
 def _queue_number(code: RequestCode, what: str, queue: MessageQueue, name: str, **more: str) -> Request[int]:
@@ -325,20 +327,20 @@ def _queue_number(code: RequestCode, what: str, queue: MessageQueue, name: str, 
 
 
 def max_offset(queue: MessageQueue) -> Request[int]:
-    """The offset that the next message gets (30). It lags some ms behind what was acknowledged."""
+    """Request the offset that the next message gets (30). It lags some ms behind acknowledged sends."""
     return _queue_number(RequestCode.GET_MAX_OFFSET, "end", queue, "offset")
 
 
 def min_offset(queue: MessageQueue) -> Request[int]:
-    """The offset of the first message that is still there (31)."""
+    """Request the offset of the first message that is still stored (31)."""
     return _queue_number(RequestCode.GET_MIN_OFFSET, "beginning", queue, "offset")
 
 
 def search_offset(queue: MessageQueue, timestamp: int) -> Request[int]:
-    """The offset for a time of storing in ms since the epoch (29).
+    """Request the offset for a store time in ms since the epoch (29).
 
-    From 5.1.1 on it is the first message stored at or after it; before, the *nearest*, which may lie before it. Either may lie
-    outside of the queue's bounds.
+    From 5.1.1 on it is that of the first message stored at or after the time. Before, it is that of the *nearest* message,
+    which may be earlier. Either may lie outside the queue's bounds.
     """
     return _queue_number(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
@@ -351,5 +353,5 @@ def search_offset(queue: MessageQueue, timestamp: int) -> Request[int]:
 
 
 def earliest_store_time(queue: MessageQueue) -> Request[int]:
-    """When the first message was stored, in ms since the epoch; -1 for an empty queue (32)."""
+    """Request the store time of the first message, in ms since the epoch; -1 for an empty queue (32)."""
     return _queue_number(RequestCode.GET_EARLIEST_MSG_STORETIME, "first time", queue, "timestamp")

@@ -1,6 +1,6 @@
-"""A request with the way to read its answer, and what an answer other than success means. Pure.
+"""Requests with the parser of their answers, and the errors that response codes stand for. Pure.
 
-The table of errors is here and nowhere else. Source: ResponseCode, RemotingSysResponseCode.
+Only this module maps response codes to errors. Source: ResponseCode, RemotingSysResponseCode.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SUCCESS: Final = frozenset((ResponseCode.SUCCESS,))
 
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
-    """What to send, and what its answer says.
+    """A request to send, and the parser of its answer.
 
     ``what`` and ``resource`` are for errors: "pull from queue t/a/0", "topic t". ``parse`` gets answers with a code in ``accepts``,
-    and SYSTEM_ERROR with ``absent`` in its remark, where a server has no other way to say that there is none.
-    ``repeatable``: being done twice does no more than being done once, so it may be sent again when no answer came.
+    and SYSTEM_ERROR with ``absent`` in its remark, where a server has no code for a thing that does not exist.
+    ``repeatable``: doing it twice has the same effect as once, so it may be sent again when no answer came.
     """
 
     code: RequestCode
@@ -49,7 +49,7 @@ class Request(Generic[T]):
     repeatable: bool = True
 
     def answer(self, response: RemotingCommand, server: str) -> T:
-        """The answer's content. Raises the error that its code stands for, or ProtocolError when it cannot be read."""
+        """Return the parsed answer. Raises the error that its code stands for, or ProtocolError if it cannot be parsed."""
         is_absent = (
             self.absent is not None and response.code == ResponseCode.SYSTEM_ERROR and self.absent in (response.remark or "")
         )
@@ -62,11 +62,11 @@ class Request(Generic[T]):
 
 
 def nothing(_response: RemotingCommand) -> None:
-    """Of an answer that says no more than that it was done."""
+    """Parse an answer without content."""
 
 
 def number(response: RemotingCommand, name: str, missing: int | None = None) -> int:
-    """A field of an answer that is a number of 64 bits. Raises ProtocolError PROTOCOL."""
+    """Return a 64-bit integer field of an answer, or ``missing`` if it is absent. Raises ProtocolError PROTOCOL."""
     text = response.ext.get(name)
     if text is None and missing is not None:
         return missing
@@ -78,12 +78,12 @@ def number(response: RemotingCommand, name: str, missing: int | None = None) -> 
 
 
 def refusal(request: Request[T], response: RemotingCommand, server: str) -> OrderedMQError:
-    """The error that an answer's code stands for."""
+    """Return the error that an answer's code stands for."""
     remark = " ".join((response.remark or "").split())[:300]
     said = f"{server} answers the {request.what} with code {response.code}" + (f": {remark}" if remark else "")
     code = response.code
     if code == ResponseCode.SYSTEM_ERROR:
-        # ACL 1.0 has no code of its own, nor has a nameserver that waits for its brokers.
+        # ACL 1.0 and a nameserver that waits for its brokers have no code of their own; the remark identifies them.
         if "AclException" in remark:
             code = ResponseCode.NO_PERMISSION
         elif "name server not ready" in remark:

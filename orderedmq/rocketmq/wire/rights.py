@@ -1,8 +1,9 @@
-"""What an account may do, in the words of the broker's access control. Pure.
+"""An account's rights, in the terms of the broker's access control. Pure.
 
-RocketMQ has two generations: ACL 1.0 (``aclEnable``, plain_acl.yml: 4.4 to 5.3.2) knows publishing and subscribing, and administrators;
-ACL 2.0 (``authorizationEnabled``, mqadmin createAcl: from 5.3.0 on) has more actions. Which request wants which right is the brokers':
-PlainAccessValidator.parse, DefaultAuthorizationContextBuilder, RocketMQAction. Of several actions of a resource, one is enough.
+RocketMQ has two generations. ACL 1.0 (``aclEnable``, plain_acl.yml: 4.4 to 5.3.2) has publishing, subscribing and
+administrators. ACL 2.0 (``authorizationEnabled``, mqadmin createAcl: from 5.3.0 on) has more actions. The brokers define which
+right a request needs: PlainAccessValidator.parse, DefaultAuthorizationContextBuilder, RocketMQAction. Where they list several
+actions, one is enough.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 Kind = Literal["Topic", "Group", "Cluster"]
 Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
 
-#: The group in whose name messages are read: every broker has it, so nothing has to be made first (MixAll.TOOLS_CONSUMER_GROUP).
+#: The group in whose name messages are pulled: every broker has it, so nobody needs to create it (MixAll.TOOLS_CONSUMER_GROUP).
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 _ORDER: Final[tuple[Action, ...]] = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
@@ -27,7 +28,7 @@ _ACL_2: Final = re.compile(
 _ACL_1: Final = re.compile(r"No default permission for (?P<kind>topic|group):(?P<name>[^\s,;]+)")
 _ADMIN: Final = re.compile(r"Need admin permission")
 
-#: The action that ACL 2.0 wants for a request; where any of several will do, the one that the roles below have anyway.
+#: The action that ACL 2.0 requires for a request; where one of several is enough, the one that the roles below have anyway.
 _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
     RequestCode.SEND_MESSAGE_V2: {"Topic": "Pub", "Group": "Sub"},
     RequestCode.SEND_BATCH_MESSAGE: {"Topic": "Pub", "Group": "Sub"},
@@ -54,7 +55,7 @@ _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: {"Group": "Create"},
     RequestCode.DELETE_SUBSCRIPTIONGROUP: {"Group": "Delete"},
 }
-#: What ACL 2.0 takes in place of Sub.
+#: The action that ACL 2.0 accepts in place of Sub.
 _INSTEAD: Final[Mapping[RequestCode, Action]] = {
     RequestCode.QUERY_MESSAGE: "Get",
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: "Get",
@@ -72,9 +73,10 @@ class Right(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """What a broker refused. ``acl``: 1 or 2. ``right`` None: ACL 1.0 lets only administrators do it. ``account``: where it is named.
+    """The right that a broker found missing.
 
-    ``instead``: another action that would do for the same request.
+    ``acl``: 1 or 2. ``right`` is None where ACL 1.0 requires an administrator. ``account`` is None unless the broker names it.
+    ``instead``: another action that the broker would accept for the same request.
     """
 
     acl: int
@@ -84,7 +86,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(code: RequestCode, said: str) -> Refusal | None:
-    """What a broker's refusal of a request names; None for one that is not about rights (a wrong signature, a topic's permission)."""
+    """Return the right that a remark names; None if it is not about rights (a wrong signature, a topic's permission)."""
     if _ADMIN.search(said):
         return Refusal(1, None)
     second = _ACL_2.search(said)
@@ -98,7 +100,7 @@ def refusal(code: RequestCode, said: str) -> Refusal | None:
 
 
 def spelled(rights: Iterable[Right], acl: int) -> str:
-    """As mqadmin takes them (``Topic:orders Pub,Sub``), or for ACL 1.0 as plain_acl.yml has them (``topicPerms orders=PUB|SUB``)."""
+    """Return rights as mqadmin (``Topic:orders Pub,Sub``) or, for ACL 1.0, plain_acl.yml (``topicPerms orders=PUB|SUB``) has them."""
     out = []
     for (kind, name), actions in _by_resource(rights).items():
         if acl == 2:
@@ -116,7 +118,7 @@ def _by_resource(rights: Iterable[Right]) -> dict[tuple[Kind, str], list[Action]
 
 
 def said(refused: Refusal) -> str:
-    """What the account lacks and how it gets that, for an error."""
+    """Return what the account lacks and how to grant it, for an error."""
     if refused.right is None:
         return "the account lacks admin: true: ACL 1.0 lets administrators do this only; use an account that is one"
     instead = f" (or {refused.instead})" if refused.instead is not None else ""
@@ -125,7 +127,7 @@ def said(refused: Refusal) -> str:
 
 
 def grant(acl: int, account: str | None, rights: Iterable[Right]) -> str:
-    """What to type so that the account has these and, on their topics and groups, no others."""
+    """Return what to type so that the account has these rights and no others on their topics and groups."""
     if acl == 1:
         return "add that to the account in the brokers' plain_acl.yml"
     commands = [
@@ -137,25 +139,25 @@ def grant(acl: int, account: str | None, rights: Iterable[Right]) -> str:
 
 # --- roles
 
-#: Whose rights they are, for errors.
+#: Who needs the rights, for errors.
 SINK: Final = "a sink"
 SOURCE: Final = "a source"
 LISTENER: Final = "a listener that puts messages aside"
 
 
 def of_sink(topic: str, group: str) -> list[Right]:
-    """Of a query that writes to a topic and keeps its bookmarks in a group."""
+    """Return the rights of a query that writes to a topic and keeps its bookmarks in a group."""
     return [Right("Topic", topic, "Pub"), *of_source([topic], group)]
 
 
 def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
-    """Of a query that reads topics as a group; None: in nobody's name."""
+    """Return the rights of a query that reads topics as a group; without one, as TOOLS_CONSUMER."""
     rights = [Right("Topic", topic, action) for topic in topics for action in _READ]
     return [*rights, Right("Group", group or TOOLS_GROUP, "Sub")]
 
 
 def of_dead_letters(group: str) -> list[Right]:
-    """Of who puts a group's messages aside, besides those of a source: to find what is there already."""
+    """Return the rights that putting a group's messages aside needs besides a source's: to find those put aside before."""
     return of_source([DEAD_LETTER_PREFIX + group], group)
 
 

@@ -1,7 +1,8 @@
-"""Where a topic's queues are: routes, clusters and lists of topics as a nameserver tells them. Pure.
+"""Routes, clusters and topic lists, as nameservers answer them. Pure.
 
-Every client must derive the same lists from a route, or keys and queues would differ between them. Source: TopicRouteData,
-MQClientInstance.topicRouteData2TopicPublishInfo and topicRouteData2TopicSubscribeInfo, ClusterInfo, TopicList, TopicValidator.
+Every client must derive the same lists from a route. Otherwise clients would disagree on the queue of a key and on how to
+divide the queues. Source: TopicRouteData, MQClientInstance.topicRouteData2TopicPublishInfo and
+topicRouteData2TopicSubscribeInfo, ClusterInfo, TopicList, TopicValidator.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _READ: Final = 4
 _WRITE: Final = 2
 _BROKER_ID = re.compile(r"-?[0-9]{1,19}")
 
-#: Topics of the servers themselves (TopicValidator).
+#: Topics that the servers keep for themselves (TopicValidator).
 SYSTEM_TOPICS: Final = frozenset(
     (
         "TBW102",
@@ -33,19 +34,19 @@ SYSTEM_TOPICS: Final = frozenset(
         "CHECKPOINT_TOPIC",
     )
 )
-#: Newer releases have more of the second kind: RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
+#: Prefixes of more system topics; newer releases add some of the second kind, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 def java_order(text: str) -> bytes:
-    """Sorts texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
+    """Return a sort key that orders texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
 @dataclass(frozen=True)
 class BrokerData:
-    """A broker and where its replicas listen ("host:port" by broker id; 0 is the master, which may be missing)."""
+    """A broker and the addresses of its replicas: "host:port" by broker id; 0 is the master, which may be missing."""
 
     name: str
     cluster: str
@@ -56,7 +57,10 @@ class BrokerData:
         return self.addresses.get(MASTER_ID)
 
     def address(self, broker_id: int) -> str | None:
-        """The replica asked for, else the master, else the lowest slave: a broker suggests a replica, and routes change."""
+        """Return the address of a replica; if the route lacks it, the master's, else that of the lowest id.
+
+        The route may lack a replica that a broker suggested, because routes change.
+        """
         if broker_id in self.addresses:
             return self.addresses[broker_id]
         return self.addresses[min(self.addresses)] if self.addresses else None
@@ -64,7 +68,7 @@ class BrokerData:
 
 @dataclass(frozen=True)
 class QueueData:
-    """How many queues of a topic a broker has. Reading and writing differ while a topic grows or shrinks."""
+    """The numbers of a topic's queues at a broker. Those for reading and writing differ while a topic grows or shrinks."""
 
     broker_name: str
     read_queues: int
@@ -82,7 +86,7 @@ class QueueData:
 
 @dataclass(frozen=True)
 class Route:
-    """A topic's brokers and queues. ``order_conf`` has (broker, queues) in the order that a nameserver was told to keep."""
+    """A topic's brokers and queues. ``order_conf``: (broker, number of queues) of its order configuration at the nameserver."""
 
     topic: str
     brokers: Mapping[str, BrokerData]
@@ -90,10 +94,10 @@ class Route:
     order_conf: tuple[tuple[str, int], ...] = ()
 
     def publish_list(self) -> tuple[MessageQueue, ...]:
-        """The queues that producers choose from, in the order that selectors index.
+        """Return the queues that producers choose from, in the order that selectors index.
 
-        With an order configuration these are its queues, whether their brokers are there or not, so that a key never moves.
-        Else those of writable brokers that have a master, by broker name.
+        With an order configuration these are its queues, even those of brokers that are away, so that a key never moves.
+        Otherwise they are the queues of writable brokers that have a master, by broker name.
         """
         if self.order_conf:
             return tuple(MessageQueue(self.topic, name, i) for name, count in self.order_conf for i in range(count))
@@ -105,7 +109,7 @@ class Route:
         return tuple(found)
 
     def subscribe_set(self) -> tuple[MessageQueue, ...]:
-        """The queues that consumers divide, sorted; a broker without a master counts too, its slaves can be read."""
+        """Return the queues that consumers divide, sorted. A broker without a master counts too: its replicas can be read."""
         found = {
             MessageQueue(self.topic, data.broker_name, i)
             for data in self.queues
@@ -115,7 +119,10 @@ class Route:
         return tuple(sorted(found, key=lambda queue: (java_order(queue.broker_name), queue.queue_id)))
 
     def with_unknown(self, before: Route, names: Iterable[str]) -> Route:
-        """With what ``before`` has of brokers that the nameserver does not know at the moment. Order configurations have them anyway."""
+        """Return this route with the brokers ``names`` and their queues as ``before`` has them.
+
+        The nameserver does not know these brokers at the moment. An order configuration names their queues anyway.
+        """
         kept = {name: before.brokers[name] for name in names if name in before.brokers and name not in self.brokers}
         queues = tuple(data for data in before.queues if data.broker_name in kept)
         return Route(self.topic, {**self.brokers, **kept}, (*self.queues, *queues), self.order_conf)
@@ -123,14 +130,14 @@ class Route:
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """All brokers, by name, and which cluster has which."""
+    """All brokers by name, and the names of each cluster's brokers."""
 
     brokers: Mapping[str, BrokerData]
     clusters: Mapping[str, tuple[str, ...]]
 
 
 def parse_route(topic: str, body: Bytes) -> Route:
-    """The route of ``topic`` (TopicRouteData).
+    """Return the route of ``topic`` (TopicRouteData).
 
     Raises RocketMQError STATIC_TOPIC for a topic whose queues move between brokers, ProtocolError PROTOCOL.
     """
@@ -150,7 +157,7 @@ def parse_route(topic: str, body: Bytes) -> Route:
 
 
 def parse_cluster(body: Bytes) -> ClusterInfo:
-    """Every broker that a nameserver knows (ClusterInfo). Raises ProtocolError PROTOCOL."""
+    """Return every broker that a nameserver knows (ClusterInfo). Raises ProtocolError PROTOCOL."""
     fields = loads_object(body)
     brokers = {name: _broker(_dict(data)) for name, data in field(fields, "brokerAddrTable", dict, {}).items()}
     clusters = {name: strings(names) for name, names in field(fields, "clusterAddrTable", dict, {}).items()}
@@ -158,21 +165,21 @@ def parse_cluster(body: Bytes) -> ClusterInfo:
 
 
 def parse_topics(body: Bytes) -> tuple[str, ...]:
-    """Every name that a nameserver has as a topic (TopicList); see `user_topics`. Raises ProtocolError PROTOCOL."""
+    """Return every topic name that a nameserver lists (TopicList); see `user_topics`. Raises ProtocolError PROTOCOL."""
     return strings(loads_object(body).get("topicList"))
 
 
 def user_topics(names: Iterable[str], cluster: ClusterInfo) -> tuple[str, ...]:
-    """Those that are messages of users, dead letters included, sorted: no retries, nothing of the servers' own.
+    """Return the users' topics among ``names``, sorted: with dead letters, without retries and the servers' own topics.
 
-    A nameserver also lists every cluster's and broker's name, under which the servers keep topics.
+    A nameserver also lists the names of clusters and brokers, since servers keep topics under these names.
     """
     own = SYSTEM_TOPICS | cluster.clusters.keys() | cluster.brokers.keys() | {name + _REPLY_SUFFIX for name in cluster.clusters}
     return tuple(sorted(name for name in set(names) - own if not name.startswith((*_SYSTEM_PREFIXES, RETRY_PREFIX))))
 
 
 def strings(values: object) -> tuple[str, ...]:
-    """A JSON array of strings; nothing counts as an empty one. Raises ProtocolError PROTOCOL."""
+    """Return a JSON array of strings; None counts as an empty one. Raises ProtocolError PROTOCOL."""
     if values is None:
         return ()
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -208,7 +215,7 @@ def _queues(fields: dict[str, Any]) -> QueueData:
 
 
 def _order_conf(text: str) -> tuple[tuple[str, int], ...]:
-    """``broker-a:4;broker-b:4`` as pairs."""
+    """Return ``broker-a:4;broker-b:4`` as pairs."""
     pairs = []
     for item in text.rstrip(";").split(";") if text else ():
         name, _, rest = item.partition(":")
