@@ -1,32 +1,33 @@
-"""One judge for every test of faults: it reads a history of what was sent, granted, published and delivered, and names what is wrong.
+"""Judges every test of faults: reads a history of sends, grants, publishes and deliveries, and names its anomalies.
 
-A history is a list of events, each a dict (one JSON object per line in a file), in the order in which they happened; an ``at`` (ns)
-sorts those that several processes wrote. A queue is its name, ``topic/broker/number``. What a test does not record is not judged.
+A history is a list of events, each a dict (one JSON object per line in a file), in the order in which they happened; an ``at``
+(ns) sorts events of several processes. A queue is given by its name, ``topic/broker/number``. Only recorded events are judged.
 
     send     queue offset key id outcome     outcome: ok, fail, unknown (then offset may be missing: found by id)
-    deliver  lane rows [batch]               rows: [queue, offset, key, id] as they came out; lane: where they have an order
-    loss     queue begin end                 the reader said that these are lost: nobody expects them
-    grant    group queue epoch owner         a lock was given (or seen to be given)
+    deliver  lane rows [batch]               rows: [queue, offset, key, id] as delivered; lane: rows of one lane have an order
+    loss     queue begin end                 the reader reported these messages as lost, so they are not expected
+    grant    group queue epoch owner         a lock was granted (or seen to be granted)
     commit   group queue offset epoch accepted
     offset   group queue offset              a group's offset as an observer saw it
     reset    group                           a seek: its offsets may go back, its ranges may begin anywhere
     read     query run batch group queue begin end epoch    a task of a run read this range
     publish  query run batch accepted replayed [began]      the sink's commit of a run ended; began: when it was asked for
-    heal                                     from here on everything should have come through
+    heal                                     faults ended: from here on everything should be delivered
 
 Anomalies have the names of Jepsen's Kafka checker where it has one:
 
-    lost                  never delivered, though the group's offset or a later message of the key is past it
+    lost                  not delivered, though the group's offset or a later message of its key is past it
     unseen, stuck         not delivered at the end of a drained history; stuck after a heal
-    duplicate             a message came out twice (apart from whole batches, with ``repeats``)
-    skip                  delivered before its predecessor of the same key was
-    nonmonotonic          delivered behind a later message of the same source queue in a lane, or of the same key
+    duplicate             delivered twice (apart from repeated whole batches, with ``repeats``)
+    skip                  delivered before its predecessor of the same key
+    nonmonotonic          delivered after a later message of the same source queue in a lane, or of the same key
     split_key             a key in two lanes, so that it has no order
-    inconsistent_offset   two messages at one offset, or what came out is not what was sent there
-    aborted_read          came out, but was never sent, or its send failed
-    silent_gap            between two published ranges of a queue something is missing, and nobody said so; range_overlap: in both
-    epoch_regression      an epoch that is not above all earlier ones of its queue
-    fenced_write_accepted a commit or publish under an epoch that was not the highest any more
+    inconsistent_offset   two messages at one offset, or the delivered message is not the one sent there
+    aborted_read          delivered, but never sent, or its send failed
+    silent_gap            messages between two published ranges of a queue are in neither, and no loss was reported
+    range_overlap         messages are in two published ranges of a queue
+    epoch_regression      a grant under an epoch below an earlier one of its queue, or equal to one of another owner
+    fenced_write_accepted a commit or publish was accepted under an epoch that was no longer the highest
     offset_regression     a group's offset went back without a reset
 """
 
@@ -62,7 +63,7 @@ class Sent(NamedTuple):
 
 @dataclass
 class _Sends:
-    """What should come out."""
+    """The messages that were sent. ``ids``: those without an offset, by id; ``lost``: reported losses."""
 
     at: dict[Place, Sent] = field(default_factory=dict)
     ids: dict[str, Sent] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class _Sends:
 
 
 def load(path: str | Path) -> list[dict[str, Any]]:
-    """A history from a file of JSON lines; a last line that was cut off by a kill is ignored."""
+    """The history in a file of JSON lines; ignores a last line that a kill cut off."""
     *lines, rest = Path(path).read_text().split("\n")
     out: list[dict[str, Any]] = [json.loads(line) for line in lines]
     with contextlib.suppress(ValueError):
@@ -90,9 +91,9 @@ def load(path: str | Path) -> list[dict[str, Any]]:
 
 
 def judge(history: Iterable[Event], *, repeats: bool = False, drained: bool = True) -> list[Anomaly]:
-    """Everything that is wrong with a history, empty when nothing is.
+    """All anomalies of a history.
 
-    repeats: a sink that is at-least-once may get the last batch again, as a whole. drained: everything sent should have come out.
+    repeats: an at-least-once sink may get the last batch again, as a whole. drained: all messages should have been delivered.
     """
     events: list[Event] = []
     at = 0
@@ -127,7 +128,7 @@ def _sends(events: Sequence[Event], anomalies: list[Anomaly]) -> _Sends:
 
 
 def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: bool) -> Iterator[Anomaly]:
-    """Order, gaps, duplicates and losses of what came out."""
+    """Anomalies of the delivered messages: order, gaps, duplicates and losses."""
     expected = sends.expected()
     seen: dict[Place, str] = {}
     ids: dict[str, Place] = {}
@@ -171,7 +172,7 @@ def _deliveries(events: Sequence[Event], sends: _Sends, repeats: bool, drained: 
 
 
 def _once(events: Sequence[Event], repeats: bool) -> Iterator[tuple[str, list[Any]]]:
-    """What was delivered; with ``repeats``, without those that are the same batch again, as a whole and not after a later one."""
+    """The deliveries by lane; with ``repeats``, without a lane's latest batch that came again, identical."""
     batches: dict[tuple[str, int], list[Any]] = {}
     latest: dict[str, int] = {}
     for event in (event for event in events if event["event"] == "deliver"):
@@ -197,7 +198,7 @@ def _as_sent(place: Place, key: str | None, message: str | None, sends: _Sends) 
 
 
 def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
-    """One owner: epochs rise, and nothing is accepted under one that is not the highest."""
+    """Anomalies of ownership: epochs rise, and commits and publishes are accepted only under the highest."""
     highest: dict[tuple[str, str], tuple[int, str]] = {}
     grants: dict[tuple[str, str], list[tuple[tuple[int, int], int]]] = defaultdict(list)
     runs: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
@@ -228,7 +229,7 @@ def _locks(events: Sequence[Event]) -> Iterator[Anomaly]:
 
 
 def _offsets(events: Sequence[Event]) -> Iterator[Anomaly]:
-    """A group's offset moves forward only."""
+    """Anomalies of group offsets: they move only forward, except by a reset."""
     highest: dict[tuple[str, str], int] = {}
     for event in events:
         if event["event"] == "reset":
@@ -243,7 +244,7 @@ def _offsets(events: Sequence[Event]) -> Iterator[Anomaly]:
 
 
 def _ranges(events: Sequence[Event], sends: _Sends) -> Iterator[Anomaly]:
-    """The published ranges of a group's queue are one chain, whichever query and run published them."""
+    """Anomalies of published ranges: those of a group's queue form one chain, whichever query and run published them."""
     runs: dict[tuple[Any, ...], dict[str, Event]] = defaultdict(dict)
     ends: dict[tuple[str, str], int] = {}
     for event in events:
@@ -268,7 +269,7 @@ def _name(place: Place) -> str:
 
 
 def sent(broker: Broker, *topics: str) -> list[dict[str, Any]]:
-    """The messages of topics as sends that were acknowledged; a message's id is its body."""
+    """The messages of topics, as acknowledged sends; a message's id is its body."""
     return [
         {"event": "send", "queue": str(queue), "offset": at, "key": key, "id": body.decode(), "outcome": "ok"}
         for topic in topics
@@ -278,7 +279,7 @@ def sent(broker: Broker, *topics: str) -> list[dict[str, Any]]:
 
 
 def delivered(broker: Broker, *topics: str) -> list[dict[str, Any]]:
-    """The messages of topics as deliveries, a lane per queue; column ``keys`` says where a message comes from, ``queue:offset``."""
+    """The messages of topics as deliveries, a lane per queue; column ``keys`` has a message's origin, ``queue:offset``."""
     out = []
     for queue in (queue for topic in topics for queue in broker.log.queues(topic)):
         origins = [(origin.rpartition(":"), key, body.decode()) for _, body, key, origin in _rows(broker, queue)]
@@ -288,7 +289,7 @@ def delivered(broker: Broker, *topics: str) -> list[dict[str, Any]]:
 
 
 def offsets(broker: Broker, group: str) -> list[dict[str, Any]]:
-    """A group's offsets as they are now."""
+    """The group's current offsets, as events."""
     found = broker.admin.group_offsets(group)
     return [{"event": "offset", "group": group, "queue": str(queue), "offset": offset} for queue, offset in found.items()]
 

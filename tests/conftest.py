@@ -19,7 +19,7 @@ from tests import quick_spark, report, scopes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# What takes long tells of a busy machine, not of a fault.
+# A slow example is a sign of a busy machine, not of a fault.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
@@ -58,14 +58,14 @@ _PREPARING = pytest.StashKey[subprocess.Popen[bytes] | None]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin to prepare Spark if any of the tests starts it; those before it go on meanwhile."""
+    """Start preparing Spark if any test starts it; earlier tests run meanwhile."""
     wanted = not session.config.option.collectonly and any(map(scopes.starts_spark, session.items))
     session.config.stash[_PREPARING] = quick_spark.begin() if wanted else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Wait for Spark to be prepared before the time of a test that starts it begins."""
+    """Before a test that starts Spark, wait until Spark is prepared; the wait does not count as the test's time."""
     preparing = item.config.stash.get(_PREPARING, None)
     if preparing is not None and scopes.starts_spark(item):
         preparing.wait()
@@ -75,14 +75,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """A preparation that no test waited for is finished for the next run."""
+    """Let a preparation that no test waited for finish, for the next run."""
     preparing = config.stash.get(_PREPARING, None)
     if preparing is not None:
         preparing.wait()
 
 
 class Scopes(LoadScopeScheduling):
-    """A process runs a whole scope, so that what takes long to start is started once. Some wait for servers, others need the CPU."""
+    """Runs each scope in one process, so that servers and drivers start once; scopes that wait run beside ones that compute."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scopes.scope_of(nodeid)
@@ -95,9 +95,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scopes:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One classic session for all tests that need no JVM of their own; they leave nothing registered or running in it."""
+    """One classic session for all tests without a JVM of their own; they leave nothing registered or running in it."""
     ensure_java()
-    # All before the JVM starts: it hands its environment on to the workers.
+    # Set before the JVM starts, because it hands its environment on to the workers.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
@@ -119,7 +119,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Before the failures, which end the report: a log that is cut off at its beginning still has them."""
+    """Write these sections before the failures: a log that is cut off at its beginning still has the failures."""
     reports = [one for kind in terminalreporter.stats.values() for one in kind]
     reasons = [found for one in terminalreporter.stats.get("skipped", []) if (found := report.reason(one)) is not None]
     for title, lines in (("skipped", report.skips(reasons)), ("time per folder", report.times(reports))):

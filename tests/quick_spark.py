@@ -1,9 +1,9 @@
-"""What makes Spark start in half the time, made once for a virtual environment, when tests that start Spark were collected.
+"""Prepares Spark to start in half the time: once for a virtual environment, after tests that start Spark were collected.
 
-- An archive of the classes that a driver loads (class data sharing): seven of its thirteen seconds of CPU go into reading and verifying
-  them. Where it does not fit the JVM, that goes on without it.
-- A SPARK_HOME without python/lib: workers prefer the zip of PySpark that lies there, and compile every module of it, every time. Without
-  it they find PySpark where pip has installed it, compiled.
+- An archive of the classes that a driver loads (class data sharing): reading and verifying them takes seven of its thirteen
+  seconds of CPU. A JVM that the archive does not fit runs without it.
+- A SPARK_HOME without python/lib: workers prefer the zip of PySpark there, and compile each of its modules every time. Without
+  it they find the compiled PySpark that pip has installed.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-#: Most JVMs of the tests live for seconds: without the optimising compiler they need 40 % less CPU. Benchmarks have it.
+#: Most JVMs of the tests live for seconds: without the optimising compiler they need 40 % less CPU. Benchmarks use it.
 QUICK_JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-#: RocketMQ's servers make up a certificate at each start, which takes 2 s of CPU of some 4.
+#: RocketMQ's servers generate a certificate at each start, which takes 2 of about 4 s of CPU.
 QUICK_SERVER: Final = (*QUICK_JVM, "-Dtls.server.mode=disabled")
 _FOLDER: Final = Path(sys.prefix) / "share" / "orderedmq-tests"
 _HOME: Final = _FOLDER / "spark"
 _ARCHIVE: Final = _FOLDER / "driver.jsa"
-#: Says which release of Spark the folder was made for.
+#: Holds the release of Spark for which the folder was made.
 _STAMP: Final = _FOLDER / "made-for"
 _SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off"
 
 
 def use() -> bool:
-    """Whether all drivers that this process starts from now on are quick."""
+    """Make the drivers that this process starts quick. Return whether the preparation was done."""
     if not _made():
         return False
     options = " ".join(QUICK_JVM)
@@ -42,7 +42,7 @@ def use() -> bool:
 
 
 def begin() -> subprocess.Popen[bytes] | None:
-    """The process that prepares Spark, unless that is done already or the environment is not one of a project."""
+    """Start the process that prepares Spark; None if that is done, or outside a writable virtual environment."""
     if use() or sys.prefix == sys.base_prefix or not os.access(sys.prefix, os.W_OK):
         return None
     return subprocess.Popen([sys.executable, "-m", "tests.quick_spark"], cwd=Path(__file__).parents[1])
@@ -53,7 +53,7 @@ def _made() -> bool:
 
 
 def make_once() -> None:
-    """Several processes may ask for it at once: one does it, the others wait."""
+    """Prepare Spark unless that is done. If several processes ask at once, one does it and the others wait."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with (_FOLDER / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -63,7 +63,7 @@ def make_once() -> None:
 
 
 def make() -> None:
-    """Both; the archive by a driver that does what most tests do."""
+    """Make SPARK_HOME and the archive, which comes from a driver that does what most tests do."""
     import pyspark
 
     from orderedmq.java import ensure_java
@@ -86,12 +86,12 @@ def make() -> None:
     if made.exists():
         made.replace(_ARCHIVE)
     if done.returncode:
-        # The tests need neither, only more time.
+        # The tests run without it, only slower.
         print(f"no archive of Spark's classes could be made, so drivers start slowly:\n{done.stderr[-2000:]}", file=sys.stderr)
 
 
 def drive(folder: str) -> None:
-    """What most tests do with Spark."""
+    """Do with Spark what most tests do."""
     from pyspark.sql import SparkSession
 
     from orderedmq import connect
@@ -114,7 +114,7 @@ def drive(folder: str) -> None:
     spark.read.parquet(f"{folder}/parquet").orderBy("queue_offset").collect()
     process = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
     spark.stop()
-    # The JVM ends when nobody writes to it any more, and writes the archive then.
+    # The JVM ends when its standard input is closed, and writes the archive then.
     process.stdin.close()
     process.wait(120)
 

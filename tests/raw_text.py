@@ -1,4 +1,4 @@
-"""Messages whose texts are not UTF-8, as another program may have stored them."""
+"""Messages with texts that are not UTF-8, as other programs may store them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 from orderedmq.broker import Broker
 from orderedmq.model import MessageQueue
 
-#: Bytes, and what Java's ``new String(bytes, UTF_8)`` makes of them (JDK 21).
+#: Bytes → the text that Java's ``new String(bytes, UTF_8)`` decodes them to (JDK 21).
 JAVAS = {
     b"": "",
     b"order-1": "order-1",
@@ -39,12 +39,12 @@ JAVAS = {
 
 
 def strings(values: Sequence[bytes | None]) -> pa.Array:
-    """Any bytes as a column of strings, as Spark has them after ``cast(body as string)``."""
+    """Any bytes as a string column, like Spark's after ``cast(body as string)``."""
     return pa.array(values, pa.binary()).view(pa.string())
 
 
 def pairs(rows: Sequence[Sequence[tuple[bytes, bytes]]]) -> pa.Array:
-    """Properties of any bytes."""
+    """A properties column of any bytes."""
     bounds = [0]
     for row in rows:
         bounds.append(bounds[-1] + len(row))
@@ -54,6 +54,6 @@ def pairs(rows: Sequence[Sequence[tuple[bytes, bytes]]]) -> pa.Array:
 
 
 def append_raw(broker: Broker, queue: MessageQueue, **columns: pa.Array) -> None:
-    """Messages into a store as they are, without what this package checks and mends when it writes."""
+    """Store messages unchanged, without the checks and corrections that this package makes when it writes."""
     with patch("orderedmq.embedded.log.normalise", lambda rows, where: rows):
         broker.log.append(queue, pa.record_batch(columns))

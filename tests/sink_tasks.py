@@ -1,4 +1,4 @@
-"""The tasks of a batch write, run by Spark, whose commit is the test's: what is logged there is logged in the test's process."""
+"""Runs the tasks of a batch write in Spark and leaves the commit to the test, so that its log lines reach the test's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ordered_sink.writer import Written
 
 
 def written(df: DataFrame, writer: BatchWriter) -> list[Written]:
-    """What each task tells the commit."""
+    """Run the write's tasks and return the message of each to the commit."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"written": [pickle.dumps(writer.write(batches))]})

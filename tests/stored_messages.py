@@ -1,4 +1,4 @@
-"""Builds the bytes that a RocketMQ broker answers a pull with, from the layout alone (MessageExtEncoder), and random ones."""
+"""Builds the bytes of a RocketMQ broker's pull response, by the layout alone (MessageExtEncoder): fixed and random records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INNER = 0xC0
 
 @dataclass(frozen=True)
 class Stored:
-    """One record. The width of the hosts and the method of compression follow from ``sys_flag``."""
+    """One stored record. ``sys_flag`` determines the width of the hosts and the method of compression."""
 
     offset: int = 0
     body: bytes = b"body"
@@ -29,7 +29,7 @@ class Stored:
     stored: int = 1_700_000_000_456
     reconsumed: int = 0
     crc: int | None = None
-    #: The body as it lies there, when it is not what `compress` makes of ``body``.
+    #: The stored body, if it is not the result of `compress` for ``body``.
     packed: bytes | None = None
 
     def pack(self) -> bytes:
@@ -71,7 +71,7 @@ def compress(body: bytes, method: int) -> bytes:
 
 
 def inner(*messages: tuple[bytes, bytes]) -> bytes:
-    """A batch of (body, properties), as a producer sends it and an inner batch keeps it."""
+    """A batch of (body, properties), in the format that producers send and that an inner batch stores."""
     parts = []
     for body, properties in messages:
         parts.append(struct.pack(">iiiii", 22 + len(body) + len(properties), 0, 0, 0, len(body)) + body)
@@ -80,13 +80,13 @@ def inner(*messages: tuple[bytes, bytes]) -> bytes:
 
 
 def text(*pairs: tuple[str, str], last: bool = True) -> bytes:
-    """Properties, with the last separator or without it."""
+    """Encoded properties, with or without the last separator."""
     joined = "\x02".join(f"{name}\x01{value}" for name, value in pairs)
     return (joined + ("\x02" if last and pairs else "")).encode()
 
 
 def usual(number: int, topic: bytes = b"orders", queue_id: int = 3) -> Stored:
-    """What producers send every day: 320 bytes with a body of 100 and 6 properties."""
+    """A typical producer's message: 320 bytes, with a body of 100 bytes and 6 properties."""
     properties = text(
         ("KEYS", f"order-{number:010d}"),
         ("UNIQ_KEY", f"0A010203F4D2ABCDEF010000{number & 0xFFFFFFFF:08X}"),
@@ -107,7 +107,7 @@ VALUES = st.one_of(
 PLAIN_PROPERTIES = st.builds(
     lambda pairs, last: text(*pairs.items(), last=last), st.dictionaries(NAMES, VALUES, max_size=6), st.booleans()
 )
-#: Anything that the bytes 1 and 2 can be put between.
+#: Malformed properties: separators (bytes 1 and 2), names and invalid text in any order.
 ODD_PROPERTIES = st.lists(
     st.sampled_from(
         [b"\x01", b"\x02", b"TAGS", b"TAGS\x01", b"a", b"UNIQ_KEY\x01u\x02", b"\x00", b"\xc3", b"\xff", "é".encode()]

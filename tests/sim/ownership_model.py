@@ -11,8 +11,7 @@ the embedded outbox, and these faults of a query:
 It checks after each step:
 
 - atomic sink: the published messages of a queue are 0, 1, 2, … once and in order, and the group's offset never passes them;
-- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes the delivered
-messages.
+- foreign sink: no message is first delivered before its predecessor, and the group's offset never passes delivered messages.
 
 It checks safety only; the simulation checks that all messages are delivered in the end. ``python -m tests.sim.ownership_model``
 explores larger bounds.
@@ -34,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class Lock(NamedTuple):
-    """A lock. ``state``: free, held, former (held by a former run of ``holder``), stale (expired, but its holder is unaware)."""
+    """A lock. ``state``: free, held, former (held by a former run of ``holder``), stale (expired, its holder unaware)."""
 
     state: str = "free"
     holder: str | None = None
@@ -68,10 +67,9 @@ class Query(NamedTuple):
 
 
 class World(NamedTuple):
-    """A state. ``records``: batches that the sink knows; ``out``: published or delivered messages per queue; ``late``: late
-    publishes.
+    """A state of the model. ``records``: batches that the sink knows; ``out``: published or delivered messages per queue.
 
-    ``crashes``, ``pauses``, ``gives``: how many more of these may happen.
+    ``late``: publishes that may take effect late; ``crashes``, ``pauses``, ``gives``: how many more of these may happen.
     """
 
     locks: tuple[Lock, ...]
@@ -137,7 +135,7 @@ class Model:
         return world._replace(locks=_put(world.locks, queue, Lock("held", name, epoch, name, tenure)))
 
     def unbroken(self, world: World, name: str, queue: int, logged: int, processed: int) -> bool:
-        """Whether ``name``, just granted the queue, goes on at its own position. ``processed``: the end it has processed then."""
+        """Whether ``name``, just granted the queue, goes on at its own position. ``processed``: how far that would be."""
         if not self.fenced and not self.shared:
             return world.group[queue] <= processed
         lock = world.locks[queue]

@@ -52,7 +52,7 @@ class Caller(Protocol):
 
 
 class Network:
-    """Passes calls to the broker. ``mishap``: share of faulty calls; ``overlap``: share around which ``meanwhile`` is called."""
+    """Passes calls to the broker. ``mishap``: share of faulty calls; ``overlap``: share of calls around which others run."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world

@@ -1,5 +1,4 @@
-"""The ownership rules as an exhaustive model: no interleaving breaks a promise, and a model without one of the rules breaks
-one.
+"""An exhaustive model of the ownership rules: no interleaving breaks a promise; without any one of the rules, some do.
 
 To explore larger bounds: ``python -m tests.sim.ownership_model QUEUES MESSAGES CRASHES PAUSES GIVES``.
 """
