@@ -143,7 +143,7 @@ class DeadLetterTopic:
         origin: dict[str, pa.Array],
         first: int,
     ) -> int:
-        """Send a batch to the topic itself, or one by one to the retry topic where that is denied; return the offset after it."""
+        """Send a batch to the topic itself, or letter by letter to the retry topic if that is denied; return the end offset."""
         request = message_requests.send(
             target, body.body, body.properties or "", group=group, born=_now(), batch=body.properties is None
         )

@@ -123,7 +123,7 @@ class GroupOffsets:
         )
 
     def _accept_resets(self, group: str, queues: Sequence[MessageQueue], seconds: float) -> None:
-        """Accept resets by RocketMQ's own tools with one pull per queue, so that the brokers take these queues' offsets again."""
+        """Accept resets by RocketMQ's own tools with one pull per queue, so that brokers take these queues' offsets again."""
         asked = [(queue, message_requests.pull(queue, group, 0, 1)) for queue in queues]
         ask_queues(self._client, asked, soon(seconds))
 

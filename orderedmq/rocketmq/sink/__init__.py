@@ -1,1 +1,1 @@
-"""The Outbox over RocketMQ: rows of a micro-batch sent once, in order."""
+"""The Outbox over RocketMQ: sends the rows of a micro-batch once, in order."""

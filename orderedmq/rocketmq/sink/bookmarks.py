@@ -1,18 +1,18 @@
-"""What a sink keeps about one topic: offsets of a consumer group that nobody consumes with. See lookback.py.
+"""A sink's numbers in one topic, stored as offsets of a consumer group that nobody consumes with. See lookback.py.
 
 - The *bookmark* of each queue.
-- Under the queue's id plus ENTRIES: which run of which batch writes to the queue (`Entry`); see broker_queue.py.
-- Under COMMITTED, at every broker: the sink's newest committed batch, and 1. A batch has rows in some queues only, but a repeat of it with
-  other rows may come to any.
+- Under the queue's id plus ENTRIES: the run and batch that write to the queue (`Entry`); see broker_queue.py.
+- Under the id COMMITTED, at every broker: the sink's newest committed batch plus 1. A batch may have rows in some queues only,
+  but a repeat of it with other rows may come to any queue.
 
-A group says more than its offsets: a broker writes it to disk when it is made, offsets only within 5 s. So where the group is, the sink
-may have sent, bookmark or not, and the queue's history is read. Where it is not, the sink is new (or forgotten, so the queue's last
-messages are looked at), and its bookmarks are set at the ends that the topic's queues had before anybody could send. Tasks that find
-no group at the same time set lower ones at worst.
+That the group exists is information, too: a broker writes a new group to disk at once, but offsets only within 5 s. If the
+group exists, the sink may have sent messages, even without a bookmark, and the queue's history is read. If it does not, the
+sink is new or its group was deleted, so the queue's last messages are searched. If none is the sink's, its bookmarks are set to
+the ends that the topic's queues had before any task could send. Tasks that do so at the same time set lower bookmarks at worst.
 
-A group that the user named may be there before the sink, and may have had another one's bookmarks. So there the *mark* tells: a number for
-the sink, kept beside the bookmarks at each broker. Bookmarks of a sink that is gone are too low at worst. Two that live would take each
-other's, so a commit looks at the mark.
+A group that the user named may exist before the sink and hold another sink's bookmarks. So each broker also stores the *mark*
+there, a number that stands for the sink. The bookmarks of a sink that is gone are too low at worst. Two running sinks would use
+each other's bookmarks, so a commit checks the mark.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def _mark_place(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=MARKS)
 
 
-#: Seconds for a question with all its retries: a broker may be about to start again.
+#: Seconds for a request with all its retries: a broker may be restarting.
 TIMEOUT: Final = 60.0
-#: Under this queue id a topic has the mark; see offsets.py.
+#: The queue id under which a topic has the mark; see offsets.py.
 MARKS: Final = 1 << 22
 #: Other ids that no queue has.
 ENTRIES: Final = 1 << 23
 COMMITTED: Final = 1 << 24
-#: All ids above are multiples of it, and all queues' ids are below it.
+#: The ids above are multiples of this, and all queues' ids are below it.
 _UNIT: Final = 1 << 20
 _LARGEST: Final = (1 << 63) - 1
 
 
 class Entry(NamedTuple):
-    """The run that writes a batch to a queue: its partitions are below ``width``. Of a batch's number, the last 15 bits."""
+    """The run that writes a batch to a queue. Its partitions are below ``width``; ``batch`` has the number's last 15 bits."""
 
     width: int
     batch: int
@@ -67,7 +67,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, writer: Writer) -> Entry:
-        """What must be there before the writer sends: this, or the same with a greater width."""
+        """Return the entry that the queue must have before the writer sends; a greater width will do, too."""
         return cls(min(writer.partition + 1, (1 << 16) - 1), writer.batch & 0x7FFF, int(writer.run or "0", 16))
 
     @classmethod
@@ -83,10 +83,10 @@ class Entry(NamedTuple):
 
 
 class Bookmarks:
-    """Of one sink in one topic."""
+    """The numbers of one sink in one topic, stored at its brokers."""
 
     def __init__(self, client: Client, sink: str, topic: str, named: str | None = None, *, timeout: float = TIMEOUT) -> None:
-        """``named``: the group that the user chose."""
+        """``named``: the group that the user chose, if any."""
         self.group = bookmark_group(sink, topic, named)
         self._mark = sink_mark(sink) if named is not None else None
         self._client = client
@@ -94,20 +94,20 @@ class Bookmarks:
         self._timeout = timeout
 
     def get(self, queue: MessageQueue) -> int | None:
-        """None where the sink never was; before 5.0 a broker may say 0 instead."""
+        """Return the bookmark; None where the sink never wrote, for which a broker before 5.0 may answer 0."""
         return self._ask(queue, consumer_offset(self.group, queue))
 
     def move(self, queue: MessageQueue, bookmark: int) -> None:
-        """Set it. A reset by an admin that is pending keeps it lower, which is harmless."""
+        """Set the bookmark. A pending reset by an administrator keeps it lower, which is harmless."""
         try:
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
         except GroupError:
-            # From 5.3 on a broker wants the group to be there.
+            # From 5.3 on the group must exist.
             self._make_group(queue)
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
 
     def with_committed(self, queue: MessageQueue) -> tuple[int | None, int]:
-        """The bookmark, and the newest batch that is known to be committed; -1: none."""
+        """Return the bookmark, and the newest batch known to be committed (-1 for none)."""
         places = [queue, _committed_at(queue), _mark_place(queue)]
         asked = [(queue, consumer_offset(self.group, place)) for place in places[: 2 if self._mark is None else 3]]
         bookmark, committed, *mark = ask_queues(self._client, asked, time.monotonic() + self._timeout)
@@ -116,7 +116,7 @@ class Bookmarks:
         return bookmark, (committed or 0) - 1
 
     def commit(self, queue: MessageQueue, batch: int) -> None:
-        """The batch is committed: note it at the queue's broker, where `require_own` has looked."""
+        """Store at the queue's broker that the batch is committed. `require_own` must have checked the mark there."""
         known = self.get(_committed_at(queue)) or 0
         if known <= batch:
             self.move(_committed_at(queue), min(batch + 1, _LARGEST))
@@ -124,39 +124,39 @@ class Bookmarks:
     def commit_elsewhere(
         self, queue: MessageQueue, batch: int, seen_before: Callable[[int], bool], permitted: Callable[[], None]
     ) -> None:
-        """The same at a broker that has none of the batch's rows. For ``seen_before`` and ``permitted`` see `enter`."""
+        """Like `commit`, at a broker that has none of the batch's rows. ``seen_before`` and ``permitted``: see `enter`."""
         if self.with_committed(queue)[1] < 0:
             if self._mark is not None and self.get(_mark_place(queue)) not in (None, 0, self._mark):
-                # Another sink's, which may live.
+                # The mark is another sink's, which may be running.
                 return
-            # Whoever makes the group sets the bookmarks first.
+            # This may be the first use of the group, and whoever creates it also sets the bookmarks.
             self.enter(queue, seen_before, permitted)
         self.commit(queue, batch)
 
     def forget(self, queue: MessageQueue) -> None:
-        """The topic was deleted and made again: what is kept of the queue would hide messages."""
+        """Reset the bookmark and the committed batch of a topic that was created again: they would hide messages."""
         self.move(queue, 0)
         self.move(_committed_at(queue), 0)
 
     def entry(self, queue: MessageQueue) -> Entry:
-        """All 0 where no run came."""
+        """Return the queue's entry; all 0 before the first run."""
         return Entry.parse(self.get(_entry_of(queue)) or 0)
 
     def write_entry(self, queue: MessageQueue, entry: Entry) -> None:
         self.move(_entry_of(queue), entry.value)
 
     def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool], permitted: Callable[[], None]) -> int | None:
-        """The bookmark for a task that is about to write; None where it is lost.
+        """Return the bookmark for a task that is about to write; None if it is lost.
 
-        ``seen_before(end)`` tells whether messages of the sink stand shortly before an offset. ``permitted`` raises an error for an account
-        that may not do all that a sink does: nothing is left behind then.
+        ``seen_before(end)`` tells whether messages of the sink stand shortly before an offset. ``permitted`` raises an error if
+        the account lacks a right that a sink needs; nothing is stored then.
         """
         bookmark = self._own(queue)
         if bookmark:
             return bookmark
         ends = self._ends(queue)
         if self._was_here(queue):
-            # Another task may just have set it.
+            # Another task may have set it just now.
             return self.get(queue)
         permitted()
         if seen_before(ends[queue]):
@@ -169,7 +169,10 @@ class Bookmarks:
         return ends[queue]
 
     def require_own(self, queue: MessageQueue) -> None:
-        """Before a commit. Raises GroupError IN_USE when another sink keeps its bookmarks in the group that the user named."""
+        """Check the mark before a commit.
+
+        Raises GroupError IN_USE if the group named by the user holds another sink's bookmarks.
+        """
         if self._mark is None:
             return
         found = self.get(_mark_place(queue))
@@ -183,7 +186,7 @@ class Bookmarks:
             )
 
     def _sign(self, queue: MessageQueue, mark: int) -> None:
-        """Make it this sink's: what another one committed says nothing."""
+        """Store this sink's mark, and clear the committed batch, which was another sink's."""
         self.move(_committed_at(queue), 0)
         self.move(_mark_place(queue), mark)
 
@@ -197,7 +200,7 @@ class Bookmarks:
         return self.get(_mark_place(queue)) == self._mark
 
     def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
-        """Of all queues of the topic at the queue's broker: the group is the broker's."""
+        """Return the ends of all queues that the topic has at the queue's broker, since each broker has its own group."""
         route = self._client.route(self._topic, time.monotonic() + self._timeout)
         places = [place for place in route.publish_list() if place.broker_name == queue.broker_name]
         return {place: self._ask(place, message_requests.max_offset(place)) for place in dict.fromkeys([*places, queue])}
@@ -208,7 +211,7 @@ class Bookmarks:
         except RocketMQError as error:
             if error.sub not in ("NO_PERMISSION", "NOT_SUPPORTED"):
                 raise
-            # Who may not ask has to read the history.
+            # An account that may not list groups has to read the history.
             return True
 
     def _make_group(self, queue: MessageQueue) -> None:
@@ -217,7 +220,7 @@ class Bookmarks:
         except RocketMQError as error:
             if error.sub not in ("NO_PERMISSION", "NOT_SUPPORTED"):
                 raise
-            # A pull makes it, too, where a broker lets groups be made so.
+            # A pull creates the group, too, where the broker permits that.
             with contextlib.suppress(GroupError):
                 self._ask(queue, message_requests.pull(queue._replace(queue_id=queue.queue_id % _UNIT), self.group, 0, 1))
 

@@ -1,11 +1,13 @@
 """One queue at its broker, as one attempt of one sink's partition uses it: lock, read, send. See queue_writer.py.
 
-A lock is believed in for 30 s on the connection on which it was granted, no longer: a broker that starts again has forgotten it, and a
-broker that was away may have given it to another (RocketMQ's lock is advisory). A send ends before the broker would give the lock away.
+A lock is trusted for 30 s, and only on the connection on which it was granted. A broker that restarted has forgotten it, and
+one that was away may have granted it to another attempt (RocketMQ's lock is advisory). A send ends before the broker would
+grant the lock to another.
 
-Attempts of one partition exclude each other by a lock of their run and partition. Runs of one batch exclude each other by the queue's
-*entry*, a number that names the run that writes: whoever gets a lock looks whether the entry is his run's. Where another run's stands,
-he waits until he has the locks of all partitions of that run, and changes the entry while he has them; a gate lets one at a time do so.
+Attempts of one partition exclude each other by a lock of their run and partition. Runs of one batch exclude each other by the
+queue's *entry*, a number that names the run that writes. An attempt that gets its lock reads the entry. If the entry names
+another run, the attempt waits for the locks of all partitions of that run and changes the entry while it holds them. A gate
+lock lets one attempt at a time do so.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.group_requests import lock, unlock
 from orderedmq.rocketmq.wire.request import Request
 
-#: A producer's group: nothing is looked up by it.
+#: The producer group of all sends. Nothing is looked up by it.
 PRODUCER_GROUP: Final = "OMQ_SINK"
-#: Bytes of bodies that are read at once when a task looks back.
+#: Bytes of bodies per read when a task looks back.
 _READ_BYTES: Final = 16 * 1024 * 1024
-#: Times that an attempt finds another run at the queue in spite of its lock: that one had lost its own.
+#: Take-overs after which an attempt gives up. After one, another run may be at the queue again if it had lost its locks.
 _TAKE_OVERS: Final = 20
 _LOCK_RETRY: Final = Backoff(first=0.02, most=0.5)
 _VISIBLE_RETRY: Final = Backoff(first=0.004, most=0.1)
@@ -51,9 +53,13 @@ _SEND_RETRY: Final = Backoff(first=0.02, most=1.0)
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds. ``lock_*``: a grant is believed in, prolonged after, waited for; a task that waited for one gives the others back.
-    ``settle``: a request that a broker has not begun
-    after 200 ms is refused, and what it stored can be read some ms later. ``patience``: for a broker that is away or busy."""
+    """Time limits of an attempt, in seconds.
+
+    A lock is trusted for ``lock_trust``, renewed after ``lock_renew`` and waited for up to ``lock_wait``. After ``lock_yield``
+    of waiting, an attempt gives back its idle queues. ``send_timeout``: for a send or lock request. ``settle``: after a lost
+    answer; a broker refuses a request that it has not begun after 200 ms, and stored messages can be read some ms later.
+    ``visible``: until sent rows can be read. ``patience``: for a broker that is away or busy.
+    """
 
     lock_trust: float = HOLDER_TRUST
     lock_renew: float = RENEW_INTERVAL
@@ -66,7 +72,10 @@ class Timing:
 
 
 class RocketMQQueue:
-    """The `Place` of a queue. ``writer`` None: nobody's, without lock and look. Used by one thread at a time."""
+    """The `Place` of a queue.
+
+    Used by one thread at a time. ``writer`` None: a batch without identity, sent without lock and look.
+    """
 
     def __init__(
         self,
@@ -79,7 +88,7 @@ class RocketMQQueue:
         stop: threading.Event,
         waits: Callable[[], None] = lambda: None,
     ) -> None:
-        """``waits`` is called while another attempt's lock is waited for, now and then."""
+        """``waits`` is called from time to time while this attempt waits for another one's lock."""
         self.queue = queue
         self._client = client
         self._writer = writer
@@ -92,13 +101,13 @@ class RocketMQQueue:
             self._entry = Entry.of(writer)
             self._own = self._lock_of(self._entry, writer.partition)
         self._entered = False
-        # In the name of the sink's own group where the account may read in no other.
+        # Read as the sink's own group if the account may not read as any other.
         self._log = log.reading(Reading(self._group)) if writer is not None else log
-        # The connection on which the lock was granted, and when it was asked for.
+        # The connection on which the lock was granted, and when it was requested.
         self._granted: tuple[Connection, float] | None = None
-        # Whether it was granted at all, and not given back.
+        # Whether the lock was granted at all and not given back.
         self._held = False
-        # A request was given up without an answer.
+        # Whether a request was given up without an answer.
         self._unsettled = False
         self._failing_since = 0.0
         self._sending_on: Connection | None = None
@@ -120,13 +129,13 @@ class RocketMQQueue:
         raise LockError("HELD_BY_OTHER", f"queue {self.queue} is taken by other runs of the same batch again and again")
 
     def _is_ours(self) -> bool:
-        """Whether our run is the one that writes to the queue; another one that comes then waits for the lock that we have."""
+        """Whether the queue's entry names our run. Another run that comes then waits for the lock that we hold."""
         return self._bookmarks.entry(self.queue).covers(self._entry)
 
     def _take_over(self) -> None:
-        """Make our run the one that writes to the queue, when no attempt of the run that did has a lock any more.
+        """Make our run the queue's writer once no attempt of the former one holds a lock.
 
-        The locks of that run's attempts are held meanwhile: whoever gets one later finds that the queue is ours.
+        The former run's locks are held meanwhile, so an attempt that gets one later finds that the queue is ours.
         """
         assert self._writer is not None
         gate = lock_place(self._writer.sink, self.queue, "gate")
@@ -147,9 +156,9 @@ class RocketMQQueue:
     def _lock_all(
         self, places: list[MessageQueue], keeps: MessageQueue | None = None, unless: Callable[[], bool] = lambda: False
     ) -> tuple[Connection, float] | None:
-        """The connection on which all of these were granted, and when it was asked; None as soon as ``unless`` is true.
+        """Wait for all these locks; return their connection and when they were requested. None as soon as ``unless`` is true.
 
-        Waits for others. What is granted without the rest is given back, ``keeps`` apart. Raises LockError HELD_BY_OTHER.
+        If only some are granted, they are given back except ``keeps``. Raises LockError HELD_BY_OTHER.
         """
         began = time.monotonic()
         yields = began + self._timing.lock_yield * random.uniform(0.5, 1.5)
@@ -183,13 +192,13 @@ class RocketMQQueue:
             self._wait(_LOCK_RETRY.delay(refusals, random.random()))
 
     def _unlock(self, places: list[MessageQueue], deadline: float) -> None:
-        """Of another attempt's lock it takes nothing away. Where it fails the locks end by themselves."""
+        """Give locks back. Those of another attempt stay; those that cannot be given back expire by themselves."""
         if places:
             with contextlib.suppress(RocketMQUnavailableError):
                 self._connect(deadline).call(unlock(self._group, self._client_id, places), deadline)
 
     def _lock_of(self, entry: Entry, partition: int) -> MessageQueue:
-        """What attempts of one partition lock in a run."""
+        """Return the lock that attempts of one partition take in a run."""
         assert self._writer is not None
         return lock_place(self._writer.sink, self.queue, f"{entry.run:08x}/{min(partition, entry.width - 1)}")
 
@@ -209,7 +218,7 @@ class RocketMQQueue:
                 renewed = self._lock(connection, now + self._timing.send_timeout)
             except RocketMQUnavailableError:
                 renewed = False
-            # Granted after our time was over it may have been another's in between.
+            # If the renewal came too late, another attempt may have held the lock in between.
             in_time = time.monotonic() - since <= self._timing.lock_trust
             self._granted = (connection, now) if renewed and in_time else None
         return self._granted is not None
@@ -217,9 +226,9 @@ class RocketMQQueue:
     def release(self, end: int) -> None:
         deadline = time.monotonic() + self._timing.visible
         try:
-            # Nobody may be let in before.
+            # No other attempt may get the lock before that.
             self._settle(deadline)
-            # A broker that is behind has enough to do: it is not asked all the time.
+            # A broker that is behind is busy, so ask it less and less often.
             waits = 0
             while end and self._end(deadline) < end and time.monotonic() < deadline:
                 waits += 1
@@ -228,7 +237,7 @@ class RocketMQQueue:
                 self._granted, self._held = None, False
                 self._unlock([self._own], deadline)
         except RocketMQUnavailableError:
-            # Everything is stored; the lock ends by itself.
+            # Everything is stored, and the lock expires by itself.
             pass
 
     def _lock(self, connection: Connection, deadline: float) -> bool:
@@ -237,17 +246,17 @@ class RocketMQQueue:
     # --- reading
 
     def start(self) -> Start:
-        # Asked for under the lock: the batch may have been committed while it was waited for.
+        # Read under the lock: the batch may have been committed while this attempt waited for it.
         bookmark, committed = self._bookmarks.with_committed(self.queue)
         end = self.end()
         if bookmark is not None and bookmark > end:
-            # Higher than the truth it would hide messages, so it goes to the beginning.
+            # A bookmark behind the queue's end would hide messages, so it is reset to the beginning.
             self._bookmarks.forget(self.queue)
             bookmark, committed = None, -1
         return Start(end, bookmark, committed)
 
     def require_rights(self) -> None:
-        """Raises RocketMQError NO_PERMISSION for an account that may not do all that a sink does."""
+        """Raises RocketMQError NO_PERMISSION if the account lacks a right that a sink needs."""
         access.require(self._client, rights.of_sink(self.queue.topic, self._group), rights.SINK)
 
     def least(self) -> int:
@@ -263,7 +272,7 @@ class RocketMQQueue:
                 batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
             except DataLossError as error:
                 if error.sub == "UNREADABLE" and error.behind is not None:
-                    # Another producer's: no sink compresses.
+                    # The message is another producer's: no sink compresses.
                     begin = error.behind
                     continue
                 least = self.least()
@@ -272,7 +281,7 @@ class RocketMQQueue:
                 begin = least
                 continue
             if not batch.num_rows:
-                # The master has them: somebody else answered, and lags. To take it for an end would be to send twice.
+                # The master has these messages, so a replica that lags answered. Taking this for the end would send rows twice.
                 failures += 1
                 why = f"queue {self.queue} has no message {begin}, of {end} that its broker says it has; a replica may lag"
                 self.pause(RocketMQUnavailableError("UNAVAILABLE", why), failures)
@@ -282,7 +291,7 @@ class RocketMQQueue:
             begin = batch.column(0)[-1].as_py() + 1
 
     def seen_before(self, end: int) -> bool:
-        """Whether messages of the sink stand shortly before an offset."""
+        """Whether messages of the sink are among the last PROBE ones before ``end``."""
         assert self._writer is not None
         begin = max(self.least(), end - PROBE)
         return any(found(batch, self._writer) for batch in self.read(begin, end))
@@ -300,7 +309,7 @@ class RocketMQQueue:
     # --- sending
 
     def send(self, body: SendBody) -> int:
-        """One attempt. Raises what the broker's answer stands for."""
+        """Send one request, once, and return the first row's offset. Raises the error that the broker answers."""
         self._settle(time.monotonic() + self._timing.patience)
         deadline = time.monotonic() + self._timing.send_timeout
         connection = self._granted[0] if self._granted is not None else self._connect(deadline)
@@ -322,7 +331,7 @@ class RocketMQQueue:
         if error.sub != "BUSY":
             self._client.doubt(self.queue.topic)
         if error.outcome_unknown:
-            # Whoever else waits for an answer on it is told; it would wait in vain, too.
+            # Other requests on this connection would wait in vain, too; closing it ends them.
             if self._sending_on is not None:
                 self._sending_on.close()
             self._granted, self._unsettled = None, True
@@ -331,10 +340,10 @@ class RocketMQQueue:
             raise error
 
     def _settle(self, deadline: float | None) -> None:
-        """Wait until what was given up has been done, or will not be, and what was done can be read.
+        """Wait until a request that was given up is either refused or stored and readable.
 
-        From an answer on: a broker that stood still goes on with what it had received before. ``deadline``: of a question, None when an
-        answer has just come.
+        The wait begins with the broker's next answer: a broker that stood still goes on with what it had received.
+        ``deadline``: of a request for such an answer; None if one has just come.
         """
         if self._unsettled:
             if deadline is not None:
@@ -352,5 +361,5 @@ class RocketMQQueue:
 
 
 def given_up(queue: MessageQueue) -> OrderedMQError:
-    """The attempt was abandoned while it was at work."""
+    """Return the error of an attempt that was abandoned while it was writing."""
     return SinkError("TOKEN_GONE", f"the write to queue {queue} was given up")

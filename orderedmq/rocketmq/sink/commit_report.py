@@ -1,4 +1,4 @@
-"""What a task tells the commit about each queue it wrote, as the text of a receipt's token; and what the commit makes of it. Pure."""
+"""A task's report to the commit on each queue, as the text of its receipt's token, and what the commit concludes. Pure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from orderedmq.rocketmq.sink.lookback import KEPT
 
 @dataclass(frozen=True)
 class QueueReport:
-    """One queue of one attempt. Rows: sent by it; found there, sent by an earlier attempt; missing from a committed batch.
+    """One queue of one attempt.
 
-    ``extra``: messages of the same run, partition and batch that are none of the rows. [begin, end): where they all are, others' among
-    them; empty without any. ``committed``: the batch was, before this attempt. ``newest``: the sink's newest batch that was seen.
-    ``of_others``: messages of the batch that other runs sent; ``taken``: which of them are rows, as `pack` gives the offsets.
+    ``sent``, ``found``, ``missing``: rows that this attempt sent, that an earlier one had sent, and that a committed batch
+    lacks. ``extra``: messages of the same run, partition and batch that match no row. [``begin``, ``end``): the range of all
+    these messages, with other messages among them; empty if there are none. ``committed``: the batch was committed before this
+    attempt. ``newest``: the sink's newest batch that was seen. ``of_others``: number of the batch's messages that other runs
+    sent. ``taken``: offsets of those that were taken for rows, as `pack` returns them.
     """
 
     queue: MessageQueue
@@ -42,7 +44,7 @@ class QueueReport:
 
 @dataclass(frozen=True)
 class Token:
-    """All of an attempt. ``sink`` None: it has no identity."""
+    """An attempt's report on all its queues. ``sink`` None: its batch has no identity."""
 
     sink: str | None
     batch: int
@@ -55,7 +57,7 @@ class Token:
 
 
 def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
-    """Raises SinkError TOKEN_GONE for a receipt that is not one of this batch."""
+    """Read a receipt's token. Raises SinkError TOKEN_GONE for a receipt that is not of this batch."""
     try:
         fields = json.loads(receipt.token)
         reports = tuple(QueueReport(**{**report, "queue": MessageQueue(*report["queue"])}) for report in fields.pop("reports"))
@@ -74,7 +76,7 @@ def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
 
 
 def pack(offsets: Sequence[int]) -> str:
-    """Offsets as a short text: a retry may have found a million."""
+    """Encode offsets as a short text, since a retry may have found a million messages."""
     if not offsets:
         return ""
     steps = np.diff(np.sort(np.asarray(offsets, dtype="<i8")), prepend=0)
@@ -82,13 +84,13 @@ def pack(offsets: Sequence[int]) -> str:
 
 
 def unpack(text: str) -> Int64s:
-    """What `pack` was given, sorted."""
+    """Return the offsets that `pack` was given, sorted."""
     steps = np.frombuffer(zlib.decompress(base64.b85decode(text)) if text else b"", dtype="<i8")
     return np.cumsum(steps, dtype=np.int64)
 
 
 def taken(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
-    """Of each queue in which a message of another run was taken by several tasks: every message that was, and by how many."""
+    """Return how many tasks took each message, for the queues in which several tasks took the same message of another run."""
     offsets: dict[MessageQueue, list[Int64s]] = {}
     for token in tokens:
         for report in token.reports:
@@ -103,7 +105,7 @@ def taken(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
 
 
 def left_over(tokens: Sequence[Token], settled: Sequence[QueueReport] = ()) -> dict[MessageQueue, int]:
-    """Per queue: messages of the batch that other runs sent and that are none of the rows. ``settled``: as `judge` has it."""
+    """Count, per queue, the messages that other runs of the batch sent and that match no row. ``settled``: see `judge`."""
     again = {report.queue for report in settled}
     there: dict[MessageQueue, int] = {}
     used: Counter[MessageQueue] = Counter()
@@ -114,7 +116,7 @@ def left_over(tokens: Sequence[Token], settled: Sequence[QueueReport] = ()) -> d
 
 
 def ranges(reports: Sequence[QueueReport]) -> dict[MessageQueue, OffsetRange]:
-    """Where the batch's messages are in each queue; others' may be among them."""
+    """Return the range of the batch's messages in each queue, with other messages among them."""
     out: dict[MessageQueue, OffsetRange] = {}
     for report in reports:
         if report.begin < report.end:
@@ -125,11 +127,11 @@ def ranges(reports: Sequence[QueueReport]) -> dict[MessageQueue, OffsetRange]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a commit has to do: whether the batch was committed before, and the bookmarks that are to move."""
+    """What a commit has to do: whether the batch was committed before, and the bookmarks to move."""
 
     replayed: bool
     bookmarks: Mapping[MessageQueue, int]
-    #: Why this is not the batch that was committed; None when it is, as far as can be known.
+    #: Why this is not the batch that was committed; None if it is, as far as can be known.
     differs: str | None = None
 
 
@@ -139,10 +141,11 @@ def judge(
     bookmarks: Mapping[MessageQueue, int | None],
     settled: Sequence[QueueReport] = (),
 ) -> Verdict:
-    """``bookmarks``: as they are now, of the queues that have rows. ``settled``: what `contested.settle` did in some of them, with all that
-    the tasks took. Raises SinkError BATCH_TOO_OLD.
+    """Decide what a commit has to do. Raises SinkError BATCH_TOO_OLD.
 
-    A commit that died half-way has moved some bookmarks: the rest is moved then, and no row was sent.
+    ``bookmarks``: the present ones of the queues that have rows. ``settled``: the reports of `contested.settle` on some of
+    these queues, with all messages that the tasks took there. If an earlier commit was interrupted, some bookmarks have moved
+    already. The tasks then found all rows and sent none, and the other bookmarks are moved.
     """
     reports = [report for token in tokens for report in token.reports]
     lacking = {report.queue: report.missing for report in settled}

@@ -1,9 +1,9 @@
-"""Rows of several tasks for which the same messages were found: what is missing of them is sent at the commit. No sockets here.
+"""Sends, at the commit, the rows that are missing because several tasks took the same messages. No sockets here.
 
-A batch that is written again in other partitions finds messages of an earlier run, and tasks that have rows of the same content may take
-one message for more than one row. All that were taken are in the queue, so their content is read there, once for each row, and goes
-through a writer as the rows of one more task would: of rows that say the same it finds as many as there are messages, and sends the rest.
-A commit that died on the way is repeated like any task.
+A batch that is written again in other partitions finds messages of an earlier run. Tasks that have rows with equal content may
+then take the same message. The commit reads the taken messages from the queue, repeats each for every task that took it, and
+writes them like the rows of one more task. Of rows with equal content, the writer finds as many as there are messages and sends
+the rest. A commit that is interrupted is repeated like any task.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from orderedmq.rocketmq.sink.queue_writer import Place, QueueWriter
 
 
 def settle(place: Place, writer: Writer, taken: Mapping[int, int]) -> QueueReport:
-    """Have as many messages in the queue as rows. ``taken``: offsets of messages, and how many tasks have each as one of their rows.
+    """Send rows until the queue has as many messages as rows.
 
-    ``writer`` is of the run, with a partition that no task has. Raises DataLossError AGED_OUT for a message that is gone meanwhile, and
-    what `QueueWriter.write` raises.
+    ``taken``: offsets of messages, and how many tasks took each for one of their rows. ``writer``: of the run, with a partition
+    that no task has. Raises DataLossError AGED_OUT for a message that was deleted meanwhile, and what `QueueWriter.write`
+    raises.
     """
     work = QueueWriter(place, writer, writer.partition)
     where = f"queue {place.queue} (batch {writer.batch})"

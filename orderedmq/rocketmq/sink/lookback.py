@@ -1,16 +1,17 @@
-"""What of a task's rows is in a queue already: how far back to look, and which rows are missing. Pure.
+"""Finds which of a task's rows are in a queue already: how far back to look, and which rows are missing. Pure.
 
-A *bookmark* is a number that a sink keeps for each queue: the offset behind the first message of its last committed batch, or the
-queue's end when the sink first came there. So one of a batch's messages lies below the bookmark exactly when the batch was committed.
-A bookmark that is too low, or lost, makes a look longer and nothing wrong; one that is too high would.
+A *bookmark* is a number that a sink keeps for each queue: the offset behind the first message of its last committed batch, or
+the queue's end when the sink first came there. So a batch was committed exactly if one of its messages lies below the bookmark.
+A bookmark that is too low or lost only makes a look longer. One that is too high would hide messages.
 
-Rules: what is read is believed. Rows are compared with messages by what they say, since Spark may hand a retry its rows in another
-order; of rows that say the same, as many are missing as there are more of them. An attempt's messages are the first rows it was given,
-so what a later attempt adds keeps the order of a key, as long as all rows of the key were in one task of each, in the same order.
+Rules: a message that is read counts as stored. Rows and messages are compared by content, since Spark may hand a retry its rows
+in another order. If more rows than messages have the same content, the surplus is missing. An attempt's messages are the first
+rows it was given, so what a later attempt adds keeps the order of a key, as long as each attempt had all rows of the key in one
+task, in the same order.
 
-A run of the batch may have its rows in other partitions than an earlier one, so what another run sent may be any task's. It is taken by
-each task whose rows say the same: where tasks of one run have rows that say the same, several may take one message. So at the worst
-fewer messages than rows are there, never more; the commit sends what is missing then (contested.py).
+A run of the batch may have its rows in other partitions than an earlier run, so a message of another run may be any task's row.
+Each task that has a row with equal content takes it, so several tasks of one run may take the same message. The queue then has
+fewer messages than rows, never more, and the commit sends what is missing (contested.py).
 """
 
 from __future__ import annotations
@@ -23,55 +24,56 @@ import pyarrow as pa
 from orderedmq.model import OffsetRange
 from orderedmq.rocketmq.sink.message_stamp import Found, Writer, digests
 
-#: Messages of the first look, which is all there is to read unless the sink failed or others write much. A broker gives 32 at once.
+#: Messages of the first step. It is usually the only one, unless the sink failed or others write much. A pull gives 32 at most.
 FIRST_STEP: Final = 32
-#: Steps grow up to this.
+#: Steps grow up to this many messages.
 LARGEST_STEP: Final = 8192
-#: So many messages at a queue's end are looked at when nothing is known of the sink there: it may have been forgotten.
+#: Messages at a queue's end that are searched when nothing is known of the sink there: its bookmarks may have been lost.
 PROBE: Final = 2048
-#: Batches after which an old one is refused instead of compared, as on the embedded broker.
+#: Number of batches that are compared. An older one is refused, as on the embedded broker.
 KEPT: Final = 100
 
 
 class Lookback:
-    """A walk through a queue from its end backwards, in steps that grow: `next` says what to read, `saw` takes what was there.
+    """A walk backwards from a queue's end, in growing steps: `next` names the range to read, `saw` takes its messages.
 
-    A batch's partitions write the same queues, so nearly all that was sent since the bookmark may be others'. So a walk goes past what
-    came in one request with another partition's message, if that is more than a step, and reads the message at the other end. What
-    another run of the batch sent is read, all of it.
+    A batch's partitions write to the same queues, so nearly all messages since the bookmark may be other partitions'. So the
+    walk skips the request that another partition's message came in, if that is longer than a step, and reads the message at its
+    other end. Messages that another run of the batch sent are all read.
     """
 
     def __init__(self, writer: Writer, bookmark: int | None, end: int) -> None:
-        """``bookmark`` None: none is known. ``end``: of the queue."""
+        """``bookmark``: None if unknown. ``end``: the queue's end."""
         self._writer = writer
         self._least = 0
-        # The message just below it is the last committed batch's first one, which tells whether that is ours.
+        # The message just below the bookmark is the last committed batch's first one: it tells whether that batch is ours.
         self._floor = 0 if bookmark is None else max(0, bookmark - 1)
         self._at = end
         self._step = FIRST_STEP
-        #: Per run and partition of our batch whose messages may be ours: the lowest sequence that was seen.
+        #: The lowest sequence seen, by run and partition, among messages of our batch that may be ours.
         self._firsts: dict[tuple[str, int], int] = {}
-        #: The lowest offset of these.
+        #: The lowest offset of these messages.
         self._lowest_own: int | None = None
         self._older = False
         self._newest = -1
-        # A message that was read, and where the walk was then, while it goes past the rest of that message's request.
+        # While the walk skips a request: the message of it that was read, and where the walk was then.
         self._passed: tuple[Found, int] | None = None
         self._believes = True
 
     def begins(self, least: int) -> None:
-        """The queue's first message that is still there: whoever asks for it only when a walk is long spares a question."""
+        """Set the offset of the queue's first remaining message. Asking for it only when a walk is long saves a request."""
         self._least = least
         self._floor = max(least, self._floor)
         if self._passed is not None:
             self._at = min(max(self._at, least + 1), self._passed[1])
 
     def next(self) -> OffsetRange | None:
-        """What to read now; None at the end of the walk."""
+        """Return the range to read now; None at the end of the walk."""
         floor = self._lowest
-        # Not at a first message: what had no right to be sent, or another run, may lie before it. Nor at an older batch's while first ones
-        # are still to come: a late attempt of that batch sent it. Of an old batch a distance has to do, it may be the topic's first one;
-        # it was committed, so what is not found is not sent.
+        # A first message (sequence 0) does not end the walk: messages that should not have been sent, or another run's, may lie
+        # before it. Nor does an older batch's message while first ones are missing: a late attempt of that batch sent it. For a
+        # batch that newer ones followed, a distance must do, since no older batch may exist. It was committed, so rows that are
+        # not found are not sent.
         firsts = not any(self._firsts.values())
         far = self._is_old and self._lowest_own is not None and self._lowest_own - self._at >= PROBE
         complete = firsts and (self._older or far)
@@ -90,14 +92,15 @@ class Lookback:
         return self._least if self._is_old else self._floor
 
     def saw(self, messages: Sequence[Found]) -> Sequence[Found]:
-        """The sink's messages in the range that `next` named, in order: of others' at least the first and the last one.
+        """Take the sink's messages in the range that `next` named, in order.
 
-        Returns those that count: none if they are going to be read again.
+        Of others' messages it needs the first and the last. Returns the messages that count, or none if they will be read
+        again.
         """
         looked = self.next()
         assert looked is not None
         if self._passed is not None and not self._arrived(self._passed[0], messages):
-            # It is not what it says: read all that was passed, and pass no more.
+            # The message's stamp is wrong: read all that was skipped, and skip no more.
             self._at, self._passed, self._believes = self._passed[1], None, False
             return ()
         for message in messages:
@@ -114,15 +117,18 @@ class Lookback:
         return messages
 
     def _pass_by(self, message: Found) -> None:
-        """Go to where the message's request began, or to the lowest message to be read: that is read, and must be what it should."""
+        """Skip to where the message's request began, or to the lowest message to read.
+
+        The next read verifies the stamp there.
+        """
         target = max(message.begin, self._lowest) + 1
         if not self._is_own(message) and self._at - target > self._step:
             self._passed = (message, self._at)
-            # The message that must be there, and one more, which may be of another request.
+            # Read the message that must be there, and one more, which may be of another request.
             self._at, self._step = target, 2
 
     def _arrived(self, left: Found, messages: Sequence[Found]) -> bool:
-        """Whether the last one that was read belongs to the request of the one that was left."""
+        """Whether the last message that was read belongs to the request that was skipped."""
         if not messages or messages[-1].offset != self._at - 1:
             return False
         last = messages[-1]
@@ -133,47 +139,47 @@ class Lookback:
 
 
 def may_be_of(writer: Writer, message: Found) -> bool:
-    """Whether a message may be one of the writer's rows: sent by its partition in this run, or by anyone in another run of its batch."""
+    """Whether a message may be one of the writer's rows: of its partition in its run, or of any in another run of the batch."""
     return message.batch == writer.batch and (message.run != writer.run or message.partition == writer.partition)
 
 
 class Ledger:
-    """What one attempt knows of its rows in one queue: which messages are theirs, and what is still to be sent."""
+    """One attempt's account of its rows in one queue: which messages are its rows, and which rows are still to be sent."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        #: Messages of this partition in this run that no row was found for yet: offsets by what they say.
+        #: Messages of this partition in this run that match no row so far: offsets by content digest.
         self._unclaimed: dict[bytes, list[int]] = {}
-        #: The same of messages that other runs of the batch sent; and how many there were.
+        #: The same for messages that other runs of the batch sent; and the number of all such messages.
         self._others: dict[bytes, list[int]] = {}
         self.of_others = 0
-        #: The offsets of those of them that were found to be rows.
+        #: Offsets of other runs' messages that were taken for rows.
         self.taken: list[int] = []
         self._acknowledged: list[OffsetRange] = []
         #: The sequence of the next message.
         self.sequence = 0
-        #: Everything below was read.
+        #: All messages below this offset were read.
         self.seen = 0
         #: Whether the batch was committed before: nothing may be added to it.
         self.committed = False
-        #: The sink's newest batch that was seen; -1: none.
+        #: The sink's newest batch that was seen; -1 for none.
         self.newest = -1
-        #: Where the messages are that may be this partition's, others' among them.
+        #: The range of the messages that may be this partition's, with other messages among them.
         self.span: OffsetRange | None = None
         self.found = self.sent = self.missing = 0
 
     @property
     def extra(self) -> int:
-        """Messages of this partition in this run that are none of the rows."""
+        """The number of messages of this partition in this run that match no row."""
         return sum(map(len, self._unclaimed.values()))
 
     def knows(self, committed: int) -> None:
-        """The sink's newest batch that was committed; -1: none is known."""
+        """Take note of the sink's newest committed batch; -1 for none."""
         self.newest = max(self.newest, committed)
         self.committed = self.committed or committed >= self._writer.batch
 
     def read(self, messages: Iterable[Found], end: int, bookmark: int | None = None) -> None:
-        """The sink's messages in a range that was not read before. ``end``: everything below it was read."""
+        """Take the sink's messages in a range that was not read before. ``end``: everything below it was read."""
         for message in messages:
             self.newest = max(self.newest, message.batch)
             if message.batch > self._writer.batch or (
@@ -194,7 +200,7 @@ class Ledger:
         self._acknowledged = [known for known in self._acknowledged if known.end > self.seen]
 
     def claim(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that are to be sent: those that no message was found for, unless the batch is committed."""
+        """Return the rows to send: those that no message matches, or none if the batch is committed."""
         if self._unclaimed or self._others:
             missing = [not (self._take(digest) or self._take_of_others(digest)) for digest in digests(rows)]
             if not all(missing):
@@ -222,7 +228,7 @@ class Ledger:
         return True
 
     def acknowledged(self, offset: int, count: int) -> None:
-        """The broker has stored ``count`` rows from ``offset`` on."""
+        """Record that the broker has stored ``count`` rows from ``offset`` on."""
         self.sequence += count
         self.sent += count
         self._extend(offset, offset + count)

@@ -1,13 +1,16 @@
-"""What a sink writes on each message, so that a task finds out what of its rows is in a queue already. Pure.
+"""The stamp that a sink writes on each message, by which a task recognises its rows in a queue. Pure.
 
-A stamp is (sink, batch, run, partition, sequence, request), in six properties. A run is one Spark job that writes the batch: within it a
-partition has the same rows in every attempt, in another run the same rows may be in other partitions. Sequences count from 0 the messages
-that a partition's task, in all its attempts of one run, has in one queue for one batch: they grow with the offset, so 0 is the first one.
-The request is the sequence of the first message that was sent with this one: a broker stores what comes in one request in one piece
-(``CommitLog.asyncPutMessages`` holds the queue's lock for a whole batch), so whoever looks for other messages can go past all of it.
+A stamp is (sink, batch, run, partition, sequence, request), in six properties.
 
-A message *may be* a task's if an attempt of the same partition of its run sent it, or any task of another run of the batch. Messages
-without a run were sent by a release that stamped none, or for a writer that names none.
+- A *run* is one Spark job that writes the batch. Within a run, a partition has the same rows in every attempt. Another run may
+  have the same rows in other partitions.
+- The *sequence* counts from 0 the messages that all attempts of one partition in one run have in one queue for one batch. It
+  grows with the offset, so 0 is the first message.
+- The *request* is the sequence of the first message that was sent in the same request. A broker stores a request in one piece
+  (``CommitLog.asyncPutMessages`` holds the queue's lock for a whole batch), so a reader can skip all of it.
+
+A message *may be* a task's row if an attempt of the same partition of its run sent it, or any task of another run of the batch.
+Messages without a run were sent by a release that did not stamp it, or for a writer without one.
 """
 
 from __future__ import annotations
@@ -34,22 +37,23 @@ from orderedmq.model import (
     is_reserved,
 )
 
-#: Consumer groups of sinks, which nobody consumes with: they keep a sink's bookmarks, and its tasks exclude each other by their locks.
+#: Prefix of sinks' consumer groups. Nobody consumes with them: they hold a sink's bookmarks and the locks of its tasks.
 GROUP_PREFIX: Final = "OMQ_SINK_"
-#: What `found` needs of a message.
+#: The columns of a message that `found` needs.
 COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")
 
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
 _BOOKMARK_GROUP = re.compile(GROUP_PREFIX + "[0-9a-f]{24}")
 _NUMBER: Final = "^[0-9]{1,18}$"
-#: Messages that are looked at one by one: a look by columns takes as long for one as for hundreds.
+#: Up to this many messages are examined one by one: examining columns takes as long for one message as for hundreds.
 _FEW: Final = 8
 
 
 @dataclass(frozen=True)
 class Writer:
-    """Who writes: one partition of one batch of a sink, in one run. ``sink`` is as `sink_name` gives it, ``run`` as `run_name`, ``group`` the
-    sink's, if the user names one.
+    """A writing task: one partition of one batch of a sink, in one run.
+
+    ``sink`` comes from `sink_name`, ``run`` from `run_name`. ``group`` is the sink's group if the user names one.
     """
 
     sink: str
@@ -59,7 +63,7 @@ class Writer:
     group: str | None = None
 
     def properties(self, sequence: int, count: int) -> dict[str, pa.Array | str]:
-        """The stamps of ``count`` messages from ``sequence`` on, as `encode.encode` takes them; it adds SINK_REQUEST."""
+        """Return the stamps of ``count`` messages from ``sequence`` on for `encode.encode`, which adds SINK_REQUEST."""
         return {
             SINK_ID: self.sink,
             SINK_BATCH: str(self.batch),
@@ -70,14 +74,14 @@ class Writer:
 
 
 class Found(NamedTuple):
-    """A message of the sink. ``digest`` is that of its content where it may be the writer's, else empty."""
+    """A message of the sink. ``digest``: of its content if the message may be the writer's, else empty."""
 
     offset: int
     batch: int
     partition: int
     sequence: int
     digest: bytes
-    #: The sequence of the first message of its request; its own where that is not known.
+    #: The sequence of the first message of its request, never above its own.
     request: int
     run: str = ""
 
@@ -88,39 +92,40 @@ class Found(NamedTuple):
 
 
 def sink_name(sink_id: str) -> str:
-    """The sink as a property's value: itself, or its hash where it is long or has characters that a property may not have."""
+    """Return the sink's id as a property's value: itself, or its hash if it is long or has unusual characters."""
     if _PLAIN.fullmatch(sink_id):
         return sink_id
     return "#" + blake2b(sink_id.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
 
 def run_name(job: str) -> str:
-    """The run of a job, short: 32 bits as hexadecimal digits, not all 0; "" for none."""
+    """Return a short name for a job's run: 8 hexadecimal digits, not all 0; "" for no job."""
     if not job:
         return ""
     return f"{int.from_bytes(blake2b(job.encode(), digest_size=4).digest(), 'big') or 1:08x}"
 
 
 def bookmark_group(sink: str, topic: str, named: str | None = None) -> str:
-    """The consumer group whose offsets are the sink's bookmarks in a topic's queues: ``named`` by the user, else after the sink."""
+    """Return the consumer group of the sink's bookmarks in a topic: ``named`` by the user, else derived from the sink."""
     return named or GROUP_PREFIX + _digest_of(sink, topic)
 
 
 def is_bookmark_group(group: str) -> bool:
-    """Whether it is one of a sink's: no group of users."""
+    """Whether a group's name is one that `bookmark_group` derives from a sink."""
     return _BOOKMARK_GROUP.fullmatch(group) is not None
 
 
 def lock_place(sink: str, queue: MessageQueue, name: str) -> MessageQueue:
-    """What attempts lock at a queue's broker in the sink's group: several tasks write to the queue at the same time, under several names.
+    """Return what an attempt locks at a queue's broker in the sink's group, under the given name.
 
-    A broker locks what it is given, whether it has such a queue or not.
+    Several tasks write to the queue at the same time, so they use several names. A broker grants the lock of any queue, whether
+    it has such a queue or not.
     """
     return queue._replace(broker_name=f"{queue.broker_name}/{_digest_of(sink, queue.topic)}/{name}")
 
 
 def sink_mark(sink: str) -> int:
-    """A number for the sink, as a group's offset may be: above 0."""
+    """Return a number above 0 that stands for the sink and can be stored as a group's offset."""
     return 1 + int.from_bytes(blake2b(sink.encode("utf-8", "surrogatepass"), digest_size=7).digest(), "big")
 
 
@@ -129,9 +134,10 @@ def _digest_of(sink: str, topic: str) -> str:
 
 
 def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
-    """The sink's messages among those read with `COLUMNS`: all that may be the writer's, of others the last one, and the first of each batch.
+    """Return the sink's messages among those read with `COLUMNS`, by offset.
 
-    In the order of their offsets. A stamp that makes no sense is none.
+    These are all that may be the writer's, and of the others at least the last one and the first of each batch. A message with
+    a malformed stamp is left out.
     """
     if messages.num_rows <= _FEW:
         return _found_one_by_one(messages, writer)
@@ -188,14 +194,14 @@ def _found_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
 
 
 def digests(rows: pa.RecordBatch) -> list[bytes]:
-    """Of each row or message, what it says, in 16 bytes: body, tags, keys, sharding key and the user's properties.
+    """Return a 16-byte digest of each row's or message's content: body, tags, keys, sharding key and the user's properties.
 
-    The same for a row and for the message that was made of it: an empty text is none, properties have no order, and of two of one
-    name the last one counts.
+    A row and the message that was made of it have the same digest: an empty text counts as none, properties have no order, and
+    of two properties with one name the last one counts.
     """
     names = [name for name in COLUMNS[1:] if name in rows.schema.names]
     if "properties" in names and not _has_users(rows.column("properties")):
-        # The usual case, and properties are what takes long.
+        # The usual case, and properties take most of the time.
         names.remove("properties")
     columns = {name: rows.column(name).to_pylist() for name in names}
     nothing: list[None] = [None] * rows.num_rows
@@ -217,7 +223,7 @@ def _digest(
 
 
 def _has_users(properties: pa.Array) -> bool:
-    """Whether any row may have a property of the user's."""
+    """Whether any row may have a property that the user set."""
     bounds = properties.offsets
     names = properties.keys.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
     return not pc.all(reserved(names)).as_py()

@@ -1,11 +1,14 @@
 """The Outbox over RocketMQ: rows are sent as they are added, and a commit moves the sink's bookmarks.
 
-RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again looks in each queue for what earlier attempts
-sent, in whatever partitions they had the rows, and sends what is missing (lookback.py); a commit sends rows for which several tasks found
-one message (contested.py). Readers see a batch's rows before its commit, and those of an attempt whose batch never is. What holds of a
-batch with identity, once it is committed: each row is in its queue once, as long as its attempts were given the same rows and no request
-that was given up is carried out a second later (a broker refuses what has waited for 200 ms, but a network may hold a request back for
-longer; the repeated messages have the same stamps then). Of a batch without identity: at least once.
+RocketMQ cannot hide messages until a batch is committed. So a task that writes a batch again searches each queue for the rows
+that earlier attempts sent, whatever their partitions, and sends what is missing (lookback.py). A commit sends rows for which
+several tasks found the same message (contested.py). Readers see a batch's rows before its commit, and also those of a batch
+that is never committed.
+
+Once a batch with identity is committed, each row is in its queue once. This holds as long as all attempts were given the same
+rows, and no request that was given up is carried out a second later. (A broker refuses a request that has waited for 200 ms,
+but a network may hold one back for longer; the repeated messages then have the same stamps.) A batch without identity is
+written at least once.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ T = TypeVar("T")
 
 log = logging.getLogger("orderedmq")
 
-#: Queues that one task writes at the same time.
+#: Queues that one task writes in parallel.
 PARALLEL: Final = 16
-#: Seconds for a question to a broker that has none of a batch's rows.
+#: Seconds for a request to a broker that has none of a batch's rows.
 _OTHER_BROKERS: Final = 5.0
-#: Bytes of rows that wait for their queues, of one task, above which whoever adds more has to wait.
+#: Bytes of rows that may wait for their queues in one task. Above this, `RocketMQStaging.add` waits.
 WAITING_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -60,10 +63,10 @@ class RocketMQOutbox:
         self._timing = timing
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
-        """Nothing: no broker could bind a publish to it."""
+        """Do nothing: a RocketMQ broker cannot bind a publish to a source's lock."""
 
     def open(self, batch: SinkBatch, partition: int) -> RocketMQStaging:
-        """Raises GroupError BAD_NAME."""
+        """See `Outbox.open`. Raises GroupError BAD_NAME for the group that the user named."""
         if batch.group is not None:
             lock_rules.check_name(batch.group)
         return RocketMQStaging(self._client, self._log, batch, partition, self._timing)
@@ -76,15 +79,15 @@ class RocketMQOutbox:
         move_offsets: bool = True,  # noqa: ARG002
         skip_differing_replay: bool = False,
     ) -> Published:
-        """Note that the batch is complete; its rows can be read already. No group's offsets move here.
+        """Record that the batch is complete; its rows can be read already. No group's offsets move here.
 
-        Raises SinkError REPLAY_DIFFERS for a batch that was committed with other rows, as far as its tasks could see that in the queues
-        that they write now; BATCH_TOO_OLD; TOKEN_GONE for receipts that are not of this batch. Of a batch that was committed nothing is
-        sent; see `_note` for how that is known.
+        Raises SinkError REPLAY_DIFFERS for a batch that was committed with other rows, as far as its tasks saw that in the
+        queues that they now write; BATCH_TOO_OLD; TOKEN_GONE for receipts that are not of this batch. Nothing is sent of a
+        batch that was committed before; `_note` stores what tells so.
         """
         chosen: dict[int, Token] = {}
         for receipt in receipts:
-            # Two attempts of one partition are the same rows: the first one named counts.
+            # Two attempts of one partition have the same rows: the first receipt counts.
             chosen.setdefault(receipt.partition, parse_token(batch, receipt))
         tokens = [chosen[partition] for partition in sorted(chosen)]
         if batch.sink_id is None:
@@ -110,7 +113,7 @@ class RocketMQOutbox:
         return Published(True, {}) if verdict.replayed else Published(False, places)
 
     def _settle(self, batch: SinkBatch, tokens: Sequence[Token]) -> list[QueueReport]:
-        """Send what is missing of rows for which several tasks found one message."""
+        """Send the rows that are missing because several tasks found the same message."""
         assert batch.sink_id is not None
         found = taken(tokens)
         nobodys = 1 + max((token.partition for token in tokens), default=0)
@@ -123,10 +126,10 @@ class RocketMQOutbox:
         return RocketMQQueue(self._client, self._log, queue, writer, client_id, self._timing, threading.Event())
 
     def _note(self, batch: SinkBatch, places: Iterable[MessageQueue]) -> None:
-        """That the batch is committed, at each broker of its topics: a repeat with other rows may come to queues that it has no rows in.
+        """Store at each broker of its topics that the batch is committed: a repeat with other rows may come to any queue.
 
-        A broker that has none of its rows and cannot be asked is passed over. Where a batch names no topic (a topic column), topics that
-        it has no rows for are not noted.
+        A broker that has none of the batch's rows and cannot be reached is skipped. If the batch names no topic (a topic
+        column), topics without rows of it are not covered.
         """
         assert batch.sink_id is not None
         sink = sink_name(batch.sink_id)
@@ -150,7 +153,7 @@ class RocketMQOutbox:
         self._each({**others, **must}.values(), note)
 
     def _each(self, queues: Iterable[MessageQueue], what: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
-        """Of many queues at the same time: each is a question to a broker."""
+        """Call ``what`` for many queues in parallel, since each call waits for a broker."""
         asked = list(queues)
         if len(asked) < 2:
             return {queue: what(queue) for queue in asked}
@@ -158,11 +161,11 @@ class RocketMQOutbox:
             return dict(zip(asked, pool.map(what, asked)))
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
-        """Nothing: what was sent stays. The batch's next attempt believes it, and sends what is missing."""
+        """Do nothing: sent rows stay. The batch's next attempt finds them and sends what is missing."""
 
 
 def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueReport]) -> None:
-    """Messages that nobody can take back."""
+    """Warn of messages that match no row of the batch and cannot be taken back."""
     committed = {report.queue for token in tokens for report in token.reports if report.committed}
     for queue, extra in left_over(tokens, settled).items():
         if queue not in committed:
@@ -187,20 +190,23 @@ def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueRepo
 
 
 class _Line:
-    """The rows that wait for one queue, and whether a thread is at work on them."""
+    """The rows that wait for one queue, and whether a thread is writing them."""
 
     def __init__(self, queue: MessageQueue, writer: QueueWriter) -> None:
         self.queue = queue
         self.writer = writer
         self.waiting: list[pa.RecordBatch] = []
         self.busy = False
-        #: Rows that were added, and that were handed to the writer.
+        #: Rows that were added, and rows that the writer has written.
         self.rows = 0
         self.written = 0
 
 
 class RocketMQStaging:
-    """The Staging protocol, of one attempt; used by one thread. A queue's rows are sent by one thread at a time, queues in parallel."""
+    """The Staging protocol for one attempt; used by one thread.
+
+    One thread at a time sends a queue's rows, queues in parallel.
+    """
 
     def __init__(self, client: Client, log: RocketMQLog, batch: SinkBatch, partition: int, timing: Timing) -> None:
         self._client = client
@@ -213,19 +219,19 @@ class RocketMQStaging:
             if batch.sink_id is not None
             else None
         )
-        #: Whose the locks are. Each attempt is somebody else.
+        #: The client id of this attempt's locks, unique to it.
         self._client_id = f"sink@{uuid.uuid4().hex}"
         self._lines: dict[MessageQueue, _Line] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._stop = threading.Event()
-        # Guards what follows and the lines' contents.
+        # Guards the fields below and the lines' contents.
         self._changed = threading.Condition()
         self._waiting_bytes = 0
         self._busy = 0
         self._error: BaseException | None = None
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Send rows, sooner or later. Raises also what became of rows that were added before; these may have been sent then."""
+        """Send rows, sooner or later. Also raises the error of rows added before, some of which may have been sent."""
         line = self._lines.get(queue)
         checked = normalise(rows, f"queue {queue}", line.rows if line is not None else 0)
         if line is None:
@@ -245,7 +251,7 @@ class RocketMQStaging:
                 self._started().submit(self._work, line)
 
     def receipt(self) -> Receipt:
-        """Everything added is stored and can be read; the queues are free for other attempts."""
+        """Wait until everything added is stored and readable, free the queues, and return the receipt."""
         self._join()
         if self._error is not None:
             raise self._error
@@ -258,7 +264,7 @@ class RocketMQStaging:
         return Receipt(token.text(), self._partition, {queue: line.rows for queue, line in self._lines.items()})
 
     def abandon(self) -> None:
-        """Send no more, and free the queues. What was sent stays."""
+        """Stop sending, and free the queues. Rows that were sent stay."""
         self._stop.set()
         with self._changed:
             self._error = self._error or given_up(next(iter(self._lines), MessageQueue("", "", 0)))
@@ -270,7 +276,7 @@ class RocketMQStaging:
     def _line(self, queue: MessageQueue) -> _Line:
         """Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
         check_topic(queue.topic, writing=True)
-        # A route that is some seconds old will do: a queue that is gone refuses what is sent.
+        # A route that is some seconds old will do: a queue that was deleted refuses what is sent.
         if queue not in self._route(queue.topic):
             self._log.require(queue)
         place = RocketMQQueue(
@@ -290,7 +296,7 @@ class RocketMQStaging:
         return self._pool
 
     def _work(self, line: _Line) -> None:
-        """Write what waits for one queue, until nothing does."""
+        """Write the rows that wait for one queue until none are left."""
         try:
             while (waiting := self._next(line)) is not None:
                 for rows in _joined(waiting):
@@ -306,14 +312,14 @@ class RocketMQStaging:
                 self._end(line)
 
     def _explained(self, error: BaseException, queue: MessageQueue) -> BaseException:
-        """For an account that lacks a right: all that it lacks."""
+        """Return the error; if the account lacks a right, one that names all the rights that it lacks."""
         if self._writer is None:
             return error
         group = bookmark_group(self._writer.sink, queue.topic, self._writer.group)
         return access.explained(self._client, error, rights.of_sink(queue.topic, group), rights.SINK)
 
     def _next(self, line: _Line) -> list[pa.RecordBatch] | None:
-        """What waits; None, and the line is not worked on any more, when nothing does."""
+        """Return the waiting rows. None if there are none, or after an error; the line then has no thread any more."""
         with self._changed:
             waiting, line.waiting = line.waiting, []
             if waiting and self._error is None:
@@ -327,7 +333,7 @@ class RocketMQStaging:
         self._changed.notify_all()
 
     def _yield(self) -> None:
-        """A queue is another attempt's: if that one waits for a queue of ours, both would wait for ever."""
+        """Give idle queues back while another attempt's lock is waited for: if it waits for ours, both would wait for ever."""
         with self._changed:
             idle = [line for line in self._lines.values() if not line.busy]
             for line in idle:
@@ -336,7 +342,7 @@ class RocketMQStaging:
         for line in idle:
             try:
                 line.writer.let_go()
-                # Rows may have come for it meanwhile.
+                # Rows may have been added to the line meanwhile.
                 self._started().submit(self._work, line)
             except BaseException as error:  # as in `_work`
                 with self._changed:
@@ -360,7 +366,7 @@ class RocketMQStaging:
 
 
 def _joined(waiting: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small batches as one, where they have the same columns: one request for all."""
+    """Yield adjacent batches with the same columns as one, so that small ones share a request."""
     for _, alike in itertools.groupby(waiting, key=lambda batch: batch.schema.names):
         batches = list(alike)
         yield pa.concat_batches(batches) if len(batches) > 1 else batches[0]

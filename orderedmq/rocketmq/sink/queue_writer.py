@@ -1,8 +1,8 @@
-"""One attempt's rows for one queue: look, send what is missing, and after a send without an answer look again. No sockets here.
+"""Writes one attempt's rows to one queue: look, send what is missing, and look again after a lost answer. No sockets here.
 
-Rules: one request is on its way at a time, so a queue has the rows in their order. Rows are sent only while the attempt has the queue's
-lock, on the connection on which it got it: whoever lost the connection or the lock looks at what came since, before it sends. A batch
-without identity is not looked for: after a lost answer its rows are sent again.
+Rules: one request is in flight at a time, so the queue has the rows in order. Rows are sent only while the attempt holds the
+queue's lock, on the connection on which it was granted. An attempt that lost the connection or the lock reads what came since
+before it sends. A batch without identity is not looked for: after a lost answer its rows are sent again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from orderedmq.rocketmq.sink.commit_report import QueueReport, pack
 from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
 from orderedmq.rocketmq.sink.message_stamp import Writer, found
 
-#: What a UNIQ_KEY has as its maker's address; the random salt is what makes it unique.
+#: The producer's address in a UNIQ_KEY. The random salt makes the key unique.
 _HOST: Final = b"\x7f\x00\x00\x01"
 
 
 class Start(NamedTuple):
-    """A queue when an attempt first comes there: its end; the sink's bookmark, if one is known; its newest committed batch, or -1."""
+    """A queue's end when an attempt comes there, the sink's bookmark if known, and the sink's newest committed batch or -1."""
 
     end: int
     bookmark: int | None
@@ -35,46 +35,50 @@ class Start(NamedTuple):
 
 
 class Place(Protocol):
-    """One queue at its broker, as an attempt uses it. Everything raises OrderedMQError when it was tried for long enough."""
+    """One queue at its broker, as an attempt uses it. A method raises OrderedMQError after it has tried for long enough."""
 
     queue: MessageQueue
 
     def acquire(self) -> None:
-        """Get the queue's lock, waiting for another attempt of the partition, and for those of other runs of the batch, to be gone."""
+        """Get the queue's lock.
+
+        Waits until other attempts of the partition, and of other runs of the batch, have given it up.
+        """
         ...
 
     def keep(self) -> bool:
-        """Whether the lock is ours, for long enough to send; prolongs it when it is time to."""
+        """Whether the lock is ours for long enough to send; renews it when that is due."""
         ...
 
     def start(self) -> Start: ...
     def least(self) -> int:
-        """The offset of the first message that is still there."""
+        """Return the offset of the queue's first remaining message."""
         ...
 
     def end(self) -> int: ...
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Messages [begin, end), with `stamp.COLUMNS`; fewer when some are deleted meanwhile."""
+        """Yield messages [begin, end) with `message_stamp.COLUMNS`; fewer if some are deleted meanwhile."""
         ...
 
     def send(self, body: SendBody) -> int:
-        """The offset of the first row. Raises RocketMQUnavailableError with ``outcome_unknown`` when no answer came."""
+        """Return the first row's offset. Raises RocketMQUnavailableError with ``outcome_unknown`` if no answer came."""
         ...
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
-        """Wait before the next attempt, after so many failures in a row. Raises ``error`` if it has gone on for too long.
+        """Wait before the next try, after this many failures in a row. Raises ``error`` if they have lasted too long.
 
-        An error whose outcome is unknown ends the grant: when the lock is acquired again, what the broker still did can be read.
+        An error whose outcome is unknown ends the lock. Once the lock is acquired again, all that the broker stored can be
+        read.
         """
         ...
 
     def release(self, end: int) -> None:
-        """All messages below ``end`` can be read: let others have the queue. It may be acquired again."""
+        """Wait until all messages below ``end`` can be read, and give the lock back. It may be acquired again."""
         ...
 
 
 class QueueWriter:
-    """See the module. Used by one thread at a time."""
+    """Writes one attempt's rows to one queue. Used by one thread at a time."""
 
     def __init__(self, place: Place, writer: Writer | None, partition: int) -> None:
         self._place = place
@@ -85,11 +89,11 @@ class QueueWriter:
         self._begun = False
         self._ready = False
         self._failures = 0
-        #: Of one call of the encoder, and so of one request.
+        #: Maximum rows per call of the encoder, and so per request; None: no limit.
         self._most_rows: int | None = None
 
     def write(self, rows: pa.RecordBatch, first: int) -> None:
-        """Have the rows in the queue, behind those of earlier calls; ``first`` is the number of the first one in errors.
+        """Write the rows behind those of earlier calls. ``first``: the number of the first row, for errors.
 
         Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, and what the place raises.
         """
@@ -120,7 +124,7 @@ class QueueWriter:
         )
 
     def let_go(self) -> None:
-        """Wait until what was sent can be read, and give the queue back; the next write looks at what came meanwhile."""
+        """Wait until sent rows can be read, and give the queue back. The next write reads what came meanwhile."""
         self._ready = False
         span = self._ledger.span
         self._place.release(span.end if span is not None else 0)
@@ -128,7 +132,7 @@ class QueueWriter:
     # --- looking
 
     def _enter(self) -> None:
-        """Have the lock, and know all that came until we had it."""
+        """Get the lock, and read all messages that came before it was granted."""
         while not (self._place.keep() and self._ready):
             if not self._place.keep():
                 self._place.acquire()
@@ -156,7 +160,7 @@ class QueueWriter:
         self._ledger.read((), start.end)
 
     def _look(self, end: int) -> None:
-        """At what came since we last looked, or sent."""
+        """Read the messages that came since the last look or send."""
         assert self._writer is not None
         begin = self._ledger.seen
         if begin < end:
@@ -168,7 +172,7 @@ class QueueWriter:
     # --- sending
 
     def _send(self, rows: pa.RecordBatch, first: int) -> int:
-        """How many of the rows are stored; less than all when we have to look, or to try again."""
+        """Send rows and return how many are stored: fewer than all if we have to look first, or to try again."""
         done = 0
         rows = rows.slice(0, self._most_rows)
         for body in self._encoded(rows, first):
@@ -187,7 +191,7 @@ class QueueWriter:
                     raise
                 if body.rows == 1:
                     raise self._refused(error, first + done) from None
-                # The broker takes smaller requests than is usual.
+                # The broker's limit for requests is below the default.
                 self._most_rows = body.rows // 2
                 return done
             self._failures = 0
@@ -213,5 +217,5 @@ class QueueWriter:
 
 
 def _too_large(error: RocketMQError) -> bool:
-    """Whether a broker refuses a request for its size: before 5.0 by a code that other faults share, then by an exception's text."""
+    """Whether a broker refused a request for its size: before 5.0 with a code that other faults share, later with a text."""
     return error.sub == "MESSAGE_ILLEGAL" or (error.sub == "SERVER_ERROR" and "body size" in error.message)
