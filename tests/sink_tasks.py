@@ -1,4 +1,4 @@
-"""Runs the tasks of a batch write in Spark and leaves the commit to the test, so that its log lines reach the test's process."""
+"""Runs the tasks of a batch write in Spark and leaves the commit to the test, so that the test's process gets its log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A world per test: a store with topics ``in`` and ``out``, points, an observer of locks and offsets, and the judge at the end."""
+"""A world per test: a store with topics ``in`` and ``out``, points, an observer of locks and offsets, a judge at the end."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from tests.faults.leases import age
 from tests.faults.points import STEP, Points, until
 
 GROUP = "g"
-#: Rows in a RecordBatch of the source: points count rows in such steps.
+#: Rows per RecordBatch of the source: points count rows in these steps.
 PULL = 10
 
 
 class Observer:
-    """Writes down locks and group offsets as they change; no part of Spark, so no kill stops it."""
+    """Records changes of locks and group offsets. It runs in the test's process, so no kill stops it."""
 
     def __init__(self, path: Path) -> None:
         self.events: list[dict[str, Any]] = []
@@ -60,7 +60,7 @@ class Observer:
                         where = {"group": lock.group, "queue": str(lock.queue), "epoch": lock.epoch, "owner": lock.owner}
                         self._note({"event": "grant", "at": at, **where})
                 for group in broker.admin.groups():
-                    # It may be gone by now.
+                    # The group may be deleted by now.
                     with contextlib.suppress(GroupError):
                         self._look_at(broker, group, at, resets)
 
@@ -77,7 +77,7 @@ class Observer:
 
 
 class World:
-    """One store and everything that a test does around it."""
+    """One store, its queries, and the actions and checks of a test."""
 
     def __init__(self, folder: Path, spark: SparkSession, queues: int) -> None:
         self.folder = folder
@@ -95,7 +95,7 @@ class World:
     # -- doing --------------------------------------------------------------------------------------------------------------
 
     def produce(self, rows: int, topic: str = "in") -> None:
-        """``rows`` more messages in each queue: the body is the place, keys are the queue's own."""
+        """Add ``rows`` messages to each queue: the body is queue and offset, and no two queues share a key."""
         queues = self.broker.log.queues(topic)
         ends = {queue: at.max_offset for queue, at in self.broker.log.bounds(queues).items()}
         for queue in queues:
@@ -105,36 +105,36 @@ class World:
             self.broker.log.append(queue, pa.record_batch({"body": pa.array(bodies, pa.binary()), "sharding_key": keys}))
 
     def spec(self, checkpoint: str = "ck", **more: Any) -> dict[str, Any]:
-        """How a query of this world is started, here or in a driver of its own."""
+        """The arguments that start a query of this world, in this process or in a separate driver."""
         source = {"pullBatchSize": PULL, "lockTimeout": "5s", **more.pop("source", {})}
         return {"path": self.path, "checkpoint": str(self.folder / checkpoint), "group": GROUP, "source": source, **more}
 
     def start(self, checkpoint: str = "ck", **more: Any) -> StreamingQuery:
-        """A query in this process's Spark."""
+        """Start a query in this process's Spark."""
         self._queries.append(faulty.start(self.spark, **self.spec(checkpoint, **more)))
         return self._queries[-1]
 
     def run(self, checkpoint: str = "ck", **more: Any) -> None:
-        """A query in this process's Spark that processes what is there and ends."""
+        """Run a query in this process's Spark until it has processed all current messages and ended."""
         query = self.start(checkpoint, available_now=True, **more)
         assert query.awaitTermination(60), "the query did not end"
 
     def fail(self, query: StreamingQuery, timeout: float = 60.0) -> str:
-        """The text with which a query fails."""
+        """Wait until a query fails. Return the error's text."""
         until(lambda: not query.isActive, "the query ends", timeout)
         failure = query.exception()
         assert failure is not None, "the query ended without a failure"
         return str(failure)
 
     def lives(self, life: float, linger: float = 20.0) -> None:
-        """Locks that sources take from now on live so many seconds, and are not renewed.
+        """Give locks that sources take from now on a life of ``life`` seconds, without renewals.
 
         A renewal writes, and a process that is stopped in a write stops all other writers.
         """
         self.points._write("lives", "json", {"life": life, "linger": linger})
 
     def outlast(self, seconds: float, owner: str) -> None:
-        """As if so many seconds had passed since this owner renewed its locks and its membership."""
+        """Make the locks and the membership of this owner older by ``seconds``."""
         age(self.path, owner, seconds)
 
     # -- looking ------------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class World:
         until(lambda: self.count(topic) >= rows, f"{rows} messages in {topic}", timeout)
 
     def wait_for_offset(self, offset: int, group: str = GROUP) -> None:
-        """Until the group is at ``offset`` in every queue."""
+        """Wait until the group is at ``offset`` in every queue."""
         done = {queue.queue_id: offset for queue in self.queues}
         until(lambda: self.group_at(group) == done, f"group {group} at {offset}")
 
@@ -157,7 +157,7 @@ class World:
         return [lock for lock in self.broker.admin.locks(group) if lock.held]
 
     def tokens(self) -> int:
-        """Attempts whose rows are staged and not published."""
+        """Number of attempts whose rows are staged and not published."""
         store = Store.open(Path(self.path))
         try:
             with store.read() as txn:
@@ -166,12 +166,15 @@ class World:
             store.close()
 
     def log(self) -> str:
-        """What the source and the sink warned of."""
+        """The warnings of the source and the sink."""
         file = self.points.folder / "log.txt"
         return file.read_text() if file.exists() else ""
 
     def judge(self, *more: dict[str, Any], drained: bool = True, group: str = GROUP) -> None:
-        """Everything sent is in ``out`` exactly once and in order, nothing went back, the store is sound."""
+        """Assert that ``out`` has all sent messages exactly once and in order, and that no offset or epoch went back.
+
+        ``drained``: the group must be at the end of every queue, too. `close` checks the store.
+        """
         history = sorted([*self.observer.events, *self.points.history()], key=lambda event: event["at"])
         end = {"at": time.monotonic_ns()}
         dump = [*checker.sent(self.broker, "in"), *checker.delivered(self.broker, "out"), *checker.offsets(self.broker, group)]
@@ -191,14 +194,14 @@ class World:
 
 @pytest.fixture(scope="session")
 def session(spark: SparkSession) -> SparkSession:
-    """This process's Spark, which knows the format of these tests."""
+    """This process's Spark, with the format of these tests registered."""
     spark.dataSource.register(faulty.FaultySource)
     return spark
 
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory, session: SparkSession) -> Iterator[Callable[..., World]]:
-    """Makes worlds that live as long as the module's tests."""
+    """A function that makes worlds, which live as long as the module's tests."""
     made: list[World] = []
 
     def make(queues: int = 3) -> World:
@@ -219,7 +222,7 @@ def world(tmp_path: Path, session: SparkSession) -> Iterator[World]:
 
 @pytest.fixture(scope="module")
 def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Driver]]:
-    """Starts Sparks of their own, to be killed or stopped."""
+    """A function that starts separate Spark drivers, to be killed or stopped."""
     made: list[Driver] = []
 
     def make(master: str = "local[2]") -> Driver:

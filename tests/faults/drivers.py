@@ -1,4 +1,4 @@
-"""Spark drivers in processes of their own, and signals to exactly the processes that a test started."""
+"""Spark drivers in their own processes, and signals to exactly the processes that a test started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JVM = "org.apache.spark.deploy.SparkSubmit"
 
 
 def send(process: psutil.Process, kind: str, which: int) -> None:
-    """Signal a process of ours, after a look whether it still is what it was taken for."""
+    """Signal a process of the test, after a check that it is still of the expected kind."""
     words = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     assert kind in words, f"process {process.pid} is not a {kind} but {words!r}"
     assert process.is_running(), f"process {process.pid} is another one by now"
@@ -33,7 +33,7 @@ def send(process: psutil.Process, kind: str, which: int) -> None:
 
 
 def kill_below(pid: int, kind: str, ancestor: int | None = None) -> None:
-    """SIGKILL a process that this one, or ``ancestor``, started."""
+    """SIGKILL a process that this process, or ``ancestor``, started."""
     process = psutil.Process(pid)
     assert (ancestor or os.getpid()) in [parent.pid for parent in process.parents()], f"process {pid} is not ours"
     send(process, kind, signal.SIGKILL)
@@ -50,7 +50,7 @@ def gone(pid: int) -> bool:
 def _of_kind(kind: str, processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     found = []
     for process in processes:
-        # One may end while it is looked at.
+        # A process may end meanwhile.
         with contextlib.suppress(psutil.NoSuchProcess):
             if any(kind in word for word in process.cmdline()):
                 found.append(process)
@@ -85,14 +85,14 @@ class Driver:
         self._read = b""
         self._answer(90.0)
 
-    # -- what it is told ----------------------------------------------------------------------------------------------------
+    # -- commands to it -----------------------------------------------------------------------------------------------------
 
     def start(self, query: str = "q", **spec: Any) -> None:
         """Start a query: see tests.faults.faulty.start."""
         self._tell({"do": "start", "query": query, **spec})
 
     def failure(self, query: str = "q", timeout: float = 60.0) -> str:
-        """The text with which a query fails."""
+        """Wait until a query fails. Return the error's text."""
         state = until(lambda: (state := self.state(query)) and not state["active"] and state, f"query {query} ends", timeout)
         assert state["failure"], f"query {query} ended without a failure"
         text: str = state["failure"]
@@ -104,10 +104,10 @@ class Driver:
     def stop(self, query: str = "q") -> dict[str, Any]:
         return self._tell({"do": "stop", "query": query})
 
-    # -- what is done to it -------------------------------------------------------------------------------------------------
+    # -- signals to its processes -------------------------------------------------------------------------------------------
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that lives below this driver, itself included; those found once are remembered when they lose their parent."""
+        """The living processes below this driver, itself included; known ones stay listed after they lose their parent."""
         if self._process.poll() is None:
             own = psutil.Process(self._process.pid)
             self._known |= {process.pid: process for process in [own, *own.children(recursive=True)]}
@@ -118,7 +118,7 @@ class Driver:
         return _of_kind(kind, self.processes())
 
     def kill_jvm(self) -> None:
-        """kill -9 of Python driver and JVM; source runners and workers are left to notice it."""
+        """kill -9 the Python driver and the JVM; source runners and workers have to notice it themselves."""
         self.processes()
         for kind in ("tests.faults.job", JVM):
             for process in self.of_kind(kind):
@@ -126,34 +126,34 @@ class Driver:
         self._process.wait()
 
     def kill_all(self) -> None:
-        """kill -9 of everything, source runners first: none can give anything back."""
+        """kill -9 every process, source runners first, so that none can unlock its queues."""
         everything = self.processes()
         for process in [*self.of_kind(RUNNER), *everything]:
-            # Some end by themselves when their parent does.
+            # Some processes end by themselves with their parent.
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
                 if process.is_running() and not gone(process.pid):
                     send(process, _kind(process), signal.SIGKILL)
         self._process.wait()
-        # A process that is killed runs on until it next gets a turn, and lets go of its files then.
+        # A killed process lives until it is next scheduled, and closes its files only then.
         until(lambda: all(gone(process.pid) for process in everything), "all that was killed has ended")
 
     def pause(self, *kinds: str) -> None:
         """SIGSTOP the processes of these kinds."""
         for kind in kinds:
             for process in self.of_kind(kind):
-                # One may end meanwhile.
+                # A process may end meanwhile.
                 with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError, FileNotFoundError):
                     if not gone(process.pid):
                         send(process, kind, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """SIGCONT all that are stopped."""
+        """SIGCONT all stopped processes."""
         for process in self.processes():
             if process.status() == psutil.STATUS_STOPPED:
                 send(process, _kind(process), signal.SIGCONT)
 
     def close(self) -> None:
-        """The end: whatever is left of it is killed."""
+        """Kill all processes that are left, and close the pipes."""
         for process in self.processes():
             try:
                 send(process, _kind(process), signal.SIGKILL)
@@ -194,6 +194,6 @@ class Driver:
 
 
 def _kind(process: psutil.Process) -> str:
-    """The word of a process's command line by which it is recognised when it is signalled."""
+    """The part of a process's command line by which `send` recognises it."""
     words = " ".join(process.cmdline())
     return next((kind for kind in ("tests.faults.job", RUNNER, WORKER, JVM, "java") if kind in words), words)

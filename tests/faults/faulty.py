@@ -1,16 +1,17 @@
-"""The format ``orderedmq`` with points at which tests stop it: the same classes, each call passed on, between two looks at a folder.
+"""The format ``orderedmq`` with points at which tests can stop it, registered as ``orderedmq_faulty``.
 
-The folder is ``points`` beside the store. Registered as ``orderedmq_faulty``.
+The classes are the real ones; their calls pass points, which tests control by the folder ``points`` beside the store.
 
     initial    source runner: initialOffset was called
     boundary   source runner: latestOffset was called, nothing is committed yet
     planned    source runner: a new offset was made, Spark has not logged it
     logged     source runner: the batch is in Spark's offset log, nothing is read
-    read       executor: so many rows of a queue were read
-    write      executor: so many rows came to the writer
-    staged     executor: everything is staged, Spark does not know yet
+    read       executor: at each RecordBatch that is read of a queue; counts rows
+    write      executor: at each RecordBatch that reaches the writer; counts rows
+    staged     executor: all rows are staged, Spark does not know yet
     publish    driver side: all tasks are done, nothing is published; also as "publish of" the id of a query
     published  driver side: published, Spark has not committed the batch
+    appended   driver side: foreachBatch has appended to a Parquet table
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ from tests.faults.points import Points
 from tests.quick_spark import QUICK_JVM
 
 FORMAT = "orderedmq_faulty"
-#: Where a row comes from, in the form that the checker reads.
+#: SQL for a row's origin, in the form that the checker reads.
 ORIGIN = "concat(topic, '/', broker_name, '/', queue_id, ':', queue_offset)"
 
 
 def points_of(path: str) -> Points:
-    """The points of a store; what this process warns of from now on is kept beside them."""
+    """The points of a store. Later warnings of this process are logged to a file beside them."""
     points = Points(Path(path).parent / "points")
     file = points.folder / "log.txt"
     log = logging.getLogger("orderedmq")
     if not any(isinstance(handler, logging.FileHandler) and handler.baseFilename == str(file) for handler in log.handlers):
         points.folder.mkdir(exist_ok=True)
-        # Spark's workers outlive a test and its store.
+        # Remove the handlers of earlier stores: Spark's workers outlive a test and its store.
         for handler in list(log.handlers):
             log.removeHandler(handler)
             handler.close()
@@ -91,7 +92,7 @@ class FaultyReader(StreamReader):
             self.points.reach("logged")
         planned = super().partitions(start, end)
         if (self.points.folder / "elsewhere").exists():
-            # An executor on another machine sees another store there, or none.
+            # As for an executor on another machine, which finds another store or none.
             return [replace(partition, identity="0" * 32) for partition in planned if isinstance(partition, QueuePartition)]
         return planned
 
@@ -114,7 +115,7 @@ class FaultyReader(StreamReader):
         points.reach("read", count)
 
     def _connect(self) -> tuple[Broker, TopicWatch]:
-        """Lives of locks that a test can outlast, if it asked for them."""
+        """Connect, and set the lives of locks if the test asked for ones that it can outlast."""
         fresh = self._connected is None
         connected = super()._connect()
         lives = self.points.folder / "lives.json"
@@ -185,7 +186,7 @@ class FaultySource(DefaultSource):
 
 
 def session_config() -> dict[str, str]:
-    """What every Spark of these tests runs with."""
+    """The configuration of every Spark of these tests."""
     return {
         "spark.driver.memory": "1g",
         "spark.executor.extraJavaOptions": " ".join(QUICK_JVM),
@@ -208,7 +209,7 @@ def start(
     source: Mapping[str, Any] | None = None,
     target: Mapping[str, Any] | None = None,
 ) -> StreamingQuery:
-    """A query from a topic to another; ``sink`` is that topic, ``noop``, or ``parquet:<folder>``."""
+    """Start a query from ``topic`` to ``sink``: a topic, ``noop``, or ``parquet:<folder>``."""
     reader = spark.readStream.format(FORMAT).option("path", path).option("topic", topic)
     for name, value in {**({"consumerGroup": group} if group else {}), **(source or {})}.items():
         reader = reader.option(name, str(value))
@@ -218,7 +219,7 @@ def start(
         folder = sink.partition(":")[2]
 
         def append(batch: DataFrame, number: int) -> None:
-            # The time tells a repeat of a batch from its first delivery.
+            # The time distinguishes a repeat of a batch from its first delivery.
             at = time.monotonic_ns()
             batch.selectExpr("*", f"{number} AS batch", f"{at} AS at").write.mode("append").parquet(folder)
             Points(Path(path).parent / "points").reach("appended")

@@ -1,8 +1,8 @@
-"""A Spark driver of its own, for tests that kill or stop one: it does what it is told line by line and answers each line.
+"""A Spark driver in its own process, for tests that kill or stop one: it executes commands line by line and answers each.
 
     python -m tests.faults.job local[2,3]
 
-Commands are JSON lines on stdin, answers JSON lines on stdout, which begin with ``@`` (Spark may print there too).
+Commands are JSON lines on stdin, answers JSON lines on stdout that begin with ``@`` (Spark may print there, too).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.faults.faulty import FaultySource, session_config, start
 
 
 def state(query: StreamingQuery) -> dict[str, Any]:
-    """What a test wants to know of a query."""
+    """A query's id, whether it is active, and the text of its failure, if any."""
     failure = query.exception()
     return {"id": str(query.id), "active": query.isActive, "failure": None if failure is None else str(failure)}
 

@@ -1,4 +1,4 @@
-"""Lets the locks and memberships of one owner age at once, so that no test waits for their end, nor loses one on a busy machine."""
+"""Ages the locks and memberships of one owner at once: no test waits for their end, or loses one on a busy machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orderedmq.embedded.store import Store
 
 
 def age(path: str, owner: str, seconds: float) -> None:
-    """As if so many more seconds (less, if negative) had passed since ``owner`` renewed its locks and its membership."""
+    """Make the locks and the membership of ``owner`` older by ``seconds`` (younger, if negative)."""
 
     def earlier(instant: Instant) -> Instant:
         return replace(instant, seconds=instant.seconds - seconds)

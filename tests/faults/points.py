@@ -1,7 +1,7 @@
-"""Named points in Spark's processes at which a test stops, fails or kills them, and what those processes tell.
+"""Named points in Spark's processes at which a test stops, fails or kills them, and a history of the events that they report.
 
-A test and the processes share a folder. The test arms a point; the first process that comes to it takes it (a rename, so only one
-does), says which process it is, and acts. Nothing here is in the production code: tests/faults/faulty.py calls ``reach``.
+A test and the processes share a folder. The test arms a point; the first process that reaches it takes it (by a rename, so only
+one can), writes its pid, and acts. The production code has no points: tests/faults/faulty.py calls ``reach``.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 Action = Literal["hold", "kill", "fail"]
-#: Seconds. A process that nobody releases must not stay for ever; longer than all tests of a module take on a busy machine.
+#: Seconds until a process that is never released fails; longer than all tests of a module take on a busy machine.
 PATIENCE = 900.0
 STEP = 0.01
 
 
 class ToldToFail(Exception):
-    """What a point armed with ``fail`` raises."""
+    """Raised at a point that was armed with ``fail``."""
 
 
 def until(condition: Callable[[], Any], what: str, timeout: float = 60.0) -> Any:
-    """The condition's value as soon as it is true; an assertion that names ``what`` when it is not in time."""
+    """Wait until the condition is true and return its value. Raises AssertionError with ``what`` after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         value = condition()
@@ -37,7 +37,7 @@ def until(condition: Callable[[], Any], what: str, timeout: float = 60.0) -> Any
 
 
 class Points:
-    """The points of one world. ``name`` may be taken once each time it is armed."""
+    """The points of one world. A point is taken once each time it is armed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,7 +45,7 @@ class Points:
     # -- the test's side ----------------------------------------------------------------------------------------------------
 
     def arm(self, name: str, action: Action = "hold", *, after: int = 0) -> None:
-        """The next process that passes ``name``, with ``after`` rows or more where rows are counted, does ``action``."""
+        """Make the next process at ``name`` do ``action``; where rows are counted, only after ``after`` rows or more."""
         for state in ("taken", "reached", "go"):
             self._file(name, state).unlink(missing_ok=True)
         self._write(name, "armed", {"action": action, "after": after})
@@ -54,13 +54,13 @@ class Points:
         self._file(name, "armed").unlink(missing_ok=True)
 
     def wait(self, name: str, timeout: float = 60.0) -> int:
-        """The pid of the process that took the point."""
+        """Wait until a process took the point, and return its pid."""
         until(self._file(name, "reached").exists, f"point {name} is reached", timeout)
         pid: int = json.loads(self._file(name, "reached").read_text())["pid"]
         return pid
 
     def release(self, name: str) -> None:
-        """Let the process that is held go on."""
+        """Let the held process go on."""
         self._write(name, "go", {})
 
     def release_all(self) -> None:
@@ -70,7 +70,7 @@ class Points:
             self.release(path.name.partition(".")[0])
 
     def history(self) -> list[dict[str, Any]]:
-        """What the processes told, in order of time."""
+        """The events reported by the processes, in order of time."""
         file = self.folder / "history.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
         return sorted((json.loads(line) for line in lines), key=lambda event: event["at"])
@@ -78,7 +78,7 @@ class Points:
     # -- the side of Spark's processes --------------------------------------------------------------------------------------
 
     def reach(self, name: str, count: int = 0) -> None:
-        """This process is at ``name``."""
+        """Pass the point ``name``: if it is armed, take it and do its action."""
         try:
             armed = json.loads(self._file(name, "armed").read_text())
             if count < armed["after"]:
@@ -86,7 +86,7 @@ class Points:
             self._file(name, "armed").rename(self._file(name, "taken"))
         except FileNotFoundError:
             return
-        # A worker that is stuck does not hear that its Spark is gone.
+        # A stuck worker would not notice the end of its Spark either.
         if armed["action"] == "hold" and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._write(name, "reached", {"pid": os.getpid()})
@@ -98,7 +98,7 @@ class Points:
         until(self._file(name, "go").exists, f"point {name} is released", PATIENCE)
 
     def tell(self, event: str, **facts: Any) -> None:
-        """Note an event in the history: one line, written at once."""
+        """Append an event to the history, in one write."""
         line = json.dumps({"event": event, "at": time.monotonic_ns(), "pid": os.getpid(), **facts}) + "\n"
         self.folder.mkdir(exist_ok=True)
         file = os.open(self.folder / "history.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

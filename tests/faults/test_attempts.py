@@ -1,6 +1,7 @@
-"""The sink's tasks and commits in every order that Spark may bring them: twin attempts, late ones, repeated and aborted batches.
+"""The sink's tasks and commits in every order in which Spark may run them: twin and late attempts, repeated and aborted
+batches.
 
-Spark starts no two copies of a task on one host, so ``write`` and ``commit`` are called here as Spark calls them, in this process.
+Spark never starts two copies of a task on one host, so the tests call ``write`` and ``commit`` as Spark does, in this process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ COLUMNS = ("body", "sharding_key", "keys")
 
 
 class Task:
-    """What TaskContext tells."""
+    """Stands in for Spark's TaskContext."""
 
     def __init__(self, run: SourceRun, partition: int) -> None:
         self._properties = {QUERY: run.query_id, BATCH: str(run.batch_id), RUN: run.run_id}
@@ -50,7 +51,7 @@ class Task:
 
 
 class Rig:
-    """A query from ``in`` to ``out``, call by call."""
+    """A query from ``in`` to ``out``, whose calls a test makes one by one."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = str(folder / "store")
@@ -67,7 +68,7 @@ class Rig:
         return self.broker.log.queues("in")
 
     def own(self, owner: str = "owner") -> dict[MessageQueue, LockToken]:
-        """The queues' locks for a process of a query; the process before, if any, is dead."""
+        """Lock the queues for a new process of a query; its process before, if any, must be dead. Return the tokens."""
         answers = self.broker.groups.lock("g", self.broker.groups.join(owner), self.source)
         tokens = {queue: answer for queue, answer in answers.items() if isinstance(answer, LockToken)}
         assert len(tokens) == 2
@@ -79,12 +80,12 @@ class Rig:
     def attempt(
         self, run: SourceRun, partition: int, begin: int, end: int, token: LockToken | None = None, **options: str
     ) -> Any:
-        """One attempt of a task that reads messages of a queue and writes them; what it hands to the commit."""
+        """Run one attempt of a task that reads messages of a queue and writes them. Return its message to the commit."""
         self.be(run, partition)
         return self.sink(**options).write(self.rows(partition, begin, end, token))
 
     def be(self, run: SourceRun, partition: int) -> None:
-        """From now on this process is a task of that run."""
+        """Make this process a task of that run from now on."""
         self._monkeypatch.setattr(TaskContext, "get", lambda: Task(run, partition))
 
     def rows(self, partition: int, begin: int, end: int, token: LockToken | None) -> Iterator[pa.RecordBatch]:
@@ -139,7 +140,7 @@ def test_an_attempt_that_nobody_offers_is_never_visible_and_is_swept(rig: Rig) -
     rig.sink().commit(messages, 0)
     assert rig.tokens() == 0
     rig.judge(drained=False)
-    # It comes after all, in a commit of its own.
+    # It is offered after all, in a commit of its own.
     rig.sink().commit([failed], 0)
     assert rig.count() == 20
     rig.judge(drained=False)
@@ -164,11 +165,11 @@ def test_a_write_that_ends_after_the_abort_is_never_visible(known: tuple[int, ..
     late = rig.attempt(run(0), 0, 0, 20)
     assert rig.count() == 0
     assert rig.tokens() == 3 - len(known)
-    # The batch again, by the next run.
+    # The next run repeats the batch.
     rig.sink().commit([rig.attempt(run(0, "r2"), partition, 0, 20) for partition in (0, 1)], 0)
     assert rig.tokens() == 0
     rig.judge()
-    # And what the abort has not known is offered late.
+    # An attempt that the abort did not know is offered late.
     rig.sink().commit([late], 0)
     rig.judge()
 
@@ -260,7 +261,8 @@ def test_an_old_checkpoint_that_batches_otherwise_publishes_nothing_twice(rig: R
 
     commit(0, "r1", first=(0, 10), second=(0, 10))
     commit(1, "r1", first=(10, 11), second=(10, 20))
-    # From a copy of the checkpoint made after batch 0, with a limit of one message: batch 1 is a part of what it was, which is known ...
+    # A copy of the checkpoint after batch 0, with a limit of one message: its batch 1 is a part of the published one, a no-op
+    # ...
     commit(1, "r2", first=(10, 11))
     # ... and the other part comes in a batch that was never published.
     with pytest.raises(SinkError, match=r"REPLAY_DIFFERS.* of which batch 1 published 10 to 19 already"):

@@ -1,4 +1,4 @@
-"""Where a query goes on when its checkpoint is new, old, or gone, or its group's offsets are, and when nothing was decided yet."""
+"""Where a query goes on when its checkpoint or its group's offsets are new, old or deleted, or when nothing is decided yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def at(world: World, offset: int) -> dict[int, int]:
 
 
 def forget_group(world: World) -> None:
-    """As if the group had never been: its offsets and locks are gone from the store."""
+    """Delete the group's offsets and locks from the store, as if the group had never existed."""
     store = Store.open(Path(world.path))
     try:
         with store.write() as txn:
@@ -32,7 +32,7 @@ def forget_group(world: World) -> None:
 
 
 def assert_exact_from(world: World, first: int) -> None:
-    """All messages from ``first`` on are in ``out``, once and in order, and none before."""
+    """Assert that ``out`` has all messages from ``first`` on, once and in order, and none before."""
     before = [{"event": "loss", "queue": str(queue), "begin": 0, "end": first} for queue in world.queues]
     assert min(row[1] for event in checker.delivered(world.broker, "out") for row in event["rows"]) == first
     world.judge(*before)
@@ -69,7 +69,7 @@ def test_a_crash_in_the_first_batch_loses_nothing_behind_where_it_began(point: s
     world.points.arm("boundary")
     query = world.start(source=START)
     world.points.wait("boundary")
-    # Nothing to read: the first batch says where the query begins, and so do those that come before it is over.
+    # There is nothing to read: the first batch only records where the query begins.
     world.points.arm(point)
     world.points.release("boundary")
     pid = world.points.wait(point)
@@ -108,7 +108,7 @@ def test_an_old_copy_of_the_checkpoint_that_batches_otherwise_fails_by_name_and_
     assert "from 20 to 30 then, from 20 to 40 now" in text
     for remedy in ("restore the newest checkpoint", "start with a new one", "onReplayDiffers=skip"):
         assert remedy in text
-    # The newest one still works, the group has not moved, and nothing was lost.
+    # The newest checkpoint still works, the group has not moved, and no message was lost.
     world.run()
     world.judge()
 
@@ -144,6 +144,6 @@ def test_checkpoint_and_group_that_are_both_gone_begin_as_a_new_group_does(world
     world.produce(10)
     world.run()
     assert world.group_at() == at(world, 50)
-    # What arrived before the new group began is not its own.
+    # Messages that arrived before the new group began are not its own.
     lost = [{"event": "loss", "queue": str(queue), "begin": 20, "end": 40} for queue in world.queues]
     world.judge(*lost)

@@ -1,8 +1,8 @@
 """kill -9 of a Spark driver at named points of a micro-batch. The restarted query's output is its input, once and in order.
 
-One driver runs a query per point, each in a store of its own, until all stand where they should; then one kill ends them all. A task or
-a commit that is held at a point survives its driver, deaf to its end, and goes on when the restarted query is done: nothing that it does
-may count. A source runner goes on at once; it finds that its driver is gone.
+One driver runs a query per point, each in its own store, until all are held at their points; then one kill ends them all. A
+task or a commit that is held at a point survives its driver without noticing its end. It goes on when the restarted query is
+done, and must have no effect. A source runner goes on at once and finds its driver gone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tests.faults.conftest import World
 from tests.faults.drivers import Driver, gone
 from tests.faults.points import until
 
-# The first test waits for the killed runs of all.
+# The first test waits for the killed runs of all tests.
 pytestmark = pytest.mark.timeout(400)
 
-#: Points, and after how many rows.
+#: The points, and the number of rows after which a process is held there.
 POINTS = {
     "planned": 0,
     "logged": 0,
@@ -35,7 +35,7 @@ LATE = "publish, while the next run is at work"
 
 
 class Killed:
-    """What a killed driver left: a world, and the process that is still held at its point."""
+    """A world whose driver was killed, and the process that is still held at its point."""
 
     def __init__(self, world: World, point: str, **more: Any) -> None:
         self.world = world
@@ -46,18 +46,18 @@ class Killed:
     def start(self, driver: Driver) -> None:
         self.world.produce(30)
         driver.start(str(self.world.folder), **self.world.spec(**self.more))
-        # One after the other: Spark gives a Python process 10 s to start.
+        # Start one query after the other: Spark gives a Python process 10 s to start.
         self.world.wait_for_offset(30)
 
     def catch(self) -> None:
-        """The second batch is held at the point, one more waits."""
+        """Hold the second batch at the point, and produce messages for one more."""
         self.world.points.arm(self.point, after=POINTS.get(self.point, 0))
         self.world.produce(50)
         self.pid = self.world.points.wait(self.point)
         self.world.produce(7)
 
     def let_go(self) -> None:
-        """The process of the killed run goes on, and ends."""
+        """Let the process of the killed run go on, and wait until it has ended."""
         self.world.points.release(self.point)
         until(lambda: gone(self.pid), f"process {self.pid} of the killed run ends")
 
@@ -67,7 +67,7 @@ class Killed:
 
 @pytest.fixture(scope="module")
 def killed(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iterator[dict[str, Killed]]:
-    # A held task keeps its core.
+    # Eight cores, because a held task keeps its core.
     driver = drivers("local[8]")
     cases = {name: Killed(worlds(), name.partition(",")[0]) for name in (*POINTS, LATE)}
     foreign = worlds()
@@ -88,7 +88,7 @@ def killed(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iter
 def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: str, killed: dict[str, Killed]) -> None:
     case = killed[point]
     world = case.world
-    # A slow producer may get only some queues' rows into the batch, always all of a queue.
+    # With a slow producer the batch may have the rows of only some queues, but always all rows of a queue.
     seen = (140, 190, 240) if point == "published" else (90,)
     assert world.count() in seen, "the batch became visible too early, or not at all"
     world.run()
@@ -99,7 +99,7 @@ def test_a_driver_killed_in_a_batch_is_replaced_without_loss_or_repeat(point: st
         words = case.last_words()
         assert (words["event"], words["accepted"], words["replayed"]) == ("publish", True, True), "not known as done"
     assert world.count() == 261
-    # One more batch sweeps what the killed run staged, and staged late.
+    # One more batch sweeps the rows that the killed run staged, late ones included.
     world.produce(1)
     world.run()
     assert world.tokens() == 0

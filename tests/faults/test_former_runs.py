@@ -1,7 +1,7 @@
-"""A query is restarted while its own former run still holds its queues: paused, slow to die, or the job was started twice.
+"""Restarts of a query while its own former run still holds its queues: paused, slow to die, or the job was started twice.
 
-One driver runs a query per case, each in a store of its own, until all are in the middle of a batch. Then the source runners are stopped
-and the driver is killed. The batch is logged, nobody has processed it, and the locks have an owner that is alive.
+One driver runs a query per case, each in its own store, until all are in the middle of a batch. Then the source runners are
+stopped and the driver is killed. The batch is logged, nobody has processed it, and the locks have an owner that is alive.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tests.faults.conftest import World
 from tests.faults.drivers import RUNNER, Driver, gone, send
 from tests.faults.points import until
 
-# The first test waits for the former runs of all.
+# The first test waits for the former runs of all tests.
 pytestmark = pytest.mark.timeout(400)
 
 SHARED: Final = {"assignment": "shared"}
-#: Seconds that a lock, and a membership, live where a test outlasts them.
+#: Life of a lock and of a membership, in seconds, in tests that outlast them.
 LIFE: Final = 4.0
 
 
 @pytest.fixture(scope="module")
 def driver(drivers: Callable[..., Driver]) -> Driver:
-    """The Spark of all first runs; the tests come in the order in which it survives them. What is held at its point keeps its core."""
+    """The Spark of all first runs. The tests that it survives come first. A task held at a point keeps its core."""
     return drivers("local[8]")
 
 
@@ -61,7 +61,7 @@ def test_a_job_that_is_started_twice_on_one_checkpoint_is_refused_and_the_first_
 
 @dataclass
 class Former:
-    """A world whose query was killed in a batch of 60 messages, and its source runner, which is stopped."""
+    """A world whose query was killed in a batch of 60 messages, and the query's source runner, which is stopped."""
 
     world: World
     source: dict[str, str]
@@ -78,7 +78,7 @@ class Former:
         assert self.world.group_at() == {0: 30, 1: 30, 2: 30}
 
     def goes_on(self) -> None:
-        """The restarted query repeats the batch and reads what came since."""
+        """Assert that the restarted query repeats the batch and reads later messages."""
         query = self.restart()
         self.world.wait_for(171)
         self.world.wait_for_offset(57)
@@ -99,7 +99,7 @@ def former(worlds: Callable[..., World], driver: Driver) -> Iterator[dict[str, F
     made: dict[str, World] = {}
     for name, source in cases.items():
         world = made[name] = worlds()
-        # Where a test does not wait for it, no lock ends before that test's turn.
+        # Locks end only for the tests that wait for it; the others' live until those tests run.
         world.lives(LIFE if "expired" in name else 1000)
         world.produce(30)
         driver.start(name, **world.spec(source=source))
@@ -149,7 +149,7 @@ def test_a_former_run_that_is_paused_for_longer_than_its_locks_live_is_replaced(
     until(lambda: all(lock.remaining == 0 for lock in case.world.held()), "the locks of the former run expire")
     assert all(lock.alive for lock in case.world.held())
     case.goes_on()
-    # It comes back behind the restart, and changes nothing.
+    # The former run goes on after the restart and changes nothing.
     before = case.world.group_at()
     ended(case, signal.SIGCONT)
     assert case.world.group_at() == before

@@ -1,4 +1,4 @@
-"""Messages that are gone before they were read: a named error with the range, or, accepted, a warning with the exact count."""
+"""Messages that are lost before they are read: a named error with the range, or, if accepted, a warning with the count."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ACCEPT = {"failOnDataLoss": "false"}
 
 
 def trim(world: World, before: int) -> None:
-    """Retention at work; the test is worth nothing unless messages go."""
+    """Delete messages below ``before``, as retention does, and assert that some were deleted."""
     gone = world.broker.admin.trim("in", dict.fromkeys(world.queues, before))
     assert all(gone[queue] > 0 for queue in world.queues)
     assert all(at.min_offset == before for at in world.broker.log.bounds(world.queues).values())
 
 
 def fill(world: World) -> None:
-    """Chunks that retention can delete one by one: they end at 100, 140 and 150."""
+    """Produce chunks that retention can delete one by one: they end at 100, 140 and 150."""
     for rows in (100, 40, 10):
         world.produce(rows)
 
@@ -51,7 +51,7 @@ def test_messages_that_aged_out_between_two_runs(world: World) -> None:
 
 
 def sent_before(world: World, end: int) -> list[dict[str, Any]]:
-    """What ``produce`` wrote and retention has deleted since."""
+    """The sends of messages below ``end``, which ``produce`` wrote and retention has deleted since."""
     return [
         {"event": "send", "queue": str(queue), "offset": place, "key": f"{queue.queue_id}-{place % 7}", "id": f"{queue}:{place}",
          "outcome": "ok"}
@@ -114,7 +114,7 @@ def test_a_topic_that_was_deleted_and_created_again(running: bool, world: World)
         recreate(world)
         query = world.start()
     text = world.fail(query)
-    # Deleted, if the query looked in between.
+    # TOPIC_DELETED if the query looked in between.
     assert "[ORDEREDMQ_DATA_LOSS.TOPIC_RECREATED] topic 'in' was deleted and created again" in text or "TOPIC_DELETED" in text
     assert "failOnDataLoss=false" in text
     assert world.count() == 90
@@ -132,7 +132,7 @@ def test_a_topic_that_is_created_again_under_a_query_that_accepts_it(world: Worl
     world.broker.admin.create_topic("other", 1)
     query = world.start(topic="in,other", source=ACCEPT)
     world.wait_for_offset(30)
-    # The query sees it gone or new, as it happens to look.
+    # The query may see it deleted or recreated, depending on when it looks.
     world.points.arm("boundary")
     world.points.wait("boundary")
     recreate(world)

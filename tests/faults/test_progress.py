@@ -1,4 +1,4 @@
-"""What changes while a query runs: producers at work, queues that are added, executors elsewhere."""
+"""Changes while a query runs: active producers, added queues, executors in other processes or on another machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.faults.points import until
 
 
 def test_available_now_ends_at_what_was_there_while_producers_go_on(world: World) -> None:
-    """Exactly the target: fixed before the first offset, whatever comes later."""
+    """The run reads exactly its target, which is fixed before the first offset."""
     world.produce(50)
     world.points.arm("initial")
     query = world.start(available_now=True, source={"maxOffsetsPerTrigger": 40})
@@ -20,7 +20,7 @@ def test_available_now_ends_at_what_was_there_while_producers_go_on(world: World
     stopped = threading.Event()
 
     def go_on() -> None:
-        # Some hundred messages, no more: they are all read in the end.
+        # A few hundred messages at most, since all are read in the end.
         while not stopped.wait(0.2):
             world.produce(5)
 
@@ -47,7 +47,7 @@ def test_queues_that_are_added_are_read_from_their_beginning_also_across_a_crash
     world.points.arm("write", "fail")
     world.broker.admin.add_queues("in", 5)
     world.queues = world.broker.log.queues("in")
-    # The first batch that has the new queues breaks off.
+    # The first batch with the new queues fails.
     world.produce(10)
     assert "told to fail at write" in world.fail(query)
     world.produce(10)
@@ -70,7 +70,7 @@ def test_an_executor_that_sees_another_store_says_that_a_store_serves_one_machin
 
 
 def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> None:
-    """Source to sink with two executors, each a JVM with workers of its own."""
+    """Source to sink with two executors, each a JVM with its own workers."""
     world = worlds()
     driver = drivers("local-cluster[2,1,1024]")
     world.produce(40)
@@ -81,7 +81,7 @@ def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drive
     world.wait_for(240, timeout=120)
 
     def both_at_work() -> bool:
-        # The second executor may be there later than the first batches.
+        # The second executor may start after the first batches.
         world.produce(1)
         return len({event["pid"] for event in world.points.history() if event["event"] == "read"}) >= 2
 
@@ -92,7 +92,7 @@ def test_executors_in_processes_of_their_own(worlds: Callable[..., World], drive
 
 
 def test_without_a_group_a_batch_that_the_sink_has_is_not_repeated(world: World) -> None:
-    """Broadcasting: no lock to lose; the checkpoint and the sink's batches are enough."""
+    """Broadcasting has no locks to lose; the checkpoint and the sink's record of batches are enough."""
     world.produce(20)
     source = {"messageModel": "broadcasting", "startingOffsets": "earliest"}
     world.points.arm("published")

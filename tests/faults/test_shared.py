@@ -1,4 +1,4 @@
-"""Queries that share a group's queues: in-flight queues stay, killed and paused members lose theirs, and nothing is lost or repeated."""
+"""Queries that share a group: queues in flight stay, killed and paused members lose theirs, no message is lost or repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import JVM, RUNNER, WORKER, Driver, kill_below
 from tests.faults.points import until
 
-#: Seconds that a queue lock, and a membership, live here: no test waits for their end.
+#: Life of a queue lock and of a membership, in seconds: no test waits for their end.
 LIFE: Final = 1000.0
 SHARED: Final = {"assignment": "shared"}
 EVERYTHING: Final = ("tests.faults.job", JVM, RUNNER, WORKER)
@@ -24,7 +24,7 @@ def share(world: World, checkpoint: str, **more: Any) -> Any:
 
 
 def owners(world: World) -> dict[str, list[int]]:
-    """The queues of each owner that is not known to be dead and whose lock has not expired."""
+    """The queues of each owner that is not known to be dead, without expired locks."""
     found: dict[str, list[int]] = {}
     for lock in world.held():
         if lock.alive and lock.remaining > 0:
@@ -41,7 +41,7 @@ def divided(world: World, *wanted: int, timeout: float = 120.0) -> None:
 
 
 def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: World) -> None:
-    # The classic hazard: one holds messages 1 to 5 unprocessed while another is given the queue and 6 to 10.
+    # The classic hazard: one member has messages 1 to 5 in flight while another gets the queue and messages 6 to 10.
     share(world, "ck1")
     world.produce(5)
     world.wait_for(15)
@@ -50,7 +50,7 @@ def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: W
     world.produce(5)
     world.points.wait("read")
     second = share(world, "ck2")
-    # It has asked for its queues once, without success.
+    # The second query has asked for its queues once, without success.
     until(
         lambda: len([event for event in world.points.history() if event["event"] == "entered"]) == 2, "the second has entered"
     )
@@ -70,7 +70,7 @@ def test_a_queue_with_messages_in_flight_is_not_given_to_another_member(world: W
 
 
 def test_a_hand_over_repeats_nothing_also_with_a_foreign_sink(world: World) -> None:
-    # A table each: two Spark jobs that append to one folder delete each other's unfinished files.
+    # One table each: two Spark jobs that append to one folder delete each other's unfinished files.
     tables = [str(world.folder / name) for name in ("one", "two")]
     first = share(world, "ck1", sink=f"parquet:{tables[0]}")
     world.produce(20)
@@ -104,7 +104,7 @@ def test_an_available_now_run_whose_queues_are_all_held_by_others_says_so_and_en
 
 @pytest.fixture(scope="module")
 def other(drivers: Callable[..., Driver]) -> Driver:
-    """A Spark of its own; the tests come in the order in which it survives them."""
+    """A separate Spark. The tests that it survives come first."""
     return drivers("local[4]")
 
 
@@ -117,7 +117,7 @@ def test_the_queues_of_a_killed_runner_are_taken_over_within_two_triggers(world:
     divided(world, 1, 2)
     (pid,) = [process.pid for process in other.of_kind(RUNNER)]
     kill_below(pid, RUNNER)
-    # Its lock would live for much longer than this waits: two triggers of 100 ms, and what a busy machine needs to run them.
+    # Its lock would outlive this wait by far: two triggers of 100 ms, and the time that a busy machine needs for them.
     divided(world, 3)
     world.produce(5)
     world.wait_for(30)
@@ -162,10 +162,10 @@ def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_r
         divided(eight, 4, 4)
         last = share(eight, "last")
         divided(eight, 2, 3, 3)
-        # A death is seen at once, long before a lock ends.
+        # A death is noticed at once, long before the lock expires.
         killed.kill_all()
         divided(eight, 4, 4)
-        # In a batch, and not in a write: a process that is stopped there stops the others.
+        # Pause it in a batch but not in a write transaction, where a stopped process would stop the others.
         publish = f"publish of {paused.state('paused')['id']}"
         eight.points.arm(publish)
         eight.points.wait(publish)
@@ -178,7 +178,7 @@ def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_r
         finally:
             eight.points.release(publish)
             paused.resume()
-        # It changes nothing under its old locks: it fails, and is restarted.
+        # Under its old locks it changes nothing and fails; then it is restarted.
         assert "ORDEREDMQ_LOCK.LOST" in paused.failure("paused")
         paused.start("again", **eight.spec("paused", source=SHARED))
         divided(eight, 4, 4)

@@ -1,4 +1,4 @@
-"""query.stop(): idle, it gives the queues back at once; in the middle of a batch it leaves its tasks the time to end."""
+"""query.stop(): an idle query unlocks its queues at once; in the middle of a batch it gives its tasks time to end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def test_a_query_stopped_while_idle_leaves_its_queues_to_the_next_at_once(world:
     first = world.start()
     world.wait_for_offset(30)
     first.stop()
-    # Its locks would live for 40 s at least.
+    # Without the unlock, its locks would live for 40 s at least.
     until(lambda: not world.held(), "the queues are free", 30)
     world.produce(10)
     world.run("ck2", source={"lockTimeout": "0"})
@@ -59,7 +59,7 @@ def test_another_query_waits_until_the_tasks_of_a_stopped_one_must_have_ended(wo
     assert second.awaitTermination(60)
     assert world.count() == 210
     world.points.release("write")
-    # The first one again: its batch was the other's in the end.
+    # Restart the first query: the other one has processed its batch.
     world.produce(10)
     world.run()
     world.judge()

@@ -1,4 +1,4 @@
-"""Two queries want one group: refused while the first lives, replaced when it is paused too long or dead, and nothing counts twice."""
+"""Two queries of one group: the second is refused while the first lives, and replaces one that is dead or paused too long."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import JVM, RUNNER, WORKER, Driver
 from tests.faults.points import until
 
-#: Seconds. What a test must wait for when it pauses an owner.
+#: Life of a lock in seconds: a test that pauses an owner waits that long.
 LIFE = 3.0
 EVERYTHING = ("tests.faults.job", JVM, WORKER, RUNNER)
 
 
 @pytest.fixture(scope="module")
 def other(drivers: Callable[..., Driver]) -> Driver:
-    """A Spark of its own for the first query; the tests come in the order in which it survives them."""
+    """A separate Spark for the first query. The tests that it survives come first."""
     return drivers("local[4]")
 
 
@@ -50,7 +50,7 @@ def test_a_second_query_in_the_same_session_is_refused_and_the_first_goes_on(wor
     world.wait_for(90)
     (owner,) = {lock.owner for lock in world.held()}
     assert_refused(world.fail(world.start("ck2", source={"lockTimeout": "0"})), owner)
-    # All or none: what was free of another query's queues is free again.
+    # All or none: the queues of the refused query that were free are free again.
     text = world.fail(world.start("ck3", topic="more,in", source={"lockTimeout": "0"}))
     assert f"3 of 5 queues of group 'g' belong to query {owner}" in text
     assert {lock.queue.topic for lock in world.held()} == {"in"}
@@ -85,7 +85,7 @@ def test_an_owner_paused_in_a_batch_beyond_its_locks_life_publishes_nothing_more
     assert "restart it, it goes on without a gap" in refused["error"]
     assert world.count() == 240
     world.judge()
-    # The first one again: what it had logged was done by the other.
+    # Restart the first query: the other one has processed its logged batch.
     second.stop()
     world.produce(10)
     world.run()
@@ -96,7 +96,7 @@ def test_an_owner_paused_in_a_batch_beyond_its_locks_life_publishes_nothing_more
 def test_an_owner_paused_between_batches_commits_no_offset_any_more(world: World, other: Driver) -> None:
     world.lives(LIFE)
     world.produce(30)
-    # Its sink is no queue: only the source moves the group's offset, after the batch.
+    # With a foreign sink only the source moves the group's offset, after the batch.
     world.points.arm("planned")
     other.start("paused", **world.spec(sink="noop"))
     world.points.wait("planned")
@@ -128,7 +128,7 @@ def test_an_owner_that_was_killed_is_replaced_at_once_and_not_when_its_lock_ends
     dead = {lock.queue: lock for lock in world.broker.admin.locks(GROUP)}
     assert all(lock.held and not lock.alive and lock.remaining > 500 for lock in dead.values()), dead
     world.produce(10)
-    # One try: it is granted at once or not at all.
+    # With a lockTimeout of 0 there is one try: the locks are granted at once or not at all.
     query = world.start("ck2", source={"lockTimeout": "0"})
     world.wait_for(120)
     query.stop()

@@ -1,4 +1,4 @@
-"""kill -9 of executor workers and of the source runner, and tasks that fail: retried, or the query fails and its restart is exact."""
+"""kill -9 of executor workers and of the source runner, and failing tasks: a retry, or a failed query and an exact restart."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def test_a_source_runner_killed_fails_the_query_and_its_restart_goes_on(point: s
     world.points.arm(point)
     world.produce(40)
     kill_below(world.points.wait(point), RUNNER)
-    # Spark finds the end of the runner's pipe, an exception without words: there is no more to ask for.
+    # Spark only sees the end of the runner's pipe, an exception without a message.
     assert "STREAM_FAILED" in world.fail(query)
-    # Nothing was given back; the dead owner's locks are free at once all the same.
+    # The dead owner did not unlock its queues; they are free at once all the same.
     assert all(lock.held and not lock.alive and lock.remaining > 500 for lock in world.broker.admin.locks())
     world.run()
     world.judge()
@@ -51,7 +51,7 @@ class Retrying(NamedTuple):
 
 @pytest.fixture(scope="module")
 def retrying(worlds: Callable[..., World], drivers: Callable[..., Driver]) -> Iterator[Retrying]:
-    """A query that goes on through all tests below, each task tried up to four times."""
+    """A query that runs through all tests below, with up to four attempts per task."""
     driver, world = drivers("local[2,4]"), worlds()
     driver.start(**world.spec())
     yield Retrying(driver, world)
