@@ -1,7 +1,7 @@
-"""The reader's options of who owns which queue: one query all of a group's, or several that divide them.
+"""The reader's options that assign a group's queues: to one query, or divided among several.
 
-Rules: as in declared.py. An option that the chosen assignment or strategy does not look at is refused, not ignored: a user who gives
-it believes that it counts.
+Rules: as in declared.py. An option that the chosen assignment or strategy does not use is refused, not ignored: a user who sets
+it expects an effect.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Assignment = Literal["exclusive", "shared"]
 
 _ASSIGNMENTS: Final[Mapping[str, Assignment]] = {"exclusive": "exclusive", "shared": "shared"}
 _STRATEGY: Final = "allocateMessageQueueStrategy"
-#: The options that one strategy looks at: the strategy, and what it cannot do without.
+#: Options that only one strategy uses: (the strategy, what the option gives it if it is required).
 _PARTS: Final = {
     "allocateQueues": ("CONFIG", "the queues of this query"),
     "machineRooms": ("MACHINE_ROOM", "the rooms whose queues the group consumes"),
@@ -31,7 +31,7 @@ _EXAMPLE: Final = '{"orders": {"embedded": [0, 1]}}'
 
 
 def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assignment:
-    """Who owns the queues. Raises OptionError, also where shared has nothing to divide; ``streaming`` None: not known yet."""
+    """The option assignment. Raises OptionError, also if shared has nothing to divide; ``streaming`` None: not known yet."""
     assignment = given.value("assignment", choice(_ASSIGNMENTS))
     if assignment == "shared" and model == "broadcasting":
         raise conflict(
@@ -49,7 +49,7 @@ def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assign
 def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) -> Allocation:
     """How the queries of a shared group divide its queues. Raises OptionError.
 
-    Whether the queues of CONFIG are among those asked for is checked with the topics.
+    `SourceOptions.parse` checks that the queues of CONFIG belong to the topics.
     """
     if assignment != "shared":
         for name in (_STRATEGY, *_PARTS):

@@ -1,9 +1,9 @@
-"""Options: the one declaration of their names, and what is common to parsing the reader's and the writer's.
+"""The declaration of all options, and the part of parsing that the reader and the writer share.
 
 Rules: everything is checked from text alone, before any side effect; names are case-insensitive (Spark hands them over in lower
-case) and shown in camelCase; an error is one line with the option, the offending value and the remedy. The value of an option
-that is not ours is never shown: it may be a secret. Spark builds one DataSource object for reading and writing, so its
-constructor only keeps the mapping; ``SourceOptions.parse`` or ``SinkOptions.parse`` runs where Spark asks for the one or other.
+case) and shown in camelCase; an error is one line with the option, the offending value and the remedy. The value of an unknown
+option is never shown: it may be a secret. Spark builds one DataSource object for reading and writing, so its constructor only
+keeps the mapping; ``SourceOptions.parse`` or ``SinkOptions.parse`` runs when Spark asks for a reader or a writer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_PULL_BATCH: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class Option:
-    """One option. ``default`` is the text that is parsed when it is not given; ``shown`` replaces it in tables."""
+    """One option. ``default`` is the text that is parsed if the option is not given; ``shown`` replaces it in tables."""
 
     name: str
     default: str | None
@@ -42,7 +42,7 @@ class OptionRow(NamedTuple):
     meaning: str
 
 
-#: Which broker: both roles have them.
+#: Options that name the broker. Both roles have them.
 BROKER_OPTIONS: Final = (
     Option("path", None, "directory of the embedded broker, on a local disk", f"{DEFAULT_DIRECTORY} in the working directory"),
     Option("namesrvAddr", None, "in place of path: nameservers of a RocketMQ cluster, host:port;host:port"),
@@ -189,18 +189,18 @@ SINK_OPTIONS: Final = (
     Option("txnAppId", None, "batch write only: with txnVersion makes it idempotent, as in Delta"),
     Option("txnVersion", None, "batch write only: a number that grows with each write of txnAppId, such as the batch id"),
 )
-#: Spark's own, which come along with the writer's.
+#: Spark's own options, which it passes along with the writer's.
 SINK_IGNORED: Final = ("checkpointLocation", "queryName")
-#: By these properties a table of Spark's catalog is told; its own options have this prefix among them.
+#: Every table of Spark's catalog has these properties; the user's options have this prefix among them.
 _TABLE: Final = frozenset(("provider", "owner"))
 _TABLE_OPTION: Final = "option."
-#: How much of two names must be equal for the one to be proposed for the other, and how long a common word must be.
+#: Minimum similarity of a name that an error suggests, and minimum length of a name that is part of another.
 _ALIKE: Final = 0.75
 _WORD: Final = 5
 OPTIONS: Final[Mapping[Role, tuple[Option, ...]]] = {"source": SOURCE_OPTIONS, "sink": SINK_OPTIONS}
 
 _KAFKA: Final = "it is the Kafka connector's; the options here are path, topic and, to read, consumerGroup"
-#: Known to users of Spark or RocketMQ and not supported: names, what to do instead when reading, and when writing.
+#: Options known from Spark or RocketMQ that are not supported: (names, advice for a reader, advice for a writer).
 _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (
         ("minPartitions", "maxPartitions", "numPartitions", "maxRecordsPerPartition"),
@@ -235,7 +235,7 @@ _WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sin
 
 
 def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
-    """The options that name the broker, or those of the reader's or the writer's own, in the order of the declaration, for the README."""
+    """The README's table of the options that name the broker, or of the reader's or writer's other options, as declared."""
     options = BROKER_OPTIONS if kind == "broker" else [option for option in OPTIONS[kind] if option not in BROKER_OPTIONS]
     return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in options)
 
@@ -244,14 +244,14 @@ class Given:
     """The options that a user gave to one role, under their canonical names.
 
     Raises OptionError MISSING (no option at all), UNKNOWN, UNSUPPORTED, CONFLICT (a name twice, or path with namesrvAddr) or INVALID
-    (a value is no text).
+    (a value is not a string).
     """
 
     def __init__(self, options: Mapping[str, str], role: Role) -> None:
         self._declared = _BY_KEY[role]
         self._values: dict[str, str] = {}
         if not options:
-            # A default directory would do for a query without options, but an INSERT would write where nobody looks.
+            # The default directory would suit a query without options, but an INSERT would write to a place where nobody looks.
             raise OptionError(
                 "MISSING",
                 "no option was given: set path (or namesrvAddr) and topic. A table of Spark's catalog keeps its options to itself: repeat "
@@ -280,11 +280,11 @@ class Given:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """What was given, else the default's text."""
+        """The text that was given, else the default's."""
         return self._values.get(name, self._declared[name.lower()].default)
 
     def optional(self, name: str, parse: Parser[T]) -> T | None:
-        """The parsed value of an option, None where it is not given and has no default."""
+        """The parsed value of an option; None if it is not given and has no default."""
         text = self.text(name)
         return None if text is None else parse(text, name)
 
@@ -297,10 +297,10 @@ class Given:
 
 
 def _of_a_table(options: Mapping[str, str]) -> Mapping[str, str]:
-    """The user's options among the properties of a table of Spark's catalog; options that are no table's as they are.
+    """The user's options among the properties of a table of Spark's catalog. Other options are returned unchanged.
 
-    Spark hands over what OPTIONS (…) named twice, as it is and with a prefix, and beside it the table's owner, provider, comment, location
-    and TBLPROPERTIES. A path is always the location.
+    Spark passes each entry of OPTIONS (…) twice, without and with a prefix, together with the table's owner, provider, comment,
+    location and TBLPROPERTIES. A path is always the location.
     """
     properties = {name.lower(): value for name, value in options.items()}
     if not properties.keys() >= _TABLE:
@@ -312,7 +312,10 @@ def _of_a_table(options: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _nearest(key: str, names: Collection[str]) -> str | None:
-    """The name that somebody who typed ``key`` may have meant: nearly the same, or one that has the other in it (but for a plural's s)."""
+    """The name that a user who typed ``key`` may have meant; None if there is none.
+
+    One that contains ``key`` or is contained in it (without a plural's s) comes first, then a similar one.
+    """
     word = key.rstrip("s")
     parts = [name for name in names if min(len(word), len(name)) >= _WORD and (word in name or name in word)]
     near = difflib.get_close_matches(key, parts, n=1, cutoff=0) or difflib.get_close_matches(key, names, n=1, cutoff=_ALIKE)
@@ -340,6 +343,3 @@ def _not_an_option(given: str, role: Role) -> OptionError:
         return OptionError("UNKNOWN", f"option {shown(given)} is unknown to {_ROLE[role]}; did you mean {own[near].name}?")
     names = ", ".join(option.name for option in own.values())
     return OptionError("UNKNOWN", f"option {shown(given)} is unknown to {_ROLE[role]}; its options are {names}")
-
-
-# Values. Each parser takes the text and the option's name.

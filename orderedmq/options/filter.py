@@ -1,4 +1,4 @@
-"""The reader's options of which messages it gets: ``tags`` or ``filterSql``. Rules as in declared.py."""
+"""The reader's options that filter messages: ``tags`` or ``filterSql``. Rules as in declared.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orderedmq.options.values import conflict, invalid, shown
 
 
 def parse_filter(given: Given, *, embedded: bool) -> Filter | None:
-    """None when all messages are asked for. Raises OptionError; whether SQL is right is for the brokers to say."""
+    """The filter; None for all messages. Raises OptionError. SQL is not checked here: brokers check it."""
     if given.has("tags") and given.has("filterSql"):
         raise conflict("options tags and filterSql exclude each other; drop one, or write the tags into the SQL: TAGS = 'a'")
     if given.has("filterSql") and embedded:
@@ -27,7 +27,7 @@ def _tags(text: str, option: str) -> str:
     if text == ALL:
         return text
     for tag in (part.strip() for part in text.split("||")):
-        # Java drops empty ones and takes the others for tags: a typing error would silently read nothing.
+        # Java drops empty tags and takes any other text for a tag: after a typing error a query would silently read nothing.
         if not tag or tag == ALL or "|" in tag:
             raise invalid(option, f"{shown(text)} is not an expression of tags; write for example A || B, or {ALL} for all")
     return text

@@ -1,4 +1,4 @@
-"""JSON in options that says something of queues: ``{"topic": {"broker": ...}}``. Errors say what is wrong and where."""
+"""Reads the JSON of options about queues: ``{"topic": {"broker": ...}}``. Errors say what is wrong and where."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Pairs(list[tuple[str, object]]):
 
 
 def brokers(text: str, option: str, example: str) -> Iterator[tuple[str, str, object]]:
-    """(topic, broker, what is said of its queues). Raises OptionError INVALID, while it is read."""
+    """Each (topic, broker, JSON value about its queues). Raises OptionError INVALID while it is iterated."""
     try:
         root: object = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

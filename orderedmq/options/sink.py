@@ -39,10 +39,10 @@ _COMPRESSIONS: Final[Mapping[str, Compression]] = {"none": "none", "lz4": "lz4"}
 _SHARDING_KEY_TYPES: Final[Mapping[str, GivenKeyType]] = {name: name for name in KEY_TYPES}
 #: Selectors that choose by the key.
 _BY_KEY: Final = ("hash", "mod", "machineRoom")
-#: The value of shardingKey for rows that have none.
+#: The value of shardingKey for rows without a key.
 NO_KEY: Final = "none"
 _SELECTORS: Final = {"hash": "hash", "mod": "mod", "random": "random", "queueid": "queueId", "machineroom": "machineRoom"}
-#: An application's name is a key in the store.
+#: The length is limited because txnAppId becomes a key in the store.
 MAX_APP_ID_LENGTH: Final = 255
 
 
@@ -57,11 +57,10 @@ class SortColumn(NamedTuple):
 class SinkOptions:
     """The checked options of a writer. Sizes in bytes.
 
-    ``topic`` None: the column topic is needed. ``sharding_key`` is a column, None: rows have no key; it must exist if
-    ``sharding_key_explicit``, or if the selector chooses by it (``needs_key``).
-    ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or ``module:function``; ``machine_rooms`` come with
-    ``machineRoom``. ``topic_queue_nums`` None: a missing topic is an error. ``sink_group`` None: the broker names it. ``txn_app_id`` and
-    ``txn_version`` are both None or both set.
+    ``topic`` None: the column topic is needed. ``sharding_key`` is a column; None: rows have no key. The column must exist if
+    ``sharding_key_explicit`` or ``needs_key``. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or
+    ``module:function``; only ``machineRoom`` has ``machine_rooms``. ``topic_queue_nums`` None: a missing topic is an error.
+    ``sink_group`` None: the broker names it. ``txn_app_id`` and ``txn_version`` are both None or both set.
     """
 
     endpoint: Endpoint
@@ -83,7 +82,7 @@ class SinkOptions:
 
     @property
     def needs_key(self) -> bool:
-        """Whether rows without a key have no order that the user can have meant."""
+        """Whether the selector chooses by a key, so that rows without one lose their order, which is probably a mistake."""
         return self.sharding_key is not None and self.selector in _BY_KEY
 
     @staticmethod
@@ -93,7 +92,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
-        """Check all options of a writer; ``streaming`` None: not known yet, what depends on it is not checked.
+        """Check all options of a writer. ``streaming`` None: not known yet, so checks that depend on it are skipped.
 
         Raises OptionError, and TopicError for a bad or reserved topic.
         """
@@ -240,7 +239,7 @@ _SORT_COLUMN: Final = re.compile(r"(?:`([^`]+)`|([^\s`]+))(?:\s+(asc|desc))?", r
 def _order_by(text: str, option: str) -> tuple[SortColumn, ...]:
     """Columns, each with ``asc`` or ``desc`` or neither; a name with blanks or commas stands in backquotes."""
     columns: list[SortColumn] = []
-    # A comma counts where the number of backquotes behind it is even.
+    # A comma separates columns if the number of backquotes behind it is even.
     for item in re.split(r",(?=(?:[^`]*`[^`]*`)*[^`]*$)", text):
         match = _SORT_COLUMN.fullmatch(item.strip())
         if not match:

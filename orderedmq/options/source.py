@@ -1,7 +1,8 @@
 """The reader's options, and the JSON form of offsets in options.
 
-Rules: as in declared.py. What a stream and a batch differ in is checked only when it is known which one it is. Nothing here asks
-a broker: whether topics and queues exist, and whether offsets name every queue, is checked where they are used.
+Rules: as in declared.py. Checks that differ between a stream and a batch are made only once it is known which one it is.
+Nothing here asks a broker: whether topics and queues exist, and whether offsets name every queue, is checked where they are
+used.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from orderedmq.options.values import (
     shown,
 )
 
-#: Seconds to try for locks that somebody else holds. A cluster's outlive a killed owner by as long as they live, 60 s.
+#: Seconds to try for locks that another client holds. A cluster's locks outlive a killed owner by up to their life, 60 s.
 LOCK_TIMEOUT: Final = 10.0
 CLUSTER_LOCK_TIMEOUT: Final = 75.0
-#: In place of an offset: the queue's end, and its first message that is still there.
+#: In place of an offset: the queue's end, and its first stored message.
 LATEST: Final = -1
 EARLIEST: Final = -2
 
@@ -67,8 +68,8 @@ _ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTrigger
 class StartingOffsets:
     """Where a fresh query begins.
 
-    ``offsets`` (next offset per queue, or EARLIEST or LATEST) comes with the kind ``json``, ``timestamp`` (µs since 1970) with
-    ``timestamp``. ``explicit``: the user gave startingOffsets or startingTimestamp, so it resets the group.
+    Only the kind ``json`` has ``offsets`` (next offset per queue, or EARLIEST or LATEST), only the kind ``timestamp`` has
+    ``timestamp`` (µs since 1970). ``explicit``: the user gave startingOffsets or startingTimestamp, so it resets the group.
     """
 
     kind: StartKind
@@ -79,7 +80,7 @@ class StartingOffsets:
 
 @dataclass(frozen=True)
 class EndingOffsets:
-    """Where a batch ends (exclusive). ``offsets`` (or LATEST) comes with ``json``, ``timestamp`` (µs) with ``timestamp``."""
+    """Where a batch ends (exclusive). Kind ``json`` has ``offsets`` (or LATEST), kind ``timestamp`` has ``timestamp`` (µs)."""
 
     kind: Literal["latest", "json", "timestamp"] = "latest"
     offsets: Mapping[MessageQueue, int] | None = None
@@ -121,7 +122,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None) -> Self:
-        """Check all options of a reader; ``streaming`` None: not known yet, what depends on it is not checked.
+        """Check all options of a reader. ``streaming`` None: not known yet, so checks that depend on it are skipped.
 
         Raises OptionError, and TopicError or GroupError for a bad name.
         """
@@ -173,7 +174,7 @@ class SourceOptions:
         )
 
     def reads(self, topic: str) -> bool:
-        """Whether a topic is one of those asked for."""
+        """Whether the reader reads this topic."""
         return _asked(topic, self.topics, self.topic_pattern)
 
 
@@ -348,7 +349,7 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
 def _check_asked(
     option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
-    """Refuse a queue of another topic, or of another broker than the embedded one."""
+    """Refuse a queue of a topic that is not read or, over the embedded broker, of another broker."""
     for queue in queues:
         if not _asked(queue.topic, topics, pattern):
             which = "topic" if pattern is None else "topicPattern"
@@ -381,7 +382,7 @@ def _check_range(starting: StartingOffsets, ending: EndingOffsets) -> None:
 
 
 def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
-    """Offsets out of ``{"topic": {"broker": {"queue id": next offset}}}``, where LATEST and EARLIEST are allowed.
+    """The offsets in ``{"topic": {"broker": {"queue id": next offset}}}``; LATEST and EARLIEST are allowed.
 
     Raises OptionError INVALID that says what is wrong and where.
     """

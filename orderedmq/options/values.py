@@ -1,4 +1,4 @@
-"""What the text of an option means: booleans, numbers, durations, sizes, times, names. Pure.
+"""Parsers of the options' texts: booleans, numbers, durations, sizes, times, names. Pure, but for relative paths.
 
 Rules: as in declared.py. A parser gets the text and the option's name, and raises OptionError INVALID (or UNSUPPORTED).
 """
@@ -89,7 +89,7 @@ _ISO_EXAMPLE: Final = "for example 2026-03-01T12:00:00Z"
 
 
 def parse_timestamp(text: str, option: str) -> int:
-    """µs since 1970 of ISO-8601 text (UTC where it has no zone) or of a number of ms since 1970."""
+    """The µs since 1970 of ISO-8601 text (UTC if it has no zone) or of a number of ms since 1970."""
     if re.fullmatch(r"[0-9]{1,15}", text):
         # RocketMQ writes such times as yyyyMMddHHmmss: read as ms, that would be a time centuries away.
         if len(text) in (8, 14) and _is_calendar(text):
@@ -117,7 +117,7 @@ def _is_calendar(digits: str) -> bool:
 
 
 def choice(values: Mapping[str, T]) -> Parser[T]:
-    """A parser of a word out of ``values``, in any case."""
+    """A parser of the words of ``values``, in upper or lower case."""
     by_key = {name.lower(): value for name, value in values.items()}
 
     def parse(text: str, option: str) -> T:
@@ -165,7 +165,7 @@ def parse_path(text: str, option: str) -> str:
 
 
 def _in_a_sessions_folder() -> bool:
-    """Whether Spark runs this process in a folder that it removes with the session: Spark Connect, where each session has files of its own."""
+    """Whether the working directory is a session's folder, which Spark Connect removes with the session."""
     session = os.environ.get("SPARK_JOB_ARTIFACT_UUID")
     return bool(session) and os.path.basename(os.getcwd()) == session
 
@@ -189,14 +189,14 @@ def parse_group(text: str, option: str) -> str:
 
 
 def parse_name(text: str, option: str) -> str:
-    """A name that people read in tables: one line, not empty, not too long."""
+    """A name that people read in tables: one line, not empty, at most 127 characters."""
     if not text.strip() or not text.isprintable() or len(text) > 127:
         raise invalid(option, f"{shown(text)} is not a name; write one line of at most 127 characters, for example billing")
     return text.strip()
 
 
 def parse_rooms(text: str, option: str) -> tuple[str, ...]:
-    """The machine rooms of a list, each once, in its order."""
+    """The machine rooms of a comma-separated list, in its order."""
     rooms = tuple(parse_room(name.strip(), option) for name in text.split(","))
     for index, room in enumerate(rooms):
         if room in rooms[:index]:
@@ -205,7 +205,7 @@ def parse_rooms(text: str, option: str) -> tuple[str, ...]:
 
 
 def parse_room(text: str, option: str) -> str:
-    """What may stand before the @ in a broker's name: it can hold neither @ nor a comma."""
+    """A machine room's name, which stands before the @ in a broker's name. It has neither @ nor a comma."""
     if not text or "@" in text or "," in text or not text.isprintable():
         example = "room-a, or room-a,room-b" if option == "machineRooms" else "room-a"
         raise invalid(option, f"{shown(text)} is not a room; write a name without @ and comma, for example {example}")
