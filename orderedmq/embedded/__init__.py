@@ -1,1 +1,1 @@
-"""The embedded broker: a durable broker in a directory of this machine, on LMDB. ARCHITECTURE.md has its layout."""
+"""The embedded broker: a durable broker in a directory of this machine, on LMDB. ARCHITECTURE.md describes its layout."""

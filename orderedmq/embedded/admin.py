@@ -1,4 +1,4 @@
-"""Admin over the store: topics, groups, locks, trimming."""
+"""The Admin protocol on the store: topics, groups, locks, trimming."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_QUEUES,
 
 
 class EmbeddedAdmin:
-    """The Admin protocol. ``store(create)`` opens the store, making it if asked to."""
+    """The Admin protocol. ``store(create)`` opens the store; ``create`` makes a missing one."""
 
     def __init__(self, store: Callable[[bool], Store], clock: Clock, members: Callable[[], EmbeddedGroups]) -> None:
         self._open = store
@@ -179,7 +179,7 @@ class EmbeddedAdmin:
             self._require_unused(txn, group)
 
     def _require_unused(self, txn: Transaction, group: str) -> None:
-        """Raises GroupError IN_USE when a process that lives owns a queue of the group, or is a member of it."""
+        """Raises GroupError IN_USE if a living process owns a queue of the group or is a member of it."""
         now, alive = self._clock.instant(), self._members().alive
         for key, value in txn.scan("locks", layout.group_prefix(group)):
             lock = layout.lock_from_json(value)

@@ -1,4 +1,4 @@
-"""The embedded broker as a Broker: the four protocols over one store, opened when first used."""
+"""The embedded Broker: the four protocols on one store, which is opened at first use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from orderedmq.errors import StoreError
 
 
 class EmbeddedBroker:
-    """A connection to the store in one directory. Several may share it, in one process and in many."""
+    """A connection to the store in one directory. Several connections, in one or many processes, may share the store."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class EmbeddedBroker:
         map_size: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """``identity``: of the store that is expected there; ``seen_here``: it was there, on this machine."""
+        """``identity``: the store that is expected at ``path``. ``seen_here``: this machine had that store there before."""
         self.path = Path(os.path.abspath(path))
         self._expected = identity
         self._seen_here = seen_here

@@ -1,7 +1,8 @@
-"""Whether a store is sound: its pages, the seal of every entry, and every rule that its databases keep among themselves.
+"""Checks a whole store: its pages, the seal of every entry, and the rules that hold between its databases.
 
-One snapshot is read, without LMDB, which may not survive damaged pages. A finding is a line of text. Nothing is changed, a store of an
-earlier format is not upgraded, and what is damaged does not stop the walk. Entries are held in memory, payloads are read one by one.
+The check reads one snapshot without LMDB, which damaged pages can crash. A finding is a line of text. The check changes
+nothing, does not upgrade a store of an earlier format, and goes on after damage. It holds all entries in memory and reads
+payloads one by one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
 
 @dataclass
 class Checked:
-    """What a check found: ``findings`` is empty if the store is sound. The numbers say how much was looked at."""
+    """The result of a check: ``findings`` is empty if the store is sound. The numbers say how much was read."""
 
     findings: list[str] = field(default_factory=list)
     entries: int = 0
@@ -38,12 +39,12 @@ class Checked:
 
 
 def check(store: Path | str | EmbeddedBroker) -> list[str]:
-    """What is wrong with the store, nothing if it is sound. Raises StoreError where there is none."""
+    """Return what is wrong with the store, an empty list if it is sound. Raises StoreError if there is no store."""
     return examine(store.path if isinstance(store, EmbeddedBroker) else Path(store)).findings
 
 
 def examine(path: Path) -> Checked:
-    """Walk the whole store. Raises StoreError MISSING, NOT_A_STORE, NEWER_FORMAT, PERMISSION, IO."""
+    """Check the whole store. Raises StoreError MISSING, NOT_A_STORE, NEWER_FORMAT, PERMISSION, IO."""
     Store.require_there(path)
     out = Checked()
     with Store(path, MAP_SIZE).mapped("check"), contextlib.ExitStack() as stack:
@@ -69,14 +70,14 @@ def _chosen(pair: tuple[Meta, Meta], number: int | None) -> Meta:
 
 
 def _other(read: Read, pair: tuple[Meta, Meta] | None, meta: Meta, out: Checked) -> None:
-    """The older snapshot is what it says it is."""
+    """Check that the transaction named by the older snapshot's meta page wrote that snapshot."""
     for other in pair or ():
         if other.transaction != meta.transaction and (wrong := verify.wrong_writer(read, other)) is not None:
             out.findings.append(wrong)
 
 
 class Contents:
-    """The entries of a snapshot by database and key, without those that are damaged."""
+    """The undamaged entries of a snapshot, by database and key."""
 
     def __init__(self, path: Path, snapshot: Snapshot, meta: Meta, out: Checked) -> None:
         self._snapshot = snapshot
@@ -168,7 +169,7 @@ def _topics(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
 
 
 def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[int, str], out: Checked) -> Iterator[str]:
-    """Chunks of a queue follow each other from its min to its max offset, and its state adds up."""
+    """Check that a queue's chunks follow each other from its min to its max offset, and that its state agrees with them."""
     ends = {key: at.min_offset for key, at in queues.items()}
     sizes = dict.fromkeys(queues, 0)
     stamps = dict.fromkeys(queues, 0)
@@ -201,7 +202,7 @@ def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[int, 
 def _payload(
     contents: Contents, name: str, queue: MessageQueue, first: int, chunk: Chunk, used: dict[int, str], out: Checked
 ) -> Iterator[str]:
-    """A payload belongs to one entry, is what was written, and has the rows that the entry says."""
+    """Check that a payload belongs to one entry only, passes its checksum, and has the columns, rows and bytes of its entry."""
     if chunk.payload in used:
         yield f"payload {chunk.payload} belongs to {name} and to {used[chunk.payload]}"
         return
@@ -230,7 +231,7 @@ def _payload(
 
 
 def _staged(contents: Contents, used: dict[int, str], out: Checked) -> Iterator[str]:
-    """Every staged row has a token, and every token has rows, numbered from 0."""
+    """Check that all staged rows have a token, and that each token has rows, in entries numbered from 0."""
     following = {key: 0 for key, _ in contents.scan("tokens")}
     for key, value in contents.scan("staged"):
         token, sequence = key[:-5], int.from_bytes(key[-4:], "big")
@@ -275,7 +276,7 @@ def _groups(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
 
 
 def _members(contents: Contents) -> Iterator[str]:
-    """Every record is a member's, under its own key."""
+    """Check that each member's record is under its own key, with a join number that the store has given."""
     last = contents.get("meta", b"epoch")
     greatest = layout.to_number(last) if last else 0
     for key, value in contents.scan("members"):
@@ -288,7 +289,7 @@ def _members(contents: Contents) -> Iterator[str]:
 
 
 def _dead(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
-    """What was put aside lies in its group's dead-letter topic, a letter for each message."""
+    """Check that each message that was put aside has a letter of its own in its group's dead-letter topic."""
     letters = dict[tuple[str, int], str]()
     for key, value in contents.scan("dead"):
         (group, queue), offset, letter = layout.group_of(key), layout.index_offset(key), layout.to_number(value)

@@ -1,8 +1,9 @@
-"""A chunk: messages of one queue as an Arrow IPC stream of one record batch. Encoding, decoding, checksums. Pure.
+"""Encodes, decodes and verifies chunks: messages of one queue as an Arrow IPC stream of one record batch. Pure.
 
-Rules: a column without a value is absent from the payload (the index entry says which are there), so a queue of bare bodies costs
-bare bodies. Timestamps are the chunk's own, in the index entry, until merged chunks need a column of them. What follows from the
-place in the queue (topic, offset, message id) is made when it is asked for, and only then. xxh3 kept in the index covers the payload.
+Rules: the payload leaves out a column without values, and the index entry says which columns are there. So messages that have
+only bodies take no more room than these. The messages of a chunk share the timestamps in its index entry, until a merge of
+chunks makes columns of timestamps that differ. Columns that follow from the position in the queue (topic, offset, message id)
+are made on reading, and only if asked for. The index entry has the payload's xxh3 checksum.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from orderedmq.embedded.layout import Chunk
 from orderedmq.errors import Remedy, StoreError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
 
-#: Columns that a payload can have; a column's place is its bit in ``Chunk.columns``, so the order is part of the format.
+#: Columns that a payload can have. A column's index is its bit in ``Chunk.columns``, so the order is part of the format.
 STORED: Final = ("body", "tags", "keys", "sharding_key", "properties", "born_timestamp", "store_timestamp", "reconsume_times")
 CODECS: Final = ("none", "lz4")
-#: About 16k rows or 4 MiB: large enough for speed, small enough that the writer's turn is short.
+#: Maximum rows of a chunk, and about its maximum bytes: large enough for speed, small enough for short write transactions.
 CHUNK_ROWS: Final = 16384
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 
-#: The default was measured on the demo's bodies, see the README's table.
+#: By codec number (index in CODECS).
 _WRITE_OPTIONS: Final = (
     pa.ipc.IpcWriteOptions(use_threads=False),
     pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False),
 )
 _SCHEMAS: dict[int, pa.Schema] = {}
 _HEX: Final = np.frombuffer(b"0123456789ABCDEF", dtype=np.uint8)
-#: The last three hex digits of the numbers below 4096.
+#: The three hex digits of each number below 4096.
 _LAST_DIGITS: Final = _HEX[(np.arange(4096)[:, np.newaxis] >> np.array([8, 4, 0])) & 15]
 
 
@@ -58,12 +59,12 @@ def pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def body_bytes(body: pa.Array) -> int:
-    """Bytes of all bodies together."""
+    """Return the total number of bytes of the bodies."""
     return int(pc.sum(pc.binary_length(body)).as_py() or 0)
 
 
 def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[pa.Buffer, Chunk]:
-    """The payload of rows that have some of the STORED columns, and its index entry (without payload id and store times)."""
+    """Return the payload of rows with some of the STORED columns, and its index entry (without payload id and store times)."""
     columns, arrays = 0, []
     for bit, name in enumerate(STORED):
         at = rows.schema.get_field_index(name)
@@ -94,7 +95,7 @@ def _to_stream(batch: pa.RecordBatch, codec: int) -> pa.Buffer:
         with pa.ipc.new_stream(grown, batch.schema, options=_WRITE_OPTIONS[codec]) as writer:
             writer.write_batch(batch)
         return grown.getvalue()
-    # Of known size: a growing buffer would copy a large chunk several times.
+    # A buffer of known size: a growing one would copy a large chunk several times.
     size = batch.schema.serialize().size + pa.ipc.get_record_batch_size(batch) + 64
     buffer = pa.allocate_buffer(size)
     sink = pa.FixedSizeBufferWriter(buffer)
@@ -104,7 +105,7 @@ def _to_stream(batch: pa.RecordBatch, codec: int) -> pa.Buffer:
 
 
 def verify(payload: bytes, chunk: Chunk, queue: MessageQueue, first: int) -> None:
-    """Raises StoreError CORRUPT when the payload is not what was written."""
+    """Raises StoreError CORRUPT if the payload's size or checksum is not that of its index entry."""
     if len(payload) != chunk.stored_bytes or xxhash.xxh3_64_intdigest(payload) != chunk.checksum:
         raise StoreError(
             "CORRUPT",
@@ -118,7 +119,7 @@ def verify(payload: bytes, chunk: Chunk, queue: MessageQueue, first: int) -> Non
 
 
 def decode(payload: bytes, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa.Array]:
-    """The stored columns among ``names`` that the payload has; others are not decompressed."""
+    """Return those columns of the payload that ``names`` lists. Others are not decompressed."""
     present = [name for bit, name in enumerate(STORED) if chunk.columns >> bit & 1]
     fields = [place for place, name in enumerate(present) if name in names]
     if not fields:
@@ -131,7 +132,7 @@ def decode(payload: bytes, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa
 def rows_of(
     payload: bytes, chunk: Chunk, names: tuple[str, ...], queue: MessageQueue, first: int, incarnation: str
 ) -> pa.RecordBatch:
-    """All messages of a chunk that begins at offset ``first``, in the columns ``names``."""
+    """Return all messages of a chunk that begins at offset ``first``, with the columns ``names``."""
     stored = decode(payload, chunk, names)
     arrays = []
     for name in names:
@@ -169,16 +170,16 @@ def _made(name: str, chunk: Chunk, queue: MessageQueue, first: int, incarnation:
 
 @lru_cache(maxsize=32)
 def _repeated(constant: Any, kind: pa.DataType, count: int) -> pa.Array:
-    """Kept: the chunks of a queue have mostly the same size, and all of its chunks the same constants."""
+    """Return a column of one value. It is cached: most chunks of a queue have the same size and the same constants."""
     return pa.repeat(pa.scalar(constant, kind), count)
 
 
 def message_ids(incarnation: str, queue_id: int, first: int, count: int) -> pa.Array:
-    """Unique ids of ``count`` messages: incarnation (16 hex digits), queue (4), offset (12)."""
+    """Return unique ids of ``count`` messages: incarnation (16 hex digits), queue (4), offset (12)."""
     digits = np.empty((count, 32), dtype=np.uint8)
     done = 0
     while done < count:
-        # The last three digits come from a table, the others stay for 4096 messages.
+        # The last three digits come from a table. The others are the same for 4096 messages.
         high, low = divmod(first + done, 4096)
         rows = digits[done : done + 4096 - low]
         rows[:, :29] = np.frombuffer(f"{incarnation}{queue_id:04X}{high:09X}".encode(), dtype=np.uint8)
@@ -189,7 +190,7 @@ def message_ids(incarnation: str, queue_id: int, first: int, count: int) -> pa.A
 
 
 def merged(parts: list[tuple[bytes, Chunk]], codec: int) -> tuple[pa.Buffer, Chunk]:
-    """One chunk of consecutive ones. Timestamps that differ become columns, so that none is lost."""
+    """Merge consecutive chunks into one. Timestamps that differ become columns, so that none is lost."""
     kept: list[pa.RecordBatch] = []
     columns = 0
     for _, chunk in parts:
@@ -203,7 +204,7 @@ def merged(parts: list[tuple[bytes, Chunk]], codec: int) -> tuple[pa.Buffer, Chu
             names.append(name)
     wanted = tuple(name for name in STORED if name in names)
     for payload, chunk in parts:
-        # Place and incarnation matter only for columns that are never stored.
+        # Queue, offset and incarnation matter only for columns that are never stored.
         kept.append(rows_of(payload, chunk, wanted, MessageQueue("", "", 0), 0, ""))
     payload, chunk = encode(pa.concat_batches(kept), codec, parts[0][1].born)
     return payload, chunk._replace(first_stored=parts[0][1].first_stored, last_stored=parts[-1][1].last_stored)

@@ -1,4 +1,4 @@
-"""The machine's clocks: the monotonic one that all its processes share, with the boot it belongs to, and the wall clock for stamps."""
+"""The machine's clocks: the monotonic clock, shared by all processes of one boot, and the wall clock for timestamps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orderedmq.core.lock import Instant
 
 
 class Clock(Protocol):
-    """What a store asks for the time; tests pass their own."""
+    """The clock that a store uses. Tests pass their own."""
 
     def instant(self) -> Instant: ...
 
@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 @cache
 def boot_id() -> str:
-    """What tells this boot of the machine from every other."""
+    """Return the id of this boot of the machine. No other boot has it."""
     if sys.platform == "darwin":
         return subprocess.run(
             ["/usr/sbin/sysctl", "-n", "kern.bootsessionuuid"], capture_output=True, text=True, check=True

@@ -1,6 +1,6 @@
-"""Dead letters: messages that a consumer could not process, in the topic %DLQ%<group> of one queue.
+"""Dead letters: messages that a consumer could not process, in the topic %DLQ%<group>, which is created with one queue.
 
-A dead letter is known by (group, queue, offset): a batch that is run again puts nothing aside twice.
+(group, queue, offset) identifies a dead letter, so a batch that runs again puts no message aside twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_NAME_LE
 
 
 def topic_name(group: str) -> str:
-    """Raises GroupError BAD_NAME when the topic's name would be too long to be read: a group's name alone may be longer."""
+    """Return the name of the group's dead-letter topic.
+
+    Raises GroupError BAD_NAME if that name is longer than a topic's may be: the group's name alone can be short enough.
+    """
     longest = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
     if len(group) > longest:
         raise GroupError(
@@ -32,7 +35,7 @@ def topic_name(group: str) -> str:
 
 
 def put(txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int], now: int) -> int:
-    """Append the letters that are new, in order; how many these are. ``now`` in µs since the epoch."""
+    """Append the letters that are new, in order, and return their number. ``now`` is in µs since the epoch."""
     new: dict[int, int] = {}
     for place, offset in enumerate(offsets):
         if offset not in new and txn.get("dead", layout.dead_key(group, queue, offset)) is None:
@@ -45,14 +48,14 @@ def put(txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBat
         put_topic(txn, info)
         txn.put("queues", layout.queue_key(index.queues_of(info)[0]), layout.QueueState(0, 0, 0, 0).pack())
     info = topic_of(txn, topic)
-    # The first queue, also when somebody has added others.
+    # Always the first queue, even if others were added.
     target = index.queues_of(info)[0]
     at = index.state(txn, target).max_offset
     taken = letters.take(pa.array(new.values(), pa.int64()))
     rows = normalise(taken, f"dead letters of queue {queue}")
     place = rows.schema.get_field_index("properties")
     if place >= 0:
-        # Where a letter comes from stands in properties that no other producer may set.
+        # A letter's origin is in reserved properties, which ``normalise`` removes.
         rows = rows.set_column(place, rows.schema.field(place), taken.column("properties").cast(PROPERTIES_TYPE))
     for piece in codec.pieces(rows):
         payload, chunk = codec.encode(piece, codec.CODECS.index(info.compression), now)

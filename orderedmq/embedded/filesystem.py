@@ -1,4 +1,4 @@
-"""What the machine does with the place of a store: its kind of file system, the pages of its file that this process has mapped."""
+"""A store's directory and the system: the type of file system, other files, the pages that this process has mapped."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from orderedmq.errors import StoreError
 from orderedmq.options.declared import DEFAULT_DIRECTORY
 
 _MADV_DONTNEED: Final = 4
-#: What a store has in its directory (another process may be making it just now), and a new disk's own folder.
+#: Names in a store's directory (another process may be creating the store right now), and the folder that a new disk has.
 _OF_STORES: Final = frozenset(("data.mdb", "lock.mdb", "owners", "runs", "lost+found"))
 _libc: Final = ctypes.CDLL(None)
 
 
 def file_system(path: Path) -> str:
-    """The type of the file system that holds ``path``, "" where the machine does not tell."""
+    """Return the type of the file system that holds ``path``, "" if the machine does not tell."""
     with contextlib.suppress(OSError):
         best, kind = "", ""
         real = os.path.realpath(path)
@@ -32,7 +32,7 @@ def file_system(path: Path) -> str:
 
 
 def refuse_other_files(path: Path) -> None:
-    """A store is made only in an empty or missing directory. Raises StoreError NOT_EMPTY or NOT_A_STORE, PermissionError."""
+    """Require an empty or missing directory, for a new store. Raises StoreError NOT_EMPTY or NOT_A_STORE, PermissionError."""
     try:
         others = sorted(set(os.listdir(path)) - _OF_STORES)
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def refuse_other_files(path: Path) -> None:
 
 
 def drop_pages(path: Path) -> None:
-    """Unmap the pages of each read-only, shared map of ``path``. Elsewhere than on Linux, nothing."""
+    """Unmap the pages of each read-only, shared map of ``path``. Does nothing except on Linux."""
     try:
         inode = os.stat(path).st_ino
         maps = Path("/proc/self/maps").read_text()
@@ -59,5 +59,5 @@ def drop_pages(path: Path) -> None:
         fields = line.split(maxsplit=5)
         if fields[4] == str(inode) and fields[1] == "r--s":
             begin, end = (int(part, 16) for part in fields[0].split("-"))
-            # Of a shared map of a file this drops no data; lmdb writes into the file, not into the map.
+            # This drops no data: the map is shared, and lmdb writes into the file, not into the map.
             _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), _MADV_DONTNEED)

@@ -1,6 +1,7 @@
-"""Whether an LMDB file is a store of this broker, of which format; making one, and upgrading one of an earlier format.
+"""Recognises a store and its format, initialises new stores, and upgrades stores of an earlier format.
 
-Format 1 had no seals. It is upgraded to 2 in one transaction, when it is first opened: what has it open then must be of this version.
+Format 1 had no seals. A store of format 1 is upgraded to format 2 in one transaction, when it is first opened. Every process
+that has it open at that moment must run this version.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from orderedmq.errors import StoreError
 
 
 def prepare(env: Any, path: Path, create: bool) -> tuple[dict[str, Any], str]:
-    """The databases of an environment by name, and the store's id. Raises StoreError MISSING, NEWER_FORMAT, NOT_A_STORE, CORRUPT."""
-    # Before the look: another process makes a store in one transaction.
+    """Return the databases of an environment by name, and the store's id. Initialises or upgrades the store if need be.
+
+    Raises StoreError MISSING, NEWER_FORMAT, NOT_A_STORE, CORRUPT.
+    """
+    # Counted first: if another process initialised the store after the lookup, its entries would look foreign.
     entries = env.stat()["entries"]
     try:
         meta = env.open_db(b"meta", create=False)
@@ -41,7 +45,7 @@ def prepare(env: Any, path: Path, create: bool) -> tuple[dict[str, Any], str]:
         raise newer(path, layout.to_number(version))
     elif layout.to_number(version) < layout.FORMAT:
         _upgrade(env, path)
-    # Not inside a read transaction: lmdb resets those instead of committing, and the handles would be lost with it.
+    # Not inside a read transaction: lmdb resets it instead of committing it, and the handles would be lost.
     handles = {name: env.open_db(name.encode(), create=False) for name in layout.DATABASES}
     with env.begin() as txn:
         identity = Transaction(txn, handles, path).get("meta", b"store_id")
@@ -64,7 +68,7 @@ def _initialise(env: Any, path: Path) -> None:
 
 
 def newer(path: Path, version: int) -> StoreError:
-    """Of a later version."""
+    """Return the error for a store of a later version."""
     return StoreError(
         "NEWER_FORMAT", f"the store at {path} has format {version}, this version reads up to {layout.FORMAT}: upgrade orderedmq"
     )
@@ -75,9 +79,9 @@ def _not_ours(path: Path) -> StoreError:
 
 
 def _upgrade(env: Any, path: Path) -> None:
-    """Seal every value. Raises StoreError CORRUPT when one cannot be read: a seal would vouch for it."""
+    """Seal every value. Raises StoreError CORRUPT if a value cannot be read, because a seal would vouch for it."""
     with env.begin(write=True) as txn:
-        # A store of format 1 may also have been made before a database was added.
+        # A store of format 1 may be older than some of the databases.
         handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
         if layout.to_number(txn.get(seal.FORMAT_KEY, db=handles["meta"])) == layout.FORMAT:
             # Another process was first.
@@ -96,7 +100,7 @@ def _upgrade(env: Any, path: Path) -> None:
 
 
 def _require_readable(database: str, key: bytes, value: bytes, path: Path) -> None:
-    """Raises StoreError CORRUPT when a plain value is not one of its database."""
+    """Raises StoreError CORRUPT if a value without its seal cannot be decoded."""
     try:
         read(database, key, value)
     except (ValueError, TypeError, KeyError, struct.error) as error:
@@ -104,7 +108,7 @@ def _require_readable(database: str, key: bytes, value: bytes, path: Path) -> No
 
 
 def read(database: str, key: bytes, value: bytes) -> object:
-    """A plain value as what it stands for. Raises ValueError, TypeError, KeyError or struct.error."""
+    """Decode a value without its seal. Raises ValueError, TypeError, KeyError or struct.error."""
     match database:
         case "topics":
             return TopicInfo(**json.loads(value))

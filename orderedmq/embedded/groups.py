@@ -1,4 +1,4 @@
-"""Groups over the store: queue locks by the rules of orderedmq.core.lock, group offsets fenced by their epochs."""
+"""The Groups protocol on the store: queue locks by the rules of orderedmq.core.lock, group offsets fenced by lock epochs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def put_lock(txn: Transaction, group: str, queue: MessageQueue, lock: QueueLock)
 
 
 def require_current(txn: Transaction, proof: LockToken, doing: str) -> None:
-    """The fence. Raises LockError LOST when the queue was granted again since ``proof``."""
+    """Require the epoch of the queue's lock to be that of ``proof`` (the fence). Raises LockError LOST otherwise."""
     lock = lock_at(txn, proof.group, proof.queue)
     if not rules.is_current(lock, proof):
         raise lost(proof, lock, doing)
@@ -61,21 +61,21 @@ def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
 
 
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
-    """Raises OffsetError INVALID."""
+    """Set a group's offset. Raises OffsetError INVALID if it is negative."""
     if offset < 0:
         raise OffsetError("INVALID", f"{offset} is no offset of queue {queue} for group {group!r}; offsets begin at 0")
     txn.put("groups", layout.group_key(group, queue), layout.number(offset))
 
 
 def forward(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
-    """Move a group's offset, never back."""
+    """Move a group's offset forward, never back."""
     known = offset_at(txn, group, queue)
     if known is None or known < offset:
         put_offset(txn, group, queue, offset)
 
 
 def all_members(txn: Transaction, group: str) -> dict[bytes, Member]:
-    """Every member record of a group, also those that do not count any more."""
+    """Return every member record of a group, including those that are expired or whose process is dead."""
     return {key: layout.member_from_json(value) for key, value in txn.scan("members", layout.group_prefix(group))}
 
 
@@ -97,9 +97,9 @@ class EmbeddedGroups:
         self._store = store
         self._clock = clock
         self._present: dict[str, Presence] = {}
-        #: The member records that clients of this process have written.
+        #: By client id, the keys of the member records that this process has written.
         self._records: dict[str, set[bytes]] = {}
-        #: How long the locks live that are granted from here, and the memberships, in seconds.
+        #: Seconds that locks and memberships written here live without renewal.
         self.life = LOCK_LIFE
 
     def join(self, owner: str) -> Client:
@@ -110,7 +110,7 @@ class EmbeddedGroups:
         return presence.client
 
     def cut_off(self, client: Client) -> bool:
-        """Never: a member is a process on this machine."""
+        """Return False: a member is a process on this machine, so no connection to it can break."""
         del client
         return False
 
@@ -177,7 +177,7 @@ class EmbeddedGroups:
                 known[client_id] = self.alive(client_id)
             return known[client_id]
 
-        # Who shares a group asks again and again for a queue that another still has: no write for nothing.
+        # Members of a shared group ask repeatedly for queues that others still hold. A refusal must not cost a write.
         with self._store.read() as txn:
             now = self._clock.instant()
             for queue in queues:
@@ -193,7 +193,7 @@ class EmbeddedGroups:
             now = self._clock.instant()
             for queue in queues:
                 before = lock_at(txn, group, queue)
-                # A number that is not used leaves a gap in the epochs, which only have to grow.
+                # An unused number leaves a gap in the epochs, which is harmless: they only have to grow.
                 after = rules.grant(before, client, now, next_epoch=txn.take_number("epoch"), alive=alive, life=self.life)
                 if after is None:
                     assert before is not None
@@ -245,7 +245,7 @@ class EmbeddedGroups:
         return out
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
-        # A reader asks after every batch, and the sink's publish has moved most offsets already: no write for nothing.
+        # A reader commits after every batch, and the sink's publish has moved most offsets already. Then nothing is written.
         with self._store.read() as txn:
             known = {proof: offset_at(txn, proof.group, proof.queue) for proof in offsets}
             if all(at is not None and at >= offsets[proof] for proof, at in known.items()):

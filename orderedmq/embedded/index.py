@@ -1,8 +1,8 @@
-"""What makes messages visible: index entries of a queue, in a transaction that the caller holds.
+"""A queue's index entries, which make messages visible. The caller holds the transaction.
 
-Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added behind a small one is merged with
-it, as a binary counter carries: so small batches leave few chunks, and a row is rewritten some ten times at most until it is in a
-chunk of 8k rows. Retention deletes whole chunks from the front.
+Rules: a queue's chunks are contiguous from ``min_offset`` to ``max_offset``. A chunk that is added behind a small one is merged
+with it, as a binary counter carries. So small batches leave few chunks, and a row is rewritten at most about ten times before
+it is in a chunk of 8k rows. Retention deletes whole chunks from the front.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import StoreError, TopicError, missing_topic
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
-#: A tail chunk of this many rows is left alone. Half a full chunk: reading it back costs about as much per row as reading full ones.
+#: A tail chunk of this many rows or more is not merged. It is half a full chunk, and costs about as much per row to read as a
+#: full one.
 MERGE_BELOW: Final = 8192
-#: Chunks that one append or publish retires at most per queue, so that its transaction stays short.
+#: Maximum chunks that one append or publish retires per queue, so that its transaction stays short.
 RETIRE_AT_ONCE: Final = 64
 
 
 def state(txn: Transaction, queue: MessageQueue) -> QueueState:
-    """Raises TopicError MISSING or NO_SUCH_QUEUE."""
+    """Return the state of a queue. Raises TopicError MISSING or NO_SUCH_QUEUE."""
     value = txn.get("queues", layout.queue_key(queue))
     if value is None:
         topic = txn.get("topics", queue.topic.encode())
@@ -36,7 +37,7 @@ def state(txn: Transaction, queue: MessageQueue) -> QueueState:
 
 
 def holding(txn: Transaction, queue: MessageQueue, offset: int) -> tuple[int, Chunk]:
-    """(first offset, chunk) of the chunk that holds ``offset``, which the queue has. Raises StoreError CORRUPT."""
+    """Return (first offset, chunk) of the chunk that holds ``offset``. Raises StoreError CORRUPT if no chunk does."""
     key = layout.queue_key(queue)
     sought = layout.index_key(key, offset)
     entry = txn.floor("index", sought)
@@ -48,7 +49,7 @@ def holding(txn: Transaction, queue: MessageQueue, offset: int) -> tuple[int, Ch
 
 
 def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -> Iterator[tuple[int, Chunk]]:
-    """(first offset, chunk) from the chunk that holds ``offset`` to the queue's last. Raises StoreError CORRUPT at a gap."""
+    """Yield (first offset, chunk) from the chunk that holds ``offset`` to the last one. Raises StoreError CORRUPT at a gap."""
     if offset >= at.max_offset:
         return
     following, _ = holding(txn, queue, max(offset, at.min_offset))
@@ -65,7 +66,7 @@ def chunks(txn: Transaction, queue: MessageQueue, at: QueueState, offset: int) -
 
 
 def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> OffsetRange:
-    """Make a stored payload visible at the queue's end; ``now`` in µs since the epoch."""
+    """Make a stored payload visible at the queue's end, and return its offsets. ``now`` is in µs since the epoch."""
     key = layout.queue_key(queue)
     at = state(txn, queue)
     stamp = max(now, at.last_stored)
@@ -86,7 +87,7 @@ def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> Offset
         try:
             payload = load(txn, queue, *tail)
         except StoreError:
-            # A damaged chunk is its reader's to report; it must not keep new messages out.
+            # A read reports the damaged chunk. Here it must not keep new messages out.
             break
         parts.insert(0, tail)
         read.insert(0, (payload, tail[1]))
@@ -104,14 +105,14 @@ def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> Offset
 
 
 def store(txn: Transaction, payload: object, chunk: Chunk) -> Chunk:
-    """Keep a payload, not visible yet; the chunk with its payload id."""
+    """Store a payload, which is not visible yet. Return its chunk with the payload id."""
     number = txn.take_number("payload")
     txn.put("payloads", layout.number(number), payload, append=True)
     return chunk._replace(payload=number)
 
 
 def load(txn: Transaction, queue: MessageQueue, first: int, chunk: Chunk) -> bytes:
-    """A verified copy of a payload. Raises StoreError CORRUPT."""
+    """Return a verified copy of a payload. Raises StoreError CORRUPT."""
     payload = txn.get("payloads", layout.number(chunk.payload)) or b""
     codec.verify(payload, chunk, queue, first)
     return payload
@@ -126,10 +127,11 @@ def retire(
     excess: int = 0,
     most: int | None = None,
 ) -> int:
-    """Delete whole chunks from the front; returns how many messages.
+    """Delete whole chunks from the front, and return the number of messages deleted.
 
-    A chunk goes when it ends at or before offset ``before``, or its last message was stored before ``older`` (µs), or it fits into
-    the ``excess`` bytes that are to go (what was just written is never taken for being too large). ``most``: chunks at most.
+    A chunk is deleted if it ends at or before offset ``before``, if its last message was stored before ``older`` (µs since the
+    epoch), or if all of it fits into the ``excess`` bytes still to delete. The first chunk to which none of this applies ends
+    the deletion, so a new chunk that is larger than the size limit stays. ``most``: maximum number of chunks.
     """
     key = layout.queue_key(queue)
     at = state(txn, queue)
@@ -156,12 +158,15 @@ def retire(
 
 
 def queues_of(topic: TopicInfo) -> list[MessageQueue]:
-    """The queues of a topic in order."""
+    """Return the queues of a topic in order."""
     return [MessageQueue(topic.name, EMBEDDED_BROKER, number) for number in range(topic.queues)]
 
 
 def retain(txn: Transaction, topic: TopicInfo, now: int, *, most: int | None = RETIRE_AT_ONCE) -> dict[MessageQueue, int]:
-    """Apply a topic's retention; messages deleted per queue. Size counts all queues; the excess is taken in proportion."""
+    """Apply a topic's retention, and return the messages deleted per queue.
+
+    The size limit is for all queues together. Each queue gives up its proportion of the excess.
+    """
     if topic.retention_seconds is None and topic.retention_bytes is None:
         return {}
     older = None if topic.retention_seconds is None else now - int(topic.retention_seconds * 1e6)

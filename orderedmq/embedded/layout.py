@@ -11,13 +11,13 @@ Databases (key → value; integers in keys are big-endian, so that keys sort as 
     locks     group, queue key           → QueueLock as JSON
     members   group, client id           → Member as JSON
     dead      group, queue key, offset   → offset of its dead letter
-    tokens    attempt token              → who stages, since when, as JSON
+    tokens    attempt token              → sink, batch and start time of the attempt as JSON
     staged    attempt token, number      → queue key, Chunk
     batches   sink id, batch id          → replay record as JSON
 
-Every value but a payload, and the store's format, ends with a seal (seal.py).
+Every value ends with a seal (seal.py), except payloads and the store's format.
 
-A queue key is the topic, a NUL, the queue's number. The longest key has 127 + 1 + 127 + 1 + 4 + 8 bytes, under LMDB's 511.
+A queue key is the topic, a NUL and the queue's number. The longest key has 127 + 1 + 127 + 1 + 4 + 8 bytes; LMDB allows 511.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from orderedmq.core.lock import Instant, QueueLock
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
-#: 1: without seals.
+#: Format 1 had no seals.
 FORMAT: Final = 2
 DATABASES: Final = (
     "meta",
@@ -56,11 +56,11 @@ _QUEUE = struct.Struct("<QQQq")
 
 
 class Chunk(NamedTuple):
-    """An index entry: where a payload is, and what is known of it without reading it. Times in µs since the epoch."""
+    """An index entry: a payload's id, and its properties, known without reading it. Times are in µs since the epoch."""
 
     payload: int
     rows: int
-    #: Bit per stored column that the payload has (chunk.STORED).
+    #: A bit for each stored column that the payload has (chunk_codec.STORED).
     columns: int
     #: 0 none, 1 lz4.
     codec: int
@@ -104,7 +104,7 @@ def topic_prefix(topic: str) -> bytes:
 
 
 def queue_of(key: bytes) -> MessageQueue:
-    """The queue of a queue key (trailing bytes are ignored)."""
+    """Return the queue of a queue key. Trailing bytes are ignored."""
     topic, _, rest = key.partition(b"\0")
     return MessageQueue(topic.decode(), EMBEDDED_BROKER, _U32.unpack(rest[:4])[0])
 
@@ -151,7 +151,7 @@ def lock_to_json(lock: QueueLock) -> bytes:
 
 
 def lock_from_json(value: bytes) -> QueueLock:
-    # Decoded here: json would first look for the encoding of bytes.
+    # Decoded here: json would first detect the encoding of the bytes.
     fields = json.loads(value.decode())
     fields["renewed"] = Instant(**fields["renewed"])
     return QueueLock(**fields)
@@ -162,7 +162,7 @@ def group_prefix(group: str) -> bytes:
 
 
 def member_key(group: str, client_id: str) -> bytes:
-    """A client id can be longer than a key may be."""
+    """Return the key of a member's record. It has a hash of the client id, which can be longer than a key may be."""
     return group_prefix(group) + hashlib.blake2b(client_id.encode(), digest_size=16).digest()
 
 
@@ -182,7 +182,7 @@ def dead_key(group: str, queue: MessageQueue, offset: int) -> bytes:
 
 
 def described(database: str, key: bytes) -> str:
-    """What an entry is, for an error; its key may be damaged."""
+    """Return a description of an entry for an error. The entry's key may be damaged."""
     name, _, rest = key.partition(b"\0")
     first = name.decode(errors="backslashreplace")
     match database:

@@ -1,8 +1,10 @@
-"""Who is alive: an owner holds ``flock`` on a small file of its own; whoever can take the shared lock on it knows that it is dead.
+"""Tells living owners from dead ones: an owner holds ``flock`` on a small file of its own until it dies.
 
-Rules: the file is locked before its name is published. ``flock``, not ``lockf``: with record locks, opening and closing the file
-anywhere in the owner's process would drop the lock. A child made by fork closes the descriptor it inherited: otherwise it would keep
-its parent alive.
+A process that can take the shared lock on that file knows that the owner is dead.
+
+Rules: the file is locked before its name is published. ``flock``, not ``lockf``: with record locks, opening and closing the
+file anywhere in the owner's process would drop the lock. A child made by fork closes the descriptor it inherited: otherwise its
+parent would still seem alive after its death.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_@.-]{0,199}")
 
 
 class Presence:
-    """This process's proof of life as ``client``; gone when closed or when the process dies."""
+    """Shows other processes that this one is alive as ``client``, until it is closed or the process dies."""
 
     def __init__(self, store: Path, owner: str) -> None:
         self.client = Client(owner, f"{owner}@{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
@@ -39,19 +41,19 @@ class Presence:
 
     @property
     def here(self) -> bool:
-        """Whether this process is the client; not after close, nor in a child after fork."""
+        """Whether this process is the client. False after close, and in a child after fork."""
         return self._descriptor is not None
 
     def close(self) -> None:
         if self._descriptor is not None:
-            # The store may have been moved away, or something else stand there.
+            # The store may have been moved away or replaced.
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 self._path.unlink()
             os.close(self._descriptor)
             self._descriptor = None
 
     def _forget(self) -> None:
-        """In a child after fork: let go without unlocking, the lock is the parent's."""
+        """In a child after fork: close the descriptor without unlocking, since the lock is the parent's."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -69,13 +71,16 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _file(store: Path, client_id: str) -> Path:
-    """A name never becomes a path: an owner comes from a checkpoint, a client from a token."""
+    """Return the client's file.
+
+    A client id comes from checkpoints and tokens, so one that could form another path is hashed.
+    """
     plain = client_id if _PLAIN.fullmatch(client_id) else hashlib.blake2b(client_id.encode(), digest_size=32).hexdigest()
     return store / FOLDER / f"{plain}.alive"
 
 
 def is_alive(store: Path, client_id: str) -> bool:
-    """Whether the process behind ``client_id`` is there (a stopped one is). A dead one's file is removed."""
+    """Whether the process of ``client_id`` is alive (a stopped one is). The file of a dead one is removed."""
     path = _file(store, client_id)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

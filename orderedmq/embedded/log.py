@@ -1,4 +1,4 @@
-"""Log and Admin's topics over the store: where messages are, pulling and appending them."""
+"""The Log protocol on the store: topics, offsets, pulling and appending messages. Admin uses its topic records, too."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
 
 _BODY = ("body",)
-#: Bytes of payloads after whose reading the map's memory is given back.
+#: Bytes of payloads that are read before the map's memory is given back.
 UNMAP_BYTES: Final = 32 * 1024 * 1024
 
 
 def topic_of(txn: Transaction, name: str) -> TopicInfo:
-    """Raises TopicError MISSING."""
+    """Return a topic's record. Raises TopicError MISSING."""
     value = txn.get("topics", name.encode())
     if value is None:
         raise missing_topic(name)
@@ -43,7 +43,7 @@ def put_topic(txn: Transaction, topic: TopicInfo) -> None:
 
 
 def new_incarnation() -> str:
-    """Tells a topic from an earlier one of its name: 16 hex digits."""
+    """Return 16 hex digits that tell a topic from an earlier one of the same name."""
     return uuid.uuid4().hex[:16].upper()
 
 
@@ -56,13 +56,13 @@ class EmbeddedLog:
         self._store = store
         self._clock = clock
         self._malformed = MalformedText()
-        #: The chunk that was read last: a reader with small pulls takes several from one.
+        #: Payload id, columns and rows of the chunk that was read last: several small pulls read the same chunk.
         self._last: tuple[int, tuple[str, ...], pa.RecordBatch] | None = None
-        #: Bytes of payloads read since the map's memory was given back.
+        #: Bytes of payloads read since the map's memory was last given back.
         self._read_bytes = 0
 
     def reading(self, how: Reading) -> EmbeddedLog:
-        """This one: rows are where they are, nothing is pulled ahead."""
+        """Return this log: it prefetches nothing, so it needs no settings."""
         del how
         return self
 
@@ -81,7 +81,7 @@ class EmbeddedLog:
         return self.queues(topic)
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """The topic's incarnation, wherever it is read."""
+        """Return the topic's incarnation, which is the same at all offsets."""
         del offsets
         return self.topic(topic).incarnation
 
@@ -89,7 +89,7 @@ class EmbeddedLog:
         return anchor not in ("", self.topic(topic).incarnation)
 
     def change(self) -> int:
-        """A number that differs when anything in the store has changed."""
+        """Return a number that changes with every write to the store."""
         return self._store.last_change()
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
@@ -195,7 +195,7 @@ class EmbeddedLog:
             )
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
-        """Nothing: whoever may open the store's files may do all."""
+        """Do nothing: a user who may open the store's files has all rights."""
 
     def _gather(
         self,
@@ -207,7 +207,11 @@ class EmbeddedLog:
         max_bytes: int,
         columns: tuple[str, ...],
     ) -> list[tuple[int, Chunk, bytes | pa.RecordBatch]]:
-        """Chunks from ``offset`` on, copied out: as many as are needed, and no further than a chunk's end beyond a quarter of it."""
+        """Return copies of the chunks from ``offset`` on, at least one.
+
+        It stops at the first chunk's end with a quarter of ``max_messages`` or more, and before a chunk that would exceed
+        ``max_bytes``.
+        """
         parts: list[tuple[int, Chunk, bytes | pa.RecordBatch]] = []
         rows = size = 0
         for first, chunk in index.chunks(txn, queue, at, offset):
@@ -265,7 +269,7 @@ def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:
 
 
 def _bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
-    """The first rows whose bodies fit into ``max_bytes``, at least one. Only a batch with bodies can be judged."""
+    """Return the first rows whose bodies fit into ``max_bytes``, at least one; all rows of a batch without bodies."""
     place = batch.schema.get_field_index("body")
     if place < 0 or batch.num_rows < 2:
         return batch

@@ -1,8 +1,9 @@
-"""Outbox over the store: rows are staged under an attempt's token, then published in one transaction that touches only the index.
+"""The Outbox protocol on the store: tasks stage rows under a token of their attempt, one transaction publishes them.
 
-Publish, in this order: a batch that is recorded is a no-op if it is the same one; a source epoch that this run registered and that is
-stale refuses; a token that is gone refuses; then rows become visible in (partition, row) order, the batch is recorded, and the group
-offsets of the run's sources move.
+A publish writes index entries, not messages (apart from small chunks that are merged). Its steps, in order: a batch that is
+already recorded is a no-op if it is the same one, else refused; a stale epoch among the sources that this run registered is
+refused; messages that another batch of the sink has published are refused; a missing token is refused; then the rows become
+visible in (partition, row) order, the batch is recorded, and the group offsets of the run's sources move.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import SinkError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
-#: Batches of a sink whose records are kept.
+#: Number of a sink's last batches whose records are kept.
 KEPT: Final = 100
-#: µs after which staged rows of an unknown batch are swept.
+#: µs after which staged rows of any sink are swept.
 FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000
 
 
@@ -62,7 +63,7 @@ class EmbeddedOutbox:
     ) -> Published:
         chosen: dict[int, Receipt] = {}
         for receipt in receipts:
-            # Two attempts of one partition are the same rows: the first one named counts.
+            # Two attempts of one partition have the same rows: the first receipt counts.
             chosen.setdefault(receipt.partition, receipt)
         ordered = [chosen[partition] for partition in sorted(chosen)]
         with self._store.mapped("publish"):
@@ -89,7 +90,7 @@ class EmbeddedOutbox:
             for topic in sorted({queue.topic for queue in ranges}):
                 index.retain(txn, topic_of(txn, topic), now)
             for receipt in receipts:
-                # Another attempt of a partition that was published.
+                # What is left are other attempts of partitions that were published.
                 discard(txn, receipt.token)
             self._sweep(txn, batch, now)
         return Published(False, ranges)
@@ -122,7 +123,7 @@ class EmbeddedOutbox:
         if latest is None or batch.batch_id > latest:
             return False
         if batch.batch_id > latest - KEPT:
-            # All that were published since are remembered: to take it as published would lose its rows.
+            # If this batch had been published, its record would still be there. To take it as published would lose its rows.
             raise SinkError(
                 "OUT_OF_ORDER",
                 f"{_named(batch)} was not written to this store, and {latest}, a later one, was: "
@@ -137,7 +138,10 @@ class EmbeddedOutbox:
         )
 
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
-        """What lies behind its group's offset may have come out in another batch of this sink. Raises SinkError REPLAY_DIFFERS."""
+        """Raises SinkError REPLAY_DIFFERS if another batch of this sink has published some of the sources' messages.
+
+        That is possible only for a range that begins below its group's offset.
+        """
         assert batch.sink_id is not None
         behind: dict[tuple[str, str, int], OffsetRange] = {}
         for source in sources:
@@ -191,7 +195,7 @@ class EmbeddedOutbox:
             txn.delete("batches", known)
 
     def _sweep(self, txn: Transaction, batch: SinkBatch, now: int) -> None:
-        """Delete staged rows that can never be published: of this sink's batches up to this one, and those forgotten for a week."""
+        """Delete staged rows that will never be published: those of the sink's batches up to this one, and week-old ones."""
         orphans = []
         for key, value in txn.scan("tokens"):
             about = json.loads(value)
@@ -204,7 +208,7 @@ class EmbeddedOutbox:
 
 
 def _named(batch: SinkBatch) -> str:
-    """The batch as its writer knows it."""
+    """Return the batch's name in the terms of its writer, for errors."""
     application = _application(batch)
     return (
         f"batch {batch.batch_id} of this query"
@@ -226,7 +230,7 @@ def _remedy(batch: SinkBatch, latest: int | None) -> str:
 
 
 def _application(batch: SinkBatch) -> str | None:
-    """The user's txnAppId; None for a query's own batches."""
+    """Return the user's txnAppId, None for a query's own batches."""
     assert batch.sink_id is not None
     return batch.sink_id.removeprefix("txn:") if batch.sink_id.startswith("txn:") else None
 
@@ -251,10 +255,11 @@ def _record(sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dic
 
 
 def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Why a batch that comes again is not the recorded one, or None.
+    """Return why a repeated batch is not the recorded one, or None if it is.
 
-    By its source ranges, else by its rows per queue. A replay may lack queues (another owner took them over) and first messages
-    (they aged out), but never ends earlier: the next batch would go on there and publish the rest again.
+    Batches are compared by source ranges, or by rows per queue if there are none. A replay may lack queues (another owner took
+    them over) and first messages (they aged out), but its ranges end where the recorded ones do. The batch after a replay that
+    ended earlier would publish the rest again.
     """
     known: dict[tuple[str | None, str, int], list[tuple[int, int]]] = {}
     for group, topic, queue_id, begin, end in old["sources"]:

@@ -1,9 +1,10 @@
-"""LMDB's pages, read without LMDB: whether the trees of a snapshot are what a writer left. Pure.
+"""Reads LMDB's pages without LMDB, and verifies that the trees of a snapshot are intact. Pure.
 
-LMDB believes its pages. A changed bit in one makes it lose entries, give older ones, loop, or read beyond its map, which ends the
-process. So the trees are walked here, with every number looked at before it is used, before LMDB is let in: page numbers and flags, where
-nodes lie, the order of keys, what a parent says of its children, how many pages and entries a tree has, and that no page belongs to two
-or is free. What a value says is not looked at: that is its seal's affair.
+LMDB trusts its pages. A changed bit in a page can make LMDB lose entries, return older ones, loop, or read beyond its map,
+which kills the process. So this module walks the trees before LMDB reads them, and checks every number before it uses it: page
+numbers and flags, node positions, the order of keys, the key bounds that a parent sets for its children, the page and entry
+counts of a tree, and that no page is used twice, or both used and free. It does not look at the content of values: their seals
+protect it.
 
 The layout is LMDB 0.9's data version 1 (``mdb.c``): two meta pages, then B-trees of 64-bit page numbers in the machine's byte order.
 """
@@ -29,7 +30,7 @@ _BRANCH, _LEAF, _OVERFLOW, _META = 1, 2, 4, 8
 _BIG, _TREE_VALUE = 1, 2
 _INTEGER_KEYS: Final = 8
 _MAX_DEPTH: Final = 32
-#: No machine maps more.
+#: Maximum map size: no machine maps more.
 _MAX_MAP: Final = 1 << 47
 _HEADER: Final = 16
 _NODE_HEADER: Final = 8
@@ -48,7 +49,7 @@ Report = Callable[[str], None]
 
 
 class Tree(NamedTuple):
-    """What LMDB notes of a database: its root, and how many pages and entries it has."""
+    """LMDB's record of a database: its root, and its numbers of pages and entries."""
 
     pad: int
     flags: int
@@ -61,7 +62,7 @@ class Tree(NamedTuple):
 
 
 class Meta(NamedTuple):
-    """A meta page: a snapshot's roots. Of two, the one with the greater transaction number holds."""
+    """A meta page: the roots of a snapshot. LMDB uses the meta page with the greater transaction number."""
 
     page_size: int
     map_size: int
@@ -72,7 +73,7 @@ class Meta(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """``value`` None: it lies on ``page`` and those behind it."""
+    """An entry of a tree. If ``value`` is None, it is on ``page`` and the pages behind it."""
 
     key: bytes
     value: bytes | None
@@ -82,7 +83,7 @@ class Entry(NamedTuple):
 
 
 class _Nodes(NamedTuple):
-    """Of each node of a page: key, flags, the value's size (of a branch: half of a child's number), where the value is."""
+    """The nodes of a page: keys, flags, sizes and positions of values. A branch has low halves of child numbers as sizes."""
 
     keys: list[bytes]
     flags: list[int]
@@ -91,17 +92,17 @@ class _Nodes(NamedTuple):
 
 
 class OverLimitError(Exception):
-    """A walk has read as many pages as it may."""
+    """A walk has read its maximum number of pages."""
 
 
 def metas(read: Read) -> tuple[Meta, Meta] | None:
-    """Both meta pages as they are, or None where LMDB itself has to say what this file is."""
+    """Return both meta pages, unverified, or None if there are none: then LMDB itself has to say what the file is."""
     first = read(0, _META_SIZE)
     if not _is_meta(first):
         return None
     size = _meta(first).page_size
     if not _is_size(size):
-        # Nobody can tell where the second is: `wrong_metas` says so.
+        # Without a page size, the position of the second is unknown. `wrong_metas` reports the page size.
         return _meta(first), _meta(first)
     second = read(size, _META_SIZE)
     return (_meta(first), _meta(second)) if _is_meta(second) else None
@@ -126,7 +127,7 @@ def _meta(page: bytes) -> Meta:
 
 
 def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
-    """What LMDB would stumble over before a page is read, or believe although it cannot be."""
+    """Return what is wrong with the meta pages, None if nothing: what would crash LMDB, or what it would wrongly trust."""
     size = pair[0].page_size
     if not _is_size(size):
         return f"meta page 0 names a page size of {size} bytes"
@@ -146,7 +147,10 @@ def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
 
 
 class Snapshot:
-    """The trees of one meta page. ``report`` is told what is wrong, and may raise; ``limit``: pages that are read at most."""
+    """The trees of one meta page.
+
+    ``report`` gets each finding, and may raise. ``limit``: maximum pages to read (OverLimitError).
+    """
 
     def __init__(self, read: Read, meta: Meta, report: Report, limit: int | None = None) -> None:
         self._read = read
@@ -154,12 +158,13 @@ class Snapshot:
         self._report = report
         self._left = sys.maxsize if limit is None else limit
         self._size = meta.page_size
-        #: Pages that belong to a tree, and runs of pages with one value: first page and number.
+        #: Pages that belong to a tree.
         self._seen: set[int] = set()
+        #: Runs of pages that hold one value: first page and number of pages.
         self._runs: list[tuple[int, int]] = []
 
     def databases(self) -> dict[str, Tree]:
-        """The named trees. Others of the file's entries are passed over."""
+        """Return the trees by name. Other entries of the file are skipped."""
         out = {}
         for entry in self.entries(self._meta.main, "the list of databases"):
             if entry.is_tree and entry.value is not None and len(entry.value) == _TREE.size:
@@ -169,10 +174,10 @@ class Snapshot:
     def entries(
         self, tree: Tree, name: str, *, numbers: bool = False, heads: bool = True, exact: bool = False
     ) -> Iterator[Entry]:
-        """The entries of a tree in order; what is damaged is reported and left out.
+        """Yield the entries of a tree in order. What is damaged is reported and left out.
 
-        ``numbers``: keys are integers of the machine. ``heads``: also look at the first page of each value that has pages of its own;
-        ``exact``: which are no more than it needs, since values are never overwritten.
+        ``numbers``: keys are integers in the machine's byte order. ``heads``: also check the first page of each value that has
+        pages of its own. ``exact``: such a value has no more pages than it needs, because values are never overwritten.
         """
         for number, page, nodes, firsts in self._leaves(tree, name, numbers, heads, exact):
             for at, (key, flags, size, place) in enumerate(zip(*nodes)):
@@ -182,14 +187,14 @@ class Snapshot:
                     yield Entry(key, None, size, firsts[at], False)
 
     def walk(self, tree: Tree, name: str, *, heads: bool) -> None:
-        """Only report what is damaged."""
+        """Report what is damaged, without yielding entries."""
         for _ in self._leaves(tree, name, False, heads, False):
             pass
 
     def _leaves(
         self, tree: Tree, name: str, numbers: bool, heads: bool, exact: bool
     ) -> Iterator[tuple[int, bytes, _Nodes, dict[int, int]]]:
-        """Number and content of each leaf page, its nodes, and by a node's place the first page of its value where it has pages."""
+        """Yield number, content and nodes of each leaf page, and by node index the first pages of large values (0: damaged)."""
         if tree.root == NONE:
             if tree.entries or tree.depth or tree.leaves or tree.branches or tree.overflow:
                 self._report(f"{name} has no root and says that it has {tree.entries} entries")
@@ -209,7 +214,7 @@ class Snapshot:
             keys: list[bytes] | list[int] = nodes.keys
             if numbers:
                 keys = [int.from_bytes(key, sys.byteorder) for key in nodes.keys]
-            # A branch's first key stands for everything below the second.
+            # A branch's first key is not compared: its child holds everything below the second key.
             ordered = keys if leaf else keys[1:]
             if ordered and not _in_order(ordered, low, high):
                 self._report(f"page {number} of {name} has keys that are out of order, or not what the page above says")
@@ -237,13 +242,16 @@ class Snapshot:
             self._report(f"{name} says (branch pages, leaf pages, value pages, entries) {said}, and has {found}")
 
     def value(self, entry: Entry) -> bytes:
-        """An entry's value, shorter where the file ends."""
+        """Return an entry's value, cut off at the end of the file."""
         if entry.value is not None:
             return entry.value
         return self._read(entry.page * self._size + _HEADER, entry.size)
 
     def require_free(self, most: int | None = None) -> None:
-        """After the walks: no page belongs to two, none that is used is free. ``most``: free pages that are looked at at most."""
+        """Check that no page is used twice, or both used and free. Call it after the walks.
+
+        ``most``: with more free pages than this, the check is skipped.
+        """
         free: list[np.ndarray] = []
         count = 0
         for entry in self.entries(self._meta.free, "the list of free pages", numbers=True):
@@ -278,7 +286,7 @@ class Snapshot:
             )
 
     def _page(self, number: int, name: str, leaf: bool) -> bytes | None:
-        """A page of a tree, None after a report."""
+        """Return a page of a tree, None after a report."""
         if number in self._seen or not 2 <= number <= self._meta.last_page:
             self._report(f"{name} leads to page {number}, which {'it has already' if number in self._seen else 'is none'}")
             return None
@@ -300,7 +308,7 @@ class Snapshot:
         return page
 
     def _nodes(self, page: bytes, number: int, name: str, leaf: bool) -> _Nodes | None:
-        """The nodes of a page, None after a report."""
+        """Return the nodes of a page, None after a report."""
         _, _, _, lower, upper = _PAGE.unpack_from(page)
         count = (lower - _HEADER) // 2
         if not count:
@@ -334,7 +342,7 @@ class Snapshot:
         return _Nodes(keys, flags.tolist(), words.tolist(), behind)
 
     def _run(self, first: int, size: int, name: str, heads: bool, exact: bool) -> int:
-        """How many pages a value has; 0 after a report."""
+        """Record the pages of a value and return their number, 0 after a report."""
         pages = (_HEADER + size + self._size - 1) // self._size
         if heads:
             head = self._read(first * self._size, _HEADER) if 2 <= first <= self._meta.last_page else b""
@@ -346,7 +354,10 @@ class Snapshot:
         return pages
 
     def find(self, tree: Tree, key: bytes) -> tuple[int, int] | None:
-        """First page and size of the value of ``key``, if it has pages of its own. Looks at what is on the way, and no further."""
+        """Return first page and size of the value of ``key``, None if it has no pages of its own.
+
+        It reads and checks only the pages on the path to the key.
+        """
         number, size = tree.root, self._size
         for level in range(1, min(tree.depth, _MAX_DEPTH) + 1):
             page = self._read(number * size, size) if 2 <= number <= self._meta.last_page else b""
@@ -372,12 +383,12 @@ class Snapshot:
         return None
 
     def require_run(self, first: int, size: int, name: str) -> None:
-        """The first page of a value says of itself what the value's entry says of it; LMDB frees as many pages as it names."""
+        """Check that a value's first page agrees with its entry: LMDB frees as many pages as the first page names."""
         self._run(first, size, name, True, True)
 
 
 def _in_order(keys: list[bytes] | list[int], low: bytes | int | None, high: bytes | int | None) -> bool:
-    """Each key is greater than the one before, and all are within the bounds."""
+    """Whether each key is greater than the one before, and all are within the bounds."""
     if any(map(ge, keys, keys[1:])):
         return False
     return (low is None or low <= keys[0]) and (high is None or keys[-1] < high)  # type: ignore[operator]
@@ -390,7 +401,10 @@ def _key(page: bytes, at: int) -> bytes:
 
 
 def _pages_of_head(head: bytes, first: int, least: int, exact: bool) -> int:
-    """The number of pages that a value's first page names, 0 if that cannot be. A value that shrank keeps its pages."""
+    """Return the number of pages that a value's first page names, 0 if that is impossible.
+
+    Without ``exact`` it may be more than ``least``: a value that shrank keeps its pages.
+    """
     if len(head) < _HEADER:
         return 0
     itself, _, flags, pages = _OVERFLOW_PAGE.unpack(head)

@@ -1,4 +1,4 @@
-"""A gate that many threads pass and one can have for itself: the map's size may change only while no transaction of the process runs."""
+"""A shared lock for transactions, exclusive for a resize: the map may be resized only while the process runs no transaction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Gate:
-    """Counts who is inside. A thread that is inside must not ask to be alone."""
+    """Lets many threads be inside, or one be alone. A thread that is inside must not call ``alone``."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -28,7 +28,7 @@ class Gate:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Waits until nobody is inside, and lets nobody in."""
+        """Wait until no thread is inside, and let none in."""
         with self._condition:
             self._condition.wait_for(lambda: not self._inside)
             yield

@@ -1,7 +1,7 @@
-"""Which queues a run of a micro-batch reads: small files beside the store, written by its tasks and read by the sink's publish.
+"""Registers which queues a run of a micro-batch reads: tasks write small files beside the store, the publish reads them.
 
-Files, not the store: a task writes one per batch, and a transaction would cost an fsync each. They need not outlive the machine: after
-a power loss no task of that run is left to publish, and the next run registers anew.
+They are files, not entries of the store, because a task writes one per batch, and a transaction would cost an fsync each. They
+need not survive a power loss: after it no task of that run is left to publish, and the next run registers anew.
 
     runs/<query id>/<batch id>/<run id>.<random>      one JSON object and, in another line, its xxh3
 """
@@ -28,14 +28,14 @@ from orderedmq.errors import StoreError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 FOLDER: Final = "runs"
-#: Seconds after which what a forgotten query left is swept.
+#: Seconds without a new batch after which a query's files are swept.
 FORGOTTEN: Final = 7 * 24 * 3600.0
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
 class Registration:
-    """A task of one run reads ``offsets`` of ``queue``, under ``token`` if it is a group's."""
+    """A task of one run reads ``offsets`` of ``queue``, under the lock ``token`` if the query has a group."""
 
     queue: MessageQueue
     offsets: OffsetRange
@@ -51,11 +51,11 @@ def _plain(text: str) -> str:
 
 
 def register(store: Path, run: SourceRun, what: Registration) -> None:
-    """Note ``what``; what the query noted two batches ago is removed."""
+    """Write ``what``. The first registration of a batch removes the query's files of two batches ago and earlier."""
     query = store / FOLDER / _plain(run.query_id)
     folder = query / str(run.batch_id)
     try:
-        # Not with parents=True: those would get the process's default mode.
+        # Not with parents=True, which would create the parents with the process's default mode.
         for above in (query.parent, query):
             above.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700)
@@ -87,7 +87,7 @@ def register(store: Path, run: SourceRun, what: Registration) -> None:
 
 
 def registered(store: Path, run: SourceRun) -> list[Registration]:
-    """What the tasks of exactly this run have noted, once each. Raises StoreError CORRUPT."""
+    """Return the registrations of exactly this run, without duplicates. Raises StoreError CORRUPT."""
     folder = store / FOLDER / _plain(run.query_id) / str(run.batch_id)
     prefix = f"{_plain(run.run_id)}."
     out: dict[tuple[str | None, MessageQueue, OffsetRange, int], Registration] = {}
@@ -114,21 +114,21 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
 
 
 def names(store: Path) -> dict[str, str]:
-    """Spark's name of the query of each client whose tasks have noted something lately, if the query has a name."""
+    """Return the Spark names of queries by client id, as far as registrations are there and the queries have names."""
     found: dict[str, str] = {}
     for path in (store / FOLDER).glob("*/*/*"):
         try:
             record = _record(path)
         except FileNotFoundError:
             continue
-        # One that is damaged, or only about to be written, says no name.
+        # A file that is damaged or not yet complete is skipped.
         if record is not None and record["token"] is not None and record["query"][1] is not None:
             found[record["token"][2]] = record["query"][1]
     return found
 
 
 def _record(path: Path) -> dict[str, Any] | None:
-    """What a task has noted; None where it fails its checksum."""
+    """Return the content of a registration's file, None if it fails its checksum."""
     text, _, checksum = path.read_bytes().decode(errors="replace").partition("\n")
     record: dict[str, Any] = json.loads(text) if checksum == f"{_checksum(text)}\n" else {}
     return record or None
@@ -141,7 +141,7 @@ def _forget_before(query: Path, batch_id: int) -> None:
 
 
 def sweep(store: Path) -> None:
-    """Remove what queries left that did not run for a week."""
+    """Remove the files of queries that did not run for a week."""
     folder = store / FOLDER
     with contextlib.suppress(FileNotFoundError):
         for query in folder.iterdir():

@@ -1,7 +1,8 @@
-"""Staging: the rows of one attempt of one task, encoded and written while the task goes on, invisible until published.
+"""Stages the rows of one task attempt: encodes and writes them while the task goes on, invisible until published.
 
-Rules: small writes are made where they are handed over; larger ones in a thread of their own behind a queue of two, so that reading,
-routing and writing overlap. A transaction is closed every 8 MiB: there is one writer at a time, and a renewal must not wait long.
+Rules: ``receipt`` writes less than 1 MiB of rows itself. Larger writes go to a thread of their own behind a queue of two, so
+that reading, routing and writing overlap. A transaction is closed every 8 MiB: there is one writer at a time, and a renewal
+must not wait long.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue
 
-#: Bytes of payloads in one transaction.
+#: Bytes of payloads per transaction.
 WRITE_BYTES: Final = 8 * 1024 * 1024
-#: Bytes of rows below which no thread is worth its start.
+#: Bytes of rows from which on a thread is worth its start.
 INLINE_BYTES: Final = 1024 * 1024
 
 
@@ -124,7 +125,7 @@ class EmbeddedStaging:
     def _put(self, encoded: list[tuple[MessageQueue, pa.Buffer, Chunk]]) -> None:
         if not encoded:
             return
-        # Counted only when it is on disk: the same call works once a full store has room.
+        # Counted only when it is on disk, so that the same call can be repeated once a full store has room.
         sequence = self._sequence
         with self._store.write() as txn:
             key = self.token.encode()
@@ -143,7 +144,7 @@ class EmbeddedStaging:
 
 
 def discard(txn: Transaction, token: str) -> None:
-    """Delete what was staged under ``token``, if it was not published."""
+    """Delete the rows that were staged under ``token``, unless they were published."""
     if txn.get("tokens", token.encode()) is None:
         return
     for key, value in list(txn.scan("staged", token.encode() + b"\0")):

@@ -1,8 +1,9 @@
-"""One LMDB environment per directory and process: transactions, error mapping, fork, format.
+"""One LMDB environment per directory and process: opening, transactions, mapping of errors, forks.
 
-Rules: an environment is opened once per process and shared (LMDB breaks when one is opened twice), never used across a fork (the
-child forgets the handle and opens its own), and never left with a foreign error. Values are valid only inside their transaction, so
-they are copied out. Everything that is written is on disk when ``write`` returns (one fsync per transaction).
+Rules: an environment is opened once per process and shared, because LMDB breaks if one is opened twice. It is never used across
+a fork: the child forgets the handle and opens its own. Errors of LMDB and the system are raised as StoreErrors. Values are
+valid only inside their transaction, so they are copied out. Everything that is written is on disk when ``write`` returns (one
+fsync per transaction).
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from orderedmq.embedded.store_file import File, Whereabouts, file_at, recognised
 from orderedmq.embedded.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
 
-#: Address space, not disk: the file grows as it is written.
+#: Bytes of address space, not of disk: the file grows as it is written.
 MAP_SIZE: Final = 1 << 40
 MAX_READERS: Final = 1024
-#: What a full map grows by for the sake of deleting.
+#: Bytes by which a full map grows, so that deletions and renewals go on.
 SPARE: Final = 4 * 1024 * 1024
-#: Writes of a process after which it clears the slots of killed readers: they keep freed pages from being used again.
+#: Writes of a process after which it clears the slots of killed readers, which keep freed pages from being reused.
 CLEAR_READERS: Final = 256
 _NETWORK: Final = frozenset(
     (
@@ -52,12 +53,12 @@ _NETWORK: Final = frozenset(
     )
 )
 _FULL: Final = ("No space left on device", "File too large", "Disk quota exceeded")
-#: lmdb says this too when a write fitted only in part, which is how a full disk shows first.
+#: lmdb also says this after a partial write, which is the first sign of a full disk.
 _SHORT: Final = "Input/output error"
 _LITTLE: Final = 64 * 1024 * 1024
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
-#: LMDB's words for what its pages cannot have. NotFound: of a database.
+#: Errors by which LMDB reports damaged pages. NotFoundError is that of a database.
 _DAMAGED: Final = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,
@@ -75,9 +76,9 @@ T = TypeVar("T")
 
 
 class Store:
-    """The environment of one store in this process; ``open`` shares it, the last ``close`` closes it.
+    """The environment of one store in this process. ``open`` shares it, the last ``close`` closes it.
 
-    Each use makes sure that a path still leads to its file, and raises StoreError REPLACED or MISSING otherwise.
+    Each use checks that a path still leads to the store's file, and raises StoreError REPLACED or MISSING otherwise.
     """
 
     _shared: ClassVar[dict[File, Store]] = {}
@@ -86,9 +87,9 @@ class Store:
     def __init__(self, path: Path, map_size: int) -> None:
         self._path = path
         self.map_size = map_size
-        #: Of the store and its file: a copy is another store.
+        #: Identifies the store and its file: a copy is another store.
         self.identity = ""
-        #: None until it was opened for the first time.
+        #: None until the store was opened for the first time.
         self._whereabouts: Whereabouts | None = None
         self._users = 0
         self._writes = 0
@@ -103,12 +104,12 @@ class Store:
 
     @staticmethod
     def exists(path: Path) -> bool:
-        """Raises PermissionError where a directory above cannot be entered."""
+        """Whether ``path`` has a store's file. Raises PermissionError if a directory on the way cannot be entered."""
         return file_at(path) is not None
 
     @classmethod
     def require_there(cls, path: Path) -> None:
-        """Raises StoreError MISSING or PERMISSION."""
+        """Raises StoreError MISSING if there is no store, PERMISSION if the path cannot be read."""
         try:
             there = cls.exists(path)
         except PermissionError as error:
@@ -118,7 +119,11 @@ class Store:
 
     @classmethod
     def open(cls, path: Path, *, map_size: int | None = None, create: bool = False) -> Store:
-        """Raises StoreError MISSING, NOT_EMPTY, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, NEWER_FORMAT, NOT_A_STORE; StoreFullError."""
+        """Open the store, or share it if this process has it open. ``create`` makes a missing one.
+
+        Raises StoreError MISSING, NOT_EMPTY, PLATFORM, NETWORK_FILE_SYSTEM, PERMISSION, NEWER_FORMAT, NOT_A_STORE, CORRUPT,
+        REPLACED or IO; StoreFullError.
+        """
         if sys.platform == "win32":
             raise StoreError(
                 "PLATFORM", "the embedded broker does not run on Windows; use Linux, macOS, or WSL with a Linux path"
@@ -148,11 +153,11 @@ class Store:
     @classmethod
     @contextlib.contextmanager
     def held(cls, path: Path) -> Iterator[int]:
-        """Keeps the newest snapshot from being overwritten while its file is read without LMDB; its transaction number.
+        """Keep the newest snapshot from being overwritten while its file is read without LMDB. Yield its transaction number.
 
-        Raises StoreError NOT_A_STORE, PERMISSION or IO.
+        Raises StoreError NOT_A_STORE, CORRUPT, PERMISSION or IO.
         """
-        # Nobody opens it meanwhile: an environment is opened once per process.
+        # The guard keeps other threads from opening it meanwhile: an environment is opened once per process.
         with cls._guard, contextlib.ExitStack() as stack:
             file = file_at(path)
             store = cls._shared.get(file) if file is not None else None
@@ -165,7 +170,7 @@ class Store:
 
     @classmethod
     def _open_here(cls, path: Path) -> Store | None:
-        """The store that this process has open, if ``path`` leads to it."""
+        """Return the store that this process has open at ``path``, None if it has none there."""
         file = file_at(path)
         store = cls._shared.get(file) if file is not None else None
         if store is None:
@@ -174,7 +179,7 @@ class Store:
         try:
             store._environment()
         except StoreError as error:
-            # Its handle was given up (`_drop`, `_forget`), and another store has got its file's number since.
+            # The handle was given up (`_drop`, `_forget`), and another store has since got the file's inode number.
             if error.sub != "REPLACED":
                 raise
             return None
@@ -182,7 +187,7 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """A path that leads to the store, if one of those does by which it was opened."""
+        """A path by which the store was opened: the one that led to it last."""
         return self._path if self._whereabouts is None else self._whereabouts.path
 
     @property
@@ -191,7 +196,7 @@ class Store:
         return self._whereabouts
 
     def require_here(self) -> None:
-        """Raises StoreError REPLACED or MISSING when the path leads to another store, or none. For what lies beside the store's file."""
+        """Raises StoreError REPLACED or MISSING if no path leads to the store. Call it before using files beside the store."""
         if self._whereabouts is not None:
             self._whereabouts.require()
 
@@ -211,7 +216,7 @@ class Store:
                 env.close()
 
     def _forget(self) -> None:
-        """In a child after fork: the environment is the parent's. Not closed: that would end the parent's read transactions."""
+        """In a child after fork: drop the parent's environment. Closing it would end the parent's read transactions."""
         self._env, self._handles = None, {}
         self._opening, self._unmapping, self._gate = threading.Lock(), threading.Lock(), Gate()
 
@@ -250,7 +255,7 @@ class Store:
                 max_readers=MAX_READERS,
                 mode=0o600,
                 create=create,
-                # Rows are read in order, but a seek must not read the file's neighbourhood.
+                # Rows are read in order, but random access must not read the pages around it.
                 readahead=False,
                 meminit=False,
             )
@@ -278,25 +283,25 @@ class Store:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Transaction]:
-        """A snapshot. Copy values out; do not keep it open while rows are processed."""
+        """A transaction that reads one snapshot. Copy values out, and do not keep it open while rows are processed."""
         env, handles = self._environment()
         with self.mapped("read"), self._transaction(env, write=False) as txn:
             yield Transaction(txn, handles, self.path)
 
     @contextlib.contextmanager
     def write(self) -> Iterator[Transaction]:
-        """The one writer at a time; all or nothing, on disk at the end."""
+        """A write transaction: one at a time, all or nothing, on disk at the end."""
         env, handles = self._environment()
         payloads = verify.PayloadPages(self.path)
         with self.mapped("write"), contextlib.closing(payloads), self._transaction(env, write=True) as txn:
             transaction = Transaction(txn, handles, self.path, payloads.require)
             yield transaction
             transaction.sign()
-        # Nobody would ever see what went into a store that is gone.
+        # A write to a store that is gone would be lost, so it fails.
         self.require_here()
 
     def spare(self, work: Callable[[Transaction], T]) -> T:
-        """A write that must go on where the map is full, which gets some more then: a renewal, or what gives room back."""
+        """Run a write that must succeed even if the map is full (a renewal, a deletion): a full map then grows by SPARE."""
         try:
             with self.write() as txn:
                 return work(txn)
@@ -310,7 +315,7 @@ class Store:
             return work(txn)
 
     def free(self, work: Callable[[Transaction], T]) -> T:
-        """A write that deletes. What it frees can be used by the second write after it, so another one follows at once."""
+        """Run a write that deletes. Only the second write after it can reuse what it frees, so another one follows at once."""
         out = self.spare(work)
         self.spare(lambda txn: txn.take_number("freed"))
         return out
@@ -332,25 +337,25 @@ class Store:
                     with txn:
                         yield txn
                     return
-            # Slots of readers that were killed; or another process with a larger map has written beyond ours.
+            # Killed readers hold slots, or another process with a larger map has written beyond ours.
             env.reader_check()
             with self._gate.alone():
                 env.set_mapsize(0)
 
     def unmap(self) -> None:
-        """Give back the memory of pages that were read: the kernel counts them as this process's until the map is gone.
+        """Give back the memory of pages that were read: the kernel counts them as this process's while they are mapped.
 
-        They stay in the file's cache. What is read next is mapped again.
+        They stay in the system's file cache, and are mapped again when they are read.
         """
         with self._unmapping:
             if self._env is not None:
                 drop_pages(self.path / "data.mdb")
 
     def last_change(self) -> int:
-        """A number that grows with every write of any process; reading it costs next to nothing.
+        """Return a number that grows with every write of any process. Reading it costs next to nothing.
 
-        It is a snapshot's own. ``env.info()`` names a write from the moment at which its last page is written, before the fsync: who reads
-        then still sees the state before, and would take it for the new one.
+        It is the number of a snapshot. ``env.info()`` would not do: it counts a write as soon as its last page is written,
+        before the fsync, when readers still see the state before. They would take that state for the new one.
         """
         env, _ = self._environment()
         with self.mapped("read"), self._transaction(env, write=False) as txn:
@@ -358,13 +363,13 @@ class Store:
 
     @contextlib.contextmanager
     def mapped(self, what: str) -> Iterator[None]:
-        """Foreign errors become ours."""
+        """Raise errors of LMDB and the system as StoreErrors. ``what``: what was tried, for the message."""
         try:
             yield
         except lmdb.MapFullError as error:
             raise map_full(self.path, self.map_size) from error
         except (lmdb.PanicError, lmdb.BadTxnError) as error:
-            # LMDB gives an environment up after a failed write of its meta page; a new one works once the cause is gone.
+            # LMDB gives up an environment after a failed write of its meta page. A new one works once the cause is gone.
             self._drop()
             raise StoreError("IO", f"the store at {self.path} failed to {what} and was closed: {error}; try again") from error
         except _DAMAGED as error:
@@ -386,7 +391,7 @@ class Store:
             raise StoreError("IO", f"the store at {self.path} failed to {what}: {error}") from error
 
     def _little_room(self) -> bool:
-        """Whether the disk, or what this process may write, has hardly any room left."""
+        """Whether less than 64 MiB are left on the disk or below this process's limit on file sizes."""
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         disk = os.statvfs(self.path)
         free = disk.f_bavail * disk.f_frsize

@@ -1,4 +1,7 @@
-"""Which file a store is, and whether a path still leads to it: its directory may be replaced, moved or deleted while it is open."""
+"""Identifies a store's file, and tells whether a path still leads to it.
+
+The store's directory may be replaced, moved or deleted while the store is open.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ File = tuple[int, int]
 
 
 def file_at(path: str | Path) -> File | None:
-    """The file of the store in a directory; None where there is none. Raises PermissionError where a directory cannot be entered."""
+    """Return the store's file in a directory, None if there is none.
+
+    Raises PermissionError if a directory cannot be entered.
+    """
     try:
         status = os.stat(f"{path}/data.mdb")
     except (FileNotFoundError, NotADirectoryError):
@@ -22,7 +28,7 @@ def file_at(path: str | Path) -> File | None:
 
 
 def not_the_same(path: str | Path) -> StoreError:
-    """The error of whoever uses a store to which ``path`` does not lead any more."""
+    """Return the error for the use of a store to which ``path`` does not lead any more."""
     if file_at(path) is None:
         return StoreError(
             "MISSING",
@@ -36,9 +42,10 @@ def not_the_same(path: str | Path) -> StoreError:
 
 
 def recognised(path: Path, before: File | None, store_id: str, expected: str) -> tuple[File, str]:
-    """The file and the identity of a store that was opened just now, ``before`` which ``path`` led to that file.
+    """Return the file and the identity of a store that was just opened.
 
-    ``expected``: its identity when it was opened for the first time, "" if it never was. Raises StoreError REPLACED or MISSING.
+    ``before``: the file at ``path`` before it was opened, None if there was none. ``expected``: the identity when it was opened
+    for the first time, "" if it never was. Raises StoreError REPLACED or MISSING if either is another now.
     """
     file = file_at(path)
     identity = store_id if file is None else f"{store_id}-{file[1]:x}"
@@ -56,11 +63,11 @@ class Whereabouts:
         self._paths = {path: str(path)}
 
     def also(self, path: Path) -> None:
-        """It was opened by this path, too: a link, or where it was moved to."""
+        """Add a path by which the store was opened, too: a link, or the directory that it was moved to."""
         self._paths[path] = str(path)
 
     def require(self) -> None:
-        """Raises StoreError REPLACED or MISSING when no path leads to the file. Costs a question to the system, about 1 µs."""
+        """Raises StoreError REPLACED or MISSING if no path leads to the file. It costs one system call, about 1 µs."""
         try:
             if file_at(self._paths[self.path]) == self.file:
                 return
@@ -69,6 +76,6 @@ class Whereabouts:
                     self.path = path
                     return
         except OSError:
-            # It cannot be told: a directory above may not be entered just now.
+            # Unknown: a directory on the way cannot be entered at the moment.
             return
         raise not_the_same(self.path)

@@ -1,7 +1,7 @@
-"""One transaction of a store, with its databases by name. Values that are not payloads are sealed when written, verified when read.
+"""One transaction of a store. It seals values when writing and verifies them when reading, except payloads.
 
-A seal says that an entry is what was written there. That one is *not* there is verified by its neighbours: a changed bit in a key moves
-the entry, which is then the next or the last before the place where it is sought.
+A seal shows that an entry is what was written under its key. The *absence* of an entry is verified by the seals of its
+neighbours: if a changed bit in a key hides an entry, a search for the old key ends beside that entry.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from typing import Any, Final
 from orderedmq.embedded import layout, seal
 from orderedmq.errors import StoreError
 
-#: The key in ``meta`` of the transaction that wrote last. LMDB finds its newest snapshot by a number that nothing protects.
+#: The key in ``meta`` for the number of the last write transaction. LMDB finds its newest snapshot by a number without a
+#: checksum.
 WRITTEN: Final = b"written"
 
 
 class Transaction:
-    """Gets, puts and scans. ``removable`` looks at a payload's pages before they are freed."""
+    """Gets, puts, deletes and scans. ``removable`` verifies a payload's pages before they are freed."""
 
     __slots__ = ("_handles", "_path", "_removable", "_txn", "_wrote")
 
@@ -31,7 +32,10 @@ class Transaction:
         self._wrote = False
 
     def get(self, database: str, key: bytes) -> bytes | None:
-        """Raises StoreError CORRUPT when the entry, or a neighbour of the place where there is none, is not what was written."""
+        """Return a value, None if there is none.
+
+        Raises StoreError CORRUPT if it, or a neighbour of a missing entry, fails its seal.
+        """
         value: bytes | None = self._txn.get(key, db=self._handles[database])
         if database == seal.UNSEALED:
             return value
@@ -53,7 +57,10 @@ class Transaction:
         return bool(self._txn.delete(key, db=self._handles[database]))
 
     def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Entries whose key begins with ``prefix``, in key order. Do not write while it runs. Raises StoreError CORRUPT."""
+        """Yield entries whose key begins with ``prefix``, in key order.
+
+        Do not write while it runs. Raises StoreError CORRUPT.
+        """
         cursor = self._txn.cursor(db=self._handles[database])
         found = cursor.set_range(prefix)
         self._require_before(database, prefix)
@@ -63,32 +70,32 @@ class Transaction:
                 last = self._require_after(last, database, key)
                 within = key.startswith(prefix)
                 if within or database != seal.UNSEALED:
-                    # The first one behind them, too: it may have been one of them.
+                    # The first one behind them is verified, too: if its key was changed, it may have been one of them.
                     plain = value if database == seal.UNSEALED else self._opened(database, key, value)
                 if not within:
                     return
                 yield key, plain
 
     def floor(self, database: str, key: bytes) -> tuple[bytes, bytes] | None:
-        """The entry of ``key``, else the last one before it; whether that is the right one, the caller can tell.
+        """Return the entry of ``key``, else the last one before it, else None. The caller checks whether it is the right one.
 
         Raises StoreError CORRUPT.
         """
         cursor = self._txn.cursor(db=self._handles[database])
-        # prev() after a failed set_range stands on the last entry; before the first there is none.
+        # After a failed set_range, prev() goes to the last entry. Before the first entry it returns False.
         if not (cursor.set_range(key) and cursor.key() == key) and not cursor.prev():
             return None
         return self._entry(database, cursor)
 
     def last(self, database: str, prefix: bytes) -> bytes | None:
-        """The last key that begins with ``prefix``, behind which eight bytes are a number. Raises StoreError CORRUPT."""
+        """Return the last key that consists of ``prefix`` and a number of eight bytes, or None. Raises StoreError CORRUPT."""
         end = prefix + b"\xff" * 8
         self._require_absent(database, end)
         entry = self.floor(database, end)
         return entry[0] if entry is not None and entry[0].startswith(prefix) else None
 
     def following(self, database: str, key: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Entries from ``key`` on, in key order. Raises StoreError CORRUPT."""
+        """Yield entries from ``key`` on, in key order. Raises StoreError CORRUPT."""
         cursor = self._txn.cursor(db=self._handles[database])
         last = None
         if cursor.set_range(key):
@@ -97,7 +104,7 @@ class Transaction:
                 yield found, self._opened(database, found, value)
 
     def take_number(self, name: str) -> int:
-        """The next of a sequence of numbers kept in ``meta``."""
+        """Return the next number of a sequence that is kept in ``meta``."""
         key = name.encode()
         value = self.get("meta", key)
         following = (layout.to_number(value) if value else 0) + 1
@@ -105,12 +112,12 @@ class Transaction:
         return following
 
     def sign(self) -> None:
-        """Before the commit of what has written: note the transaction's number."""
+        """Store the number of this transaction, if it has written. Call it before the commit."""
         if self._wrote:
             self.put("meta", WRITTEN, written(self._txn.id()))
 
     def damaged(self, what: str) -> StoreError:
-        """Of this store."""
+        """Return the error for damage in this store."""
         return damaged(self._path, what)
 
     # -- seals ---------------------------------------------------------------------------------------------------------------
@@ -128,7 +135,7 @@ class Transaction:
         return key, self._opened(database, key, value)
 
     def _require_after(self, last: bytes | None, database: str, key: bytes) -> bytes:
-        """A walk goes forward, so it ends."""
+        """Return ``key``. Raises StoreError CORRUPT if it is not after ``last``: a walk that goes forward ends."""
         if last is not None and key <= last:
             raise self.damaged(f"{layout.described(database, key)} comes after a later one")
         return key
@@ -137,7 +144,7 @@ class Transaction:
         cursor = self._txn.cursor(db=self._handles[database])
         if cursor.set_range(key):
             self._entry(database, cursor)
-        # Behind the last entry, this goes to the last one.
+        # If no entry follows, prev() goes to the last one.
         if cursor.prev():
             self._entry(database, cursor)
 
@@ -150,12 +157,12 @@ class Transaction:
 
 
 def written(transaction: int, version: int = layout.FORMAT) -> bytes:
-    """The value of WRITTEN. The format, which earlier versions must be able to read, is in it again, sealed."""
+    """Return the value of WRITTEN. It repeats the format, whose own entry has no seal so that earlier versions can read it."""
     return layout.number(transaction) + layout.number(version)
 
 
 def damaged(path: object, what: str) -> StoreError:
-    """What every reader of a damaged store says."""
+    """Return the error for a damaged store."""
     return StoreError(
         "CORRUPT",
         f"the store at {path} is damaged: {what}: the disk or another program changed its file; `orderedmq check {path}` names all "

@@ -1,9 +1,10 @@
-"""Verifies a store's file before LMDB is let in, and a payload's pages before they are freed.
+"""Verifies a store's file before LMDB reads it, and a payload's pages before LMDB frees them.
 
-Rules: what is verified is one snapshot, held by a read transaction, so that its pages are not used again meanwhile. Other processes may
-write: what does not fit together is read again. A store is verified whenever a process opens it, up to LIMIT pages (8 MiB: about 40
-thousand chunks, a quarter of a second); the rest is left to ``orderedmq check``. Both snapshots that the file has must be what they say
-they are: a changed bit in a transaction number would let LMDB begin at the older one, and lose the last write.
+Rules: one snapshot is verified, held by a read transaction, so that its pages are not reused meanwhile. Other processes may
+write, so pages that do not fit together are read again. A store is verified whenever a process opens it, up to LIMIT pages (8
+MiB: about 40 thousand chunks, a quarter of a second); ``orderedmq check`` verifies the rest. Each of the file's two snapshots
+must have been written by the transaction that its meta page names: a changed bit there would let LMDB begin at the older one
+and lose the last write.
 """
 
 from __future__ import annotations
@@ -19,28 +20,31 @@ from orderedmq.embedded import layout, pages, seal
 from orderedmq.embedded.pages import Meta, OverLimitError, Read, Snapshot, Tree
 from orderedmq.embedded.transaction import WRITTEN, damaged, written
 
-#: Pages of trees that are read when a store is opened.
+#: Maximum pages of trees that are read when a store is opened.
 LIMIT: Final = 2048
-#: Free pages that are looked at then.
+#: With more free pages than this, they are not verified when a store is opened.
 FREE_LIMIT: Final = 1 << 20
-#: Times that meta pages are read again which do not fit together, and seconds in between: another process is writing them.
+#: How often pages that do not fit together are read again, and seconds in between: another process may be writing them.
 TRIES: Final = 20
 PAUSE: Final = 0.005
 
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[Read]:
-    """Reads the store's file at a place, so many bytes. By a call, not a map: an unreadable sector is an error then, not a signal."""
+    """Yield a function that reads bytes of the store's file, given position and size.
+
+    It reads by a system call, not a map, so that an unreadable sector is an error, not a signal.
+    """
     descriptor = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Where a number is too large to be a place in a file, there is nothing.
+        # A position that is too large for a file has no bytes.
         yield lambda place, size: os.pread(descriptor, size, place) if place < 1 << 62 else b""
     finally:
         os.close(descriptor)
 
 
 def require_metas(path: Path) -> None:
-    """Before LMDB opens the file. Raises StoreError CORRUPT."""
+    """Verify the meta pages, before LMDB opens the file. Raises StoreError CORRUPT."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), reading(path) as read:
         _again(path, lambda: _wrong_metas(read))
 
@@ -62,7 +66,10 @@ def _again(path: Path, wrong: Callable[[], str | None]) -> None:
 
 
 def require_sound(path: Path, env: Any) -> None:
-    """Walk the newest snapshot of an open environment. Raises StoreError CORRUPT. What is not a store of ours is passed."""
+    """Verify the newest snapshot of an open environment.
+
+    Raises StoreError CORRUPT. A file that is not one of our stores passes.
+    """
 
     def wrong() -> str | None:
         with env.begin() as txn:
@@ -101,7 +108,7 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
             return
         if set(trees) != set(layout.DATABASES) and layout.to_number(version) == layout.FORMAT:
             report(f"it has databases {', '.join(sorted(trees))}")
-        # Payloads last: they are the most, and have checksums.
+        # Payloads last: they are the largest database, and have checksums.
         for name in sorted(trees, key=lambda name: name == seal.UNSEALED):
             if name != "meta":
                 snapshot.walk(trees[name], name, heads=name != seal.UNSEALED)
@@ -109,11 +116,14 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
 
 
 def wrong_signature(version: int, mine: bytes | None, there: bool, meta: Meta) -> str | None:
-    """What is wrong with the format and the transaction that a snapshot names: ``mine`` is WRITTEN's value, ``there`` if it has one."""
+    """Return what is wrong with the format and the transaction that a snapshot names, None if nothing.
+
+    ``mine``: the value of WRITTEN, None if it is missing or fails its seal. ``there``: whether there is a value.
+    """
     if version == 1:
         return "its format is 1, and it has entries of a later one" if there else None
     if version > layout.FORMAT and mine != written(meta.transaction):
-        # A later version's affair.
+        # A later version may write another value.
         return None
     if mine is None:
         return "the note of its last transaction is missing, or fails its checksum"
@@ -123,7 +133,10 @@ def wrong_signature(version: int, mine: bytes | None, there: bool, meta: Meta) -
 
 
 def wrong_writer(read: Read, meta: Meta) -> str | None:
-    """What is wrong with the snapshot before the newest, as far as it says who wrote it: only its number matters to LMDB."""
+    """Return what is wrong if the older snapshot names another transaction than its meta page, else None.
+
+    Nothing else of that snapshot is verified: LMDB only uses its number.
+    """
     wrong: list[str] = []
     snapshot = Snapshot(read, meta, wrong.append, LIMIT)
     tree: Tree | None = snapshot.databases().get("meta")
@@ -136,7 +149,7 @@ def wrong_writer(read: Read, meta: Meta) -> str | None:
 
 
 class PayloadPages:
-    """In a write transaction: looks at the pages of payloads before they are freed. LMDB frees what the first page says."""
+    """Verifies the pages of payloads before a write transaction frees them: LMDB frees as many as the first page names."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,7 +160,7 @@ class PayloadPages:
         self._open.close()
 
     def require(self, key: bytes) -> None:
-        """Raises StoreError CORRUPT."""
+        """Raises StoreError CORRUPT if the first page of the payload does not agree with its entry."""
         if self._found is None:
             read = self._open.enter_context(reading(self._path))
             pair = pages.metas(read)
@@ -159,7 +172,7 @@ class PayloadPages:
                 return
             self._found = snapshot, tree
         snapshot, tree = self._found
-        # What this transaction itself has stored is not on the disk yet.
+        # None for a payload that this transaction itself has stored: it is not on the disk yet.
         place = snapshot.find(tree, key)
         if place is not None:
             snapshot.require_run(*place, seal.UNSEALED)
