@@ -1,5 +1,4 @@
-"""The sink's tasks and commits in every order in which Spark may run them: twin and late attempts, repeated and aborted
-batches.
+"""The sink's tasks and commits in every order that Spark may cause: twin and late attempts, repeated and aborted batches.
 
 Spark never starts two copies of a task on one host, so the tests call ``write`` and ``commit`` as Spark does, in this process.
 """
@@ -261,8 +260,7 @@ def test_an_old_checkpoint_that_batches_otherwise_publishes_nothing_twice(rig: R
 
     commit(0, "r1", first=(0, 10), second=(0, 10))
     commit(1, "r1", first=(10, 11), second=(10, 20))
-    # A copy of the checkpoint after batch 0, with a limit of one message: its batch 1 is a part of the published one, a no-op
-    # ...
+    # A copy of the checkpoint after batch 0, with a limit of one message: its batch 1 is a part of the published one ...
     commit(1, "r2", first=(10, 11))
     # ... and the other part comes in a batch that was never published.
     with pytest.raises(SinkError, match=r"REPLAY_DIFFERS.* of which batch 1 published 10 to 19 already"):

@@ -18,7 +18,7 @@ from tests.faults.points import until
 
 @dataclass
 class Rig:
-    """One store and what tests do with it."""
+    """One store, with the actions and checks of a test."""
 
     spark: SparkSession
     broker: Broker
@@ -31,7 +31,7 @@ class Rig:
             self.fill(name, rows)
 
     def fill(self, name: str, rows: int, first: int = 0) -> None:
-        """``rows`` messages, each body ``<queue>:<number>``, shared round-robin over the queues; ``first`` is the first number."""
+        """Add ``rows`` messages round-robin over the queues, each body ``<queue>:<number>``; ``first`` is the first number."""
         queues = self.broker.log.queues(name)
         for queue in queues:
             numbers = range(first + queue.queue_id, first + rows, len(queues))
@@ -53,7 +53,7 @@ class Rig:
         return (reader.schema(schema) if schema else reader).load()
 
     def run(self, df: DataFrame, checkpoint: str = "ck", **options: Any) -> Any:
-        """Write what is there now with availableNow, wait for the end, and give the finished query."""
+        """Write all current messages with availableNow, wait for the end, and return the finished query."""
         query = self.start(df, checkpoint, available_now=True, **options)
         query.awaitTermination()
         return query
@@ -82,7 +82,7 @@ class Rig:
         return out
 
     def released(self, group: str = "g") -> None:
-        """Wait until the group's locks are given back: Spark ends a query before its source has stopped."""
+        """Wait until the group's queues are unlocked: Spark reports the end of a query before its source has stopped."""
         until(
             lambda: not any(lock.held and lock.remaining > 0 for lock in self.broker.admin.locks(group)),
             f"group {group} is free",

@@ -1,6 +1,6 @@
-"""A Spark Connect session of its own, for one server's start: it copies a topic, is refused, and watches a query's lag. Prints one JSON line.
+"""A Spark Connect session, so that one start of a server does for all tests: copies a topic, is refused, watches a query's lag.
 
-python connect_job.py STORE FOLDER_OF_CHECKPOINTS
+Prints one JSON line: python connect_job.py STORE FOLDER_OF_CHECKPOINTS
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ordered_source.lag_listener import LagListener
 
 
 def copied(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
-    """A stream from a topic to another, which is read back, found and registered."""
+    """Copy a topic by a stream, read the copy back before and after `orderedmq.register`, and collect the refusals."""
     stream = spark.readStream.format("orderedmq").option("path", path).option("topic", "in").option("consumerGroup", "g").load()
     query = (
         stream.writeStream.format("orderedmq")
@@ -41,7 +41,7 @@ def copied(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
 
 
 def relative(spark: SparkSession) -> list[Callable[[], Any]]:
-    """What a relative path may be given to. (A stream with a schema of the user's own is made in the server's working directory.)"""
+    """Calls that take a path, with a relative one. (A stream with a user's schema is opened in the server's directory.)"""
     given = {"path": "data/omq", "topic": "in", "consumerGroup": "g"}
     rows = spark.createDataFrame([("x",)], "body string").write.format("orderedmq").mode("append")
     return [
@@ -60,7 +60,7 @@ def reason(work: Callable[[], Any]) -> str:
 
 
 class Kept(logging.Handler):
-    """Keeps the lines, and what a scrape finds for the first queue when each is written."""
+    """Keeps the log lines, and the lag of the first queue that a scrape finds when each is written."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def lag(registry: CollectorRegistry) -> float | None:
 
 
 def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
-    """What a listener in the client is told of a query's lag."""
+    """Run a query and return the lag lines and metrics of a listener in the client."""
     registry = CollectorRegistry()
     kept = Kept(registry)
     logger = logging.getLogger("orderedmq.core.lag")
@@ -91,7 +91,7 @@ def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
     writer = stream.option("maxOffsetsPerTrigger", 20).load().writeStream.format("noop").queryName("lagging")
     query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
-    # Events come through a stream of their own, after the query's end too.
+    # Events arrive in a stream of their own, some after the query's end.
     deadline = time.monotonic() + 60
     while (len(kept.lines) < 3 or lag(registry) is not None) and time.monotonic() < deadline:
         time.sleep(0.05)

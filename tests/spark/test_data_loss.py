@@ -1,4 +1,4 @@
-"""Messages that are gone before they are read: a named error, or counted warnings; never a silently shorter batch."""
+"""Messages that are lost before they are read: a named error, or warnings with counts; never a silently shorter batch."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_group_whose_offsets_are_gone_goes_on_at_the_checkpoint(rig: Rig) -> N
     copied(rig)
     rig.fill("in", 4, first=20)
     store = rig.broker.admin
-    # What a deleted group leaves: the same as no group at all.
+    # Delete the group's records, as if it had never existed.
     with store._write() as txn:  # type: ignore[attr-defined]
         for database in ("groups", "locks"):
             for key in [key for key, _ in txn.scan(database)]:

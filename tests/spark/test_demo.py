@@ -1,4 +1,4 @@
-"""The demo, small: a job that is really killed, and what it says of it."""
+"""A small run of the demo: its output, and a job that is really killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENTS = 20_000
 
 @pytest.mark.timeout(400)
 def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
-    # A blank, as temporary folders of some systems have.
+    # A path with a blank, as temporary folders of some systems have.
     folder, temporary = tmp_path / "a demo", tmp_path / "tmp"
     temporary.mkdir()
     done = subprocess.run(
@@ -46,7 +46,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
     # Some batches were committed, one was in flight, and the rest was left to the second run.
     assert killed["step"] == "killed"
     assert killed["killed_in"] == killed["committed"] in (3, 4, 5)
-    # The last batch may be out, and not committed.
+    # The last batch may be published and not committed.
     assert 0 < killed["events"] <= EVENTS
     assert (resumed["killed_in"], resumed["committed"], resumed["events"]) == (None, 6, EVENTS)
     assert 0 < resumed["first_batch_after"] <= resumed["seconds"]
@@ -55,7 +55,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
     assert (audited["messages"], audited["different"], audited["expected"]["messages"]) == (EVENTS, 0, EVENTS)
     assert [audited[kind] for kind in ("lost", "duplicated", "moved", "extra", "out_of_order")] == [0] * 5
     assert check(folder / "store") == []
-    # Nothing goes on, and nothing is left but what it says.
+    # No process is left, and no files but those that the demo names.
     assert [
         process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(process.info["cmdline"] or [])
     ] == []

@@ -1,4 +1,4 @@
-"""Where the line of an error stands in what Spark shows of it."""
+"""The place of an error's line in the text that Spark shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from tests.spark.conftest import Rig
 
-#: Spark's own first line, a frame of what Spark calls and one that shortens the rest. In a stream, Spark's own of the batch come before.
+#: Spark's first line, the called method's frame and the one that shortens the rest. A stream has the batch's frames before.
 LINES, STREAM_LINES = 9, 13
 
 

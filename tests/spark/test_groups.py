@@ -1,4 +1,4 @@
-"""Two queries and one group in one session: refused, released, left alone."""
+"""Two queries of one group in one session: refused while the first runs, admitted after it stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_second_query_of_the_group_is_refused_and_the_first_goes_on(rig: Rig) 
         second.awaitTermination()
     text = str(caught.value)
     owner = rig.broker.admin.locks()[0]
-    # Spark's name of the query, which only its tasks are told.
+    # Spark's name of the query, which Spark gives only to its tasks.
     assert owner.name == "one"
     assert "[ORDEREDMQ_LOCK.HELD_BY_OTHER]" in text
     assert f"query {owner.owner} ({owner.client_id}), which is alive" in text
@@ -43,11 +43,11 @@ def test_a_stopped_idle_query_gives_its_queues_back_at_once(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     first = start(rig, "one", queryName="given")
     wait_for(lambda: rig.offsets("g") == {0: 10, 1: 10} if rig.broker.admin.groups() else False)
-    # The source's own name goes before Spark's, which is "one".
+    # The source's option queryName overrides Spark's name, which is "one".
     assert {lock.name for lock in rig.broker.admin.locks()} == {"given"}
     wait_for(lambda: first.lastProgress is not None and not first.status["isTriggerActive"])
     first.stop()
-    # Their locks would live for 40 s at least.
+    # Without the unlock, the locks would live for 40 s at least.
     wait_for(lambda: not any(lock.held for lock in rig.broker.admin.locks()), 30.0)
     second = start(rig, "two")
     rig.fill("in", 4, first=20)

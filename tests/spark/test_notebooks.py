@@ -1,4 +1,4 @@
-"""The notebooks run from beginning to end, and what is kept of them in the repository reads well elsewhere."""
+"""The notebooks run from beginning to end, and their outputs in the repository name nothing of the machine that made them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from packaging.requirements import Requirement
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-#: Where somebody's files lie. Not the middle of a longer path or of a word.
+#: The start of an absolute path, which is not the middle of a longer path or of a word.
 ABSOLUTE = re.compile(r"(?<![\w.])/(?:tmp|root|home|work|Users|private|var)\b")
 #: A client's id names its machine and process.
 CLIENT = re.compile(r"@[\w.-]+-\d+-[0-9a-f]{8}\b")
-#: What differs from run to run in what is said: an owner's short name and the life that its lock has left.
+#: The parts of an output that differ from run to run: an owner's short name and its lock's remaining life.
 VARYING = re.compile(r"(?<=belong to query )[0-9a-f]{6}|(?<=ends in )\d+(?= s)")
 
 #: Needs a cluster: tests/rocketmq/test_notebook.py runs it.
@@ -42,11 +42,11 @@ def said(cells: list[Any]) -> list[str]:
 
 
 def assert_clean(cells: list[Any]) -> None:
-    """No error, nothing on standard error, no path or name of this machine."""
+    """Assert that the outputs have no error, no text on standard error, and no path or name of this machine."""
     for output in outputs(cells):
         assert output.output_type != "error", output.evalue
         assert output.get("name") != "stderr", output.text
-        # A picture is base64, which has slashes of its own.
+        # Pictures are left out: base64 has slashes, too.
         texts = [output.get("text", ""), *(text for kind, text in output.get("data", {}).items() if kind.startswith("text/"))]
         for text in texts:
             assert not ABSOLUTE.search(text), text
@@ -59,7 +59,7 @@ def test_there_are_notebooks() -> None:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[Any]]:
-    """The cells of the notebooks that need no cluster, run one after the other in one kernel with one JVM."""
+    """The cells of the notebooks that need no cluster, with their outputs; all run in one kernel with one JVM."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         return run(WITHOUT_A_CLUSTER, tmp_path_factory.mktemp("notebooks"), monkeypatch)
 
@@ -71,8 +71,8 @@ def test_a_notebook_runs_and_says_what_its_kept_outputs_say(path: Path, ran: dic
 
 
 def run(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, list[Any]]:
-    """The code cells of each notebook as they ran, errors kept: no notebook sees a name of the one before it."""
-    # A copy, with the modules beside it: nothing is left in the repository. Temporary files of the notebook go the same way.
+    """Run the code cells of each notebook; return them with outputs and errors. Names of earlier notebooks are cleared."""
+    # Run in a copy, with the modules beside it, so that nothing is left in the repository; temporary files lie beside it, too.
     folder = tmp_path / "notebooks"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints"))
     temporary = tmp_path / "tmp"
@@ -104,7 +104,7 @@ def test_a_kept_notebook_was_run_from_top_to_bottom(path: Path) -> None:
 def test_a_kept_notebook_has_its_outputs(path: Path) -> None:
     cells = code_cells(path)
     for cell in cells:
-        # What prints or ends in a picture shows it; a cell of definitions has nothing to show.
+        # A cell that prints or ends in a picture has outputs; a cell of definitions has none.
         last = cell.source.splitlines()[-1]
         if "print(" in cell.source or ".show(" in cell.source or last.startswith("pictures."):
             assert cell.outputs, cell.source

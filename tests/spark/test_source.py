@@ -1,4 +1,4 @@
-"""The source in real Spark: what is read, from where, and how much."""
+"""The source in real Spark: the rows that are read, where reading begins, and how much a batch takes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbers(bodies: dict[int, list[str]]) -> list[int]:
 
 
 def copied(rig: Rig, checkpoint: str = "ck", **options: Any) -> list[int]:
-    """Input rows of the batches of one availableNow run from topic in to topic out."""
+    """Copy topic in to topic out with availableNow, and return the input rows of each batch."""
     query = rig.run(rig.stream(topic="in", **{"consumerGroup": "g", **options}), checkpoint, topic="out", topicQueueNums=2)
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
@@ -119,7 +119,7 @@ def test_a_trigger_takes_at_most_max_bytes(rig: Rig) -> None:
     sizes = copied(rig, maxBytesPerTrigger="1000")
     assert sum(sizes) == 100
     assert max(sizes) <= 10
-    # Shares are rounded down per queue: no more than one message each is left for the next trigger.
+    # Shares are rounded down, so each queue leaves at most one message of its share to the next trigger.
     assert min(sizes[:-2]) >= 8
 
 

@@ -1,4 +1,4 @@
-"""Tables and views in Spark SQL: what reaches the source, and what a table that says too little answers."""
+"""Tables and views in Spark SQL: the options that reach the source, and the errors of tables that lack one."""
 
 from __future__ import annotations
 

