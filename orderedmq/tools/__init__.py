@@ -1,1 +1,1 @@
-"""What the command does, apart from showing it."""
+"""The command's work, apart from its display."""

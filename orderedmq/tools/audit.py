@@ -1,14 +1,15 @@
-"""Did everything arrive, once and in order? Two histories compared per sharding key. Pure numpy, apart from temporary files.
+"""Compares two histories per sharding key: did every message arrive, once and in order? Pure numpy, apart from temporary files.
 
-A history is rows in an order; a row has a key, an identity (by default its body, or a field of it) and a place. Keys and identities are
-compared by 64-bit hashes, and only within a key: among 10 million rows of one key, two different identities look the same with a
-probability of 3 in a million.
+A history is a sequence of rows. A row has a key, an identity (by default its body, or a field of it) and a number. Keys and
+identities are compared by 64-bit hashes, identities only within a key: among 10 million rows of one key, two different
+identities look the same with a probability of 3 in a million.
 
-The rule of order: for each key, the first occurrences in ACTUAL stand in the order that they have in EXPECTED. A row that stands behind
-one that should follow it is out of order. An identity that EXPECTED has n times is matched n times, in turn; what is beyond is duplicated.
+The order of a key: first occurrences of identities must have the same order in ACTUAL as in EXPECTED. A row behind one that
+should follow it is out of order. An identity that EXPECTED has n times is matched n times, in turn; further occurrences are
+duplicated.
 
-Memory is bounded: rows are dealt by key into buckets of about a million, in temporary files of 32 bytes a row, and compared bucket by
-bucket. (A key is never split: one key with all rows is one bucket.)
+Memory is bounded: rows are divided by key into buckets of at most about two million rows of both sides, in temporary files of
+36 bytes a row, and compared bucket by bucket. (They are larger if one key has more rows, or both sides more than 512 million.)
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ Words = npt.NDArray[np.uint64]
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: Rows of both sides that are compared at once, and the most files that are opened for more.
+#: Rows of both sides that are compared at once, and the maximum number of buckets, each of one file per side.
 BUCKET_ROWS: Final = 2_000_000
 MAX_BUCKETS: Final = 256
-#: The hash of a row without a key: such rows have no order.
+#: The key hash of a row without a key. Such rows have no order.
 NO_KEY: Final = np.uint64(0)
-#: at: the row's number on its side. order: sorts a side's rows; at sorts equal ones. lane: its queue.
+#: at: the row's number on its side. order: sorts a side's rows, and at those of equal order. lane: the row's queue.
 ROW: Final = np.dtype([("key", "<u8"), ("id", "<u8"), ("at", "<i8"), ("order", "<i8"), ("lane", "<i4")])
 Rows = npt.NDArray[Any]
 
@@ -39,7 +40,7 @@ KINDS: Final = ("lost", "duplicated", "out_of_order", "moved", "extra")
 
 
 class Place(NamedTuple):
-    """A row as a person can find it."""
+    """Where a person finds a row, its key and its identity."""
 
     where: str
     key: str | None
@@ -53,7 +54,7 @@ class Side(Protocol):
     def name(self) -> str: ...
     @property
     def messages(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         ...
 
     def rows(self) -> Iterator[Rows]:
@@ -61,13 +62,17 @@ class Side(Protocol):
         ...
 
     def places(self, at: Sequence[int]) -> list[Place]:
-        """Rows by their numbers."""
+        """The places of the rows with these numbers."""
         ...
 
 
 @dataclass
 class Extent:
-    """One side: its messages and keys, and keys that lie in several queues, where they have no order among each other."""
+    """The counts of one side.
+
+    split_keys: keys in several queues, where their messages have no common order. repeated: messages whose identity came
+    before.
+    """
 
     name: str
     messages: int = 0
@@ -87,11 +92,12 @@ class Example:
 
 @dataclass
 class Audit:
-    """What was found, in messages.
+    """The findings, counted in messages.
 
-    lost: in EXPECTED and not in ACTUAL; lost_at_end of them have no later message of their key in ACTUAL (a pipeline that is still at
-    work has such), the others leave ``gaps`` (runs of them). duplicated: too often in ACTUAL. moved: in ACTUAL under another key.
-    extra: in ACTUAL, never in EXPECTED. out_of_order: behind a message that should follow it. keys_affected: keys with any of these.
+    lost: in EXPECTED and not in ACTUAL. lost_at_end: those of them without a later message of their key in ACTUAL (as while a
+    pipeline is still at work). gaps: runs of the others. duplicated: too often in ACTUAL. moved: in ACTUAL under another key.
+    extra: in ACTUAL, never in EXPECTED. out_of_order: behind a message that should follow it. keys_affected: keys with any of
+    these.
     """
 
     expected: Extent
@@ -108,7 +114,7 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Every message of EXPECTED arrived once, in its key's order, and nothing else did."""
+        """Whether the messages of EXPECTED, and no others, arrived once, in their keys' order, each key in one queue."""
         return not any(getattr(self, kind) for kind in KINDS) and not self.actual.split_keys
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +129,10 @@ def audit(
     progress: Callable[[int], None] | None = None,
     bucket_rows: int = BUCKET_ROWS,
 ) -> Audit:
-    """Compare two histories. ``examples``: so many of each kind at most. ``progress`` is told of rows that were read."""
+    """Compare two histories.
+
+    ``examples``: at most that many of each kind. ``progress`` gets the number of rows of each batch read.
+    """
     buckets = min(MAX_BUCKETS, 1 + (expected.messages + actual.messages) // bucket_rows)
     found = _Found(Audit(Extent(expected.name), Extent(actual.name)))
     with _Deal(buckets) as wanted, _Deal(buckets) as got:
@@ -138,7 +147,7 @@ def audit(
 
 
 class _Deal:
-    """Rows dealt into buckets by key: in memory if there is but one."""
+    """Rows divided into buckets by key; in memory if there is only one bucket."""
 
     def __init__(self, buckets: int) -> None:
         self._kept: list[Rows] = []
@@ -157,7 +166,7 @@ class _Deal:
         if not self._files:
             self._kept.append(rows)
             return
-        # A row without a key has no order, so it may go anywhere, but to the same place on both sides.
+        # A row without a key has no order, so its identity may choose the bucket, the same one on both sides.
         number = np.where(rows["key"] == NO_KEY, rows["id"], rows["key"]) % np.uint64(len(self._files))
         order = np.argsort(number, kind="stable")
         ends = np.searchsorted(number[order], np.arange(len(self._files)), side="right")
@@ -173,7 +182,7 @@ class _Deal:
 
 
 class _History(NamedTuple):
-    """A side's rows of one bucket, key by key, each key's in order. ``begins``: where a key begins."""
+    """A side's rows of one bucket, sorted by key, each key's in their order. ``begins`` is true at each key's first row."""
 
     key: Words
     id: Words
@@ -200,7 +209,7 @@ def _history(rows: Rows, extent: Extent) -> _History:
 
 
 def _changes(values: npt.NDArray[Any]) -> Bools:
-    """Where a value differs from the one before it."""
+    """Whether each value differs from the one before it; true for the first."""
     out = np.ones(len(values), dtype=bool)
     out[1:] = values[1:] != values[:-1]
     return out
@@ -212,7 +221,8 @@ class _Found:
     def __init__(self, report: Audit) -> None:
         self._report = report
         self._numbers: dict[str, list[Int64s]] = {"duplicated": [], "out_of_order": []}
-        # (identity, number, whether it is at its key's end) of rows without a partner, until it is known whether they only moved.
+        # (identity, number, whether it is at its key's end) of rows without a partner; ``result`` tells which of them only
+        # moved.
         self._lost: list[tuple[Words, Int64s, Bools]] = []
         self._extra: list[tuple[Words, Int64s]] = []
 
@@ -240,7 +250,7 @@ class _Found:
         report.keys_affected += len(np.unique(wrong[wrong != NO_KEY]))
 
     def result(self, expected: Side, actual: Side, examples: int) -> Audit:
-        """The report, once all buckets were compared."""
+        """The report, after all buckets were compared."""
         report = self._report
         lost_id, lost_at, at_end = (np.concatenate(part) for part in zip(*self._lost, strict=True))
         extra_id, extra_at = (np.concatenate(part) for part in zip(*self._extra, strict=True))
@@ -258,11 +268,11 @@ class _Found:
 
 
 def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s, Bools, Bools]:
-    """Each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has its key and identity at all, whether it is one too many."""
+    """For each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has its identity, whether it is duplicated."""
     count = len(expected.key)
     key = np.concatenate((expected.key, actual.key))
     identity = np.concatenate((expected.id, actual.id))
-    # Equal ones come together, those of EXPECTED first, each side's in its order.
+    # Equal rows come together, those of EXPECTED first, each side's in its order.
     order = np.lexsort((identity, key))
     begins = _changes(key[order]) | _changes(identity[order])
     group = np.cumsum(begins) - 1
@@ -282,7 +292,7 @@ def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s,
 
 
 def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
-    """How many runs of lost rows have a row of their key behind them that is not lost; and which lost rows have none."""
+    """The number of runs of lost rows before a row of their key that is not lost; which lost rows come after all of these."""
     if not len(lost):
         return 0, lost
     number = np.cumsum(expected.begins) - 1
@@ -293,7 +303,7 @@ def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
 
 
 def _common(ours: Words, others: Words) -> tuple[Bools, Bools]:
-    """Which of ``ours`` and of ``others`` are the same identities, one for one."""
+    """Which of ``ours`` and which of ``others`` pair up as the same identity, one to one."""
     identity = np.concatenate((ours, others))
     order = np.argsort(identity, kind="stable")
     begins = _changes(identity[order])

@@ -1,4 +1,4 @@
-"""The two sides of an audit as columns: a topic, and a table in Parquet files."""
+"""The sides that an audit can compare, as columns: a topic, or a table in Parquet files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from orderedmq.tools.json_field import BadJson
 PULL_ROWS: Final = 65536
 PULL_BYTES: Final = 16 * 1024 * 1024
 _COMPARED: Final = ("sharding_key", "body")
-#: Longer identities are hashed one by one: per byte that is faster, and by then nothing else counts.
+#: Identities of more bytes are hashed one by one, which is faster per byte; the cost per call then hardly counts.
 _LONG: Final = 512
 _SHOWN: Final = 80
 
@@ -36,7 +36,7 @@ _SHOWN: Final = 80
 class TopicSide:
     """The messages that a topic has now, each queue in the order of its offsets.
 
-    ``id_field``: the field of JSON bodies that identifies a message; None: the whole body does.
+    ``id_field``: the field of JSON bodies that identifies a message; None: the whole body identifies it.
     """
 
     def __init__(self, log: Log, topic: str, id_field: str | None = None) -> None:
@@ -52,7 +52,7 @@ class TopicSide:
         return int(self._begins[-1])
 
     def rows(self) -> Iterator[Rows]:
-        """Raises OptionError INVALID for a body without the field, DataLossError for messages that are not there any more."""
+        """All rows. Raises OptionError INVALID for a body without the field, DataLossError for messages that are gone."""
         for (queue, at), number in zip(self._bounds, self._begins[:-1], strict=True):
             offset = at.min_offset
             for batch in pulls(self._log, queue, offset, at.max_offset, PULL_ROWS, PULL_BYTES, _COMPARED):
@@ -79,7 +79,7 @@ class TopicSide:
 
 
 class TableSide:
-    """The rows of a Parquet file or directory. In a directory that Spark's file sink wrote, the files that it committed.
+    """The rows of a Parquet file or directory. In a directory of Spark's file sink, only the files that it committed.
 
     ``id_column`` None: the column body, or its ``id_field``. ``order_column`` None: queue_offset if there is one, else the rows' order.
     """
@@ -112,7 +112,10 @@ class TableSide:
         self.messages = int(self._data.count_rows())
 
     def rows(self) -> Iterator[Rows]:
-        """Raises OptionError INVALID for a null identity or order, a body without the field, or a column that cannot be compared."""
+        """All rows.
+
+        Raises OptionError INVALID for a null identity or order, a body without the field, an incomparable column.
+        """
         at = 0
         for batch in self._data.scanner(columns=self._columns, batch_size=PULL_ROWS).to_batches():
             if not batch.num_rows:
@@ -161,18 +164,18 @@ class TableSide:
 
 
 def _texts(keys: pa.Array) -> pa.Array:
-    """Keys as strings, of any bytes."""
+    """Keys as strings, which may not be UTF-8."""
     return keys.view(pa.string()) if pa.types.is_binary(keys.type) else keys
 
 
 def shown(identity: bytes) -> str:
-    """An identity, short enough for a line."""
+    """An identity as text, short enough for a line."""
     text = text_of(identity)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def identities(values: pa.Array) -> Words:
-    """64 bits of each value (string or binary, no nulls)."""
+    """A 64-bit hash of each value (string or binary, no nulls)."""
     lengths = pc.binary_length(values)
     long = np.flatnonzero(pc.greater(lengths, _LONG).to_numpy(zero_copy_only=False))
     plain = values.cast(pa.binary())
@@ -188,9 +191,9 @@ def identities(values: pa.Array) -> Words:
 
 def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
     rows = np.zeros(len(ids), ROW)
-    # What one side has as other bytes, the other may have as U+FFFD.
+    # One side may have bytes that are not UTF-8 where the other has U+FFFD.
     hashes = HashedKeys(valid(_texts(keys))[0]).hash64
-    # A key whose hash happens to be the mark of "no key" is another key all the same.
+    # A key whose hash happens to be NO_KEY gets another one, so that it does not count as missing.
     rows["key"] = np.where((hashes == NO_KEY) & keys.is_valid().to_numpy(zero_copy_only=False), np.uint64(1), hashes)
     rows["id"] = identities(ids)
     rows["at"] = np.arange(at, at + len(ids))
@@ -199,7 +202,7 @@ def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
 
 
 def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: int) -> pa.Array:
-    """The identities' texts. Raises OptionError INVALID that names the row."""
+    """The identity in each body: its field, or all of it. Raises OptionError INVALID that names the row."""
     ids, why = bodies, "there is no identity"
     if field is not None:
         try:
@@ -231,7 +234,7 @@ def _open(path: Path) -> Any:
 
 
 def _committed(folder: Path, log: Path) -> list[str]:
-    """The files in the log of Spark's streaming file sink; a batch that was repeated has left others behind."""
+    """The files in the log of Spark's streaming file sink. A repeated batch leaves other files in the directory."""
     compact = max((int(entry.stem) for entry in log.glob("*.compact")), default=-1)
     entries = [log / f"{compact}.compact"] if compact >= 0 else []
     entries += sorted(

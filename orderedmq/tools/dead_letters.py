@@ -1,10 +1,11 @@
-"""Dead letters: what lies in %DLQ%<group>, and sending it again.
+"""Reads the dead letters in %DLQ%<group>, and replays them: sends them again.
 
-Rules: a replay is a consumer of the dead-letter queue, in the group REPLAY_GROUP of the same broker. It appends a piece of the letters to
-their topics and then commits its offset, under the queue's lock: what was sent is not sent again, and two replays do not run at once. One
-that dies between the two sends that piece again: at least once, never lost. A letter becomes the message that it was, without what was
-noted of its failure, in the queue that its sharding key chooses now. Letters have keys as text. A key that is a number, in a queue that
-the number chooses and not its text, was not sent by its text: then a replay is refused until the user says how keys choose.
+Rules: a replay is a consumer of the dead-letter queue, in the group REPLAY_GROUP of the same broker. Under the queue's lock it
+appends a piece of the letters to their topics and then commits its offset. So letters that were sent are not sent again, and
+two replays do not run at once. A replay that dies between append and commit sends that piece again: at least once, never lost.
+A letter becomes its original message, without the properties of its failure, in the queue that its sharding key chooses now.
+Letters have keys as text. If a key is a number, and the number but not the text chooses the queue that the letter came from,
+its producer did not choose by the text: then a replay is refused until the user says how keys choose queues.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, 
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
 from orderedmq.pulls import pulls
 
-#: The group whose offset of a dead-letter queue says what was replayed.
+#: The group whose offset of a dead-letter queue says how far the letters were replayed.
 REPLAY_GROUP: Final = "dlq-replay"
-#: Letters that are sent between two commits, and so sent twice if the replay is killed there; bytes of their bodies.
+#: Maximum letters between two commits, which are sent twice if the replay is killed there; maximum bytes of their bodies.
 PIECE: Final = 500
 PIECE_BYTES: Final = 8 * 1024 * 1024
-#: What is noted of a letter, and not the message's own.
+#: Properties that tell a letter's origin and failure, and are not the message's own.
 NOTED: Final = frozenset(
     (
         noted.REAL_TOPIC,
@@ -49,7 +50,10 @@ _COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prop
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """``offset`` is its own in the dead-letter queue, ``stored`` when it got there (µs). None: it does not say."""
+    """A message in %DLQ%<group>.
+
+    ``offset`` and ``stored`` (µs) are those of the dead-letter queue. None: the letter does not say.
+    """
 
     offset: int
     origin: MessageQueue | None
@@ -65,7 +69,7 @@ class DeadLetter:
     properties: Mapping[str, str]
 
     def row(self) -> dict[str, Any]:
-        """The message that it was, in the producer's columns."""
+        """The original message, in the producer's columns."""
         return {
             "body": self.body,
             "tags": self.tags,
@@ -77,7 +81,7 @@ class DeadLetter:
 
 @dataclass
 class Replayed:
-    """What a replay has done so far. ``ahead``: letters that were sent by offset and that a replay of all will send again."""
+    """The progress of a replay. ``ahead``: offsets of letters that it sent, and that a replay of all will send again."""
 
     letters: int = 0
     topics: Counter[str] = field(default_factory=Counter)
@@ -85,7 +89,7 @@ class Replayed:
 
 
 def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
-    """Where the group's dead letters are; None when there never was one. Raises GroupError BAD_NAME or MISSING."""
+    """The queue of the group's dead letters; None if it never had one. Raises GroupError BAD_NAME or MISSING."""
     check_group(group)
     try:
         return broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
@@ -97,7 +101,7 @@ def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
 
 
 def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[DeadLetter]]:
-    """The letters from ``begin`` to ``end``, piece by piece. Raises DataLossError where they are not there any more."""
+    """The letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they are gone."""
     place = _COLUMNS.index("store_timestamp")
     for batch in pulls(log, queue, begin, end, PIECE, PIECE_BYTES, _COLUMNS):
         yield [
@@ -130,7 +134,7 @@ def _number(text: str | None) -> int | None:
 
 
 def replayed_to(broker: Broker, queue: MessageQueue) -> int:
-    """The offset at which the next replay of all begins."""
+    """The offset at which the next replay of all letters begins."""
     first = broker.log.bounds([queue])[queue].min_offset
     return max(broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, first), first)
 
@@ -146,9 +150,9 @@ def replay(
 ) -> None:
     """Send the letters at ``offsets``, or all that were not replayed yet; ``done`` counts what is sent.
 
-    Nothing is sent unless every letter has a topic and a queue to go to. A replay by offset commits only as far as it leaves no gap.
-    ``keying`` None: by the key's text. Raises OffsetError, TopicError, MessageError BAD_KEY, OptionError MISSING where a letter was sent by
-    a number, LockError HELD_BY_OTHER or LOST.
+    Nothing is sent unless every letter has a topic and a queue to go to. A replay by offset commits only up to the first letter
+    not sent. ``keying`` None: queues are chosen by the key's text. Raises OffsetError, TopicError, MessageError BAD_KEY,
+    OptionError MISSING if a letter's queue was chosen by a number, LockError HELD_BY_OTHER or LOST.
     """
     if to_topic is not None:
         check_topic(to_topic, writing=True)
@@ -182,7 +186,7 @@ def _replay(
 ) -> None:
     at, begin = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
     spans = [(begin, at.max_offset)] if offsets is None else _spans(queue, offsets, at.min_offset, at.max_offset)
-    # The letters' topics first, so that the last one cannot stop a replay half-way.
+    # Find the topics and queues of all letters first, so that none of them stops the replay half-way.
     targets: dict[str, list[MessageQueue]] = {} if to_topic is None else {to_topic: broker.log.targets(to_topic)}
     for span in spans:
         for piece in read(broker.log, queue, *span):
@@ -210,7 +214,7 @@ def _replay(
 
 
 def _spans(queue: MessageQueue, offsets: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
-    """Offsets as ranges. Raises OffsetError for one where there is no letter."""
+    """Offsets as ranges. Raises OffsetError for an offset without a letter."""
     spans: list[tuple[int, int]] = []
     for offset in sorted(set(offsets)):
         if offset >= end:
@@ -249,7 +253,7 @@ def _origin(letter: DeadLetter) -> MessageQueue:
 def _placed(
     letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]], to_topic: str | None, keying: Keying
 ) -> list[tuple[MessageQueue, DeadLetter]]:
-    """Each letter's queue. Raises MessageError BAD_KEY."""
+    """Each letter with the queue that it is sent to. Raises MessageError BAD_KEY."""
     chosen: dict[int, MessageQueue] = {}
     keyed = [letter for letter in letters if letter.sharding_key is not None]
     for topic, of_topic in groupby(
@@ -270,12 +274,12 @@ def _placed(
     return placed
 
 
-#: How a producer may have chosen by a number. For what an Integer holds, id % queues is its hash.
+#: How a producer may have chosen by a number. For an Integer that is not negative, mod chooses as the hash does.
 _BY_NUMBER: Final = (Keying("hash", "int"), Keying("hash", "long"), Keying("mod", "long"))
 
 
 def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapping[str, list[MessageQueue]]) -> None:
-    """Raises OptionError MISSING where a letter's key is a number that chooses the queue that it came from, and its text another."""
+    """Raises OptionError MISSING if a letter's key, as a number, chooses the queue that it came from, but as text another."""
     for queue, letter in placed:
         origin, key = letter.origin, letter.sharding_key
         if origin is None or key is None or _same(queue, origin) or not is_number(key):
@@ -306,7 +310,7 @@ def _queue_of(key: str, keying: Keying, n: int) -> int | None:
 
 
 def _same(queue: MessageQueue, origin: MessageQueue) -> bool:
-    """A letter that RocketMQ's own client put aside does not say from which broker it came."""
+    """Whether both are the same queue. A letter from RocketMQ's own client does not name its broker, so any broker matches."""
     return queue == (origin if origin.broker_name else origin._replace(broker_name=queue.broker_name))
 
 

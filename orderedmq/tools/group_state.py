@@ -1,4 +1,4 @@
-"""What a consumer group looks like from outside: its queues with offset, lag and owner, its members, how fast it goes."""
+"""The state of a consumer group: its queues with offset, lag and owner, and the speed of its offsets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from orderedmq.model import MessageQueue
 
 K = TypeVar("K", bound=Hashable)
 
-#: Seconds over which a rate is taken: micro-batches commit in leaps.
+#: Seconds over which a rate is averaged, because micro-batches commit in leaps.
 RATE_WINDOW: Final = 10.0
 
 
 @dataclass(frozen=True)
 class GroupQueue:
-    """A queue as one group has it. ``offset`` None: nothing was committed. ``lock`` None: nobody owns it."""
+    """A group's state of one queue. ``offset`` None: nothing was committed. ``lock`` None: the queue has no owner."""
 
     group: str
     queue: MessageQueue
@@ -29,14 +29,14 @@ class GroupQueue:
 
 
 def group_queues(broker: Broker, group: str) -> list[GroupQueue]:
-    """Each queue of which the group has an offset or a lock. Raises GroupError MISSING."""
+    """The state of each queue in which the group has an offset or a lock. Raises GroupError MISSING."""
     offsets = broker.admin.group_offsets(group)
     locks = {lock.queue: lock for lock in broker.admin.locks(group)}
     bounds = broker.log.bounds(sorted(offsets.keys() | locks.keys()))
     found = []
     for queue, at in bounds.items():
         offset, lock = offsets.get(queue), locks.get(queue)
-        # What retention has deleted cannot be processed any more.
+        # Messages that retention has deleted are no lag: they cannot be processed any more.
         following = max(at.min_offset if offset is None else offset, at.min_offset)
         held = lock if lock is not None and lock.held else None
         found.append(GroupQueue(group, queue, offset, at.max_offset, max(0, at.max_offset - following), held))
@@ -44,14 +44,14 @@ def group_queues(broker: Broker, group: str) -> list[GroupQueue]:
 
 
 class Rates:
-    """Messages per second, by the difference of offsets that are seen now and then."""
+    """Messages per second, from offsets seen at several times."""
 
     def __init__(self, window: float = RATE_WINDOW) -> None:
         self._window = window
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def see(self, now: float, offsets: Mapping[K, int | None]) -> dict[K, float]:
-        """The rate of each that was seen before. One that went back (a seek) begins anew."""
+        """The rate of each offset that was seen before. An offset that went back (a seek) starts anew."""
         rates: dict[K, float] = {}
         kept: dict[Hashable, deque[tuple[float, int]]] = {}
         for key, offset in offsets.items():

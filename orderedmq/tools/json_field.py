@@ -1,6 +1,7 @@
 """One field of many JSON objects, as one column. Pure.
 
-Arrow's parser takes all objects at once where every value has the type of the first one; whatever it refuses is parsed object by object.
+Arrow's parser takes all objects at once if every value has the type of the first one. If it refuses, each object is parsed by
+itself.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-#: The types that Arrow parses without doubt about their text.
+#: The types for which Arrow's parser gives the same text.
 _TYPES: Final = {str: pa.string(), int: pa.int64()}
 
 
 class BadJson(ValueError):
-    """The text in ``row`` is no JSON object."""
+    """The text in ``row`` is not a JSON object with UTF-8 text in its field."""
 
     def __init__(self, row: int, why: str) -> None:
         self.row = row
@@ -27,9 +28,10 @@ class BadJson(ValueError):
 
 
 def values(objects: pa.Array, path: str) -> pa.Array:
-    """The text of a field of each object (binary or string): strings as they are, other values as JSON; null where it is missing or null.
+    """The text of a field of each object (binary or string): strings as they are, other values as JSON.
 
-    A dot in ``path`` leads into an object, unless the first object has a field of just that name. Raises BadJson.
+    It is null if the field is missing or null. A dot in ``path`` leads into an object, unless the first object has a field with
+    exactly that name. Raises BadJson.
     """
     if not len(objects):
         return pa.array([], pa.string())
@@ -40,7 +42,7 @@ def values(objects: pa.Array, path: str) -> pa.Array:
     names = (path,) if path in first else tuple(path.split("."))
     value = _find(first, names)
     kinds = _TYPES.values() if value is None else [kind for known, kind in _TYPES.items() if type(value) is known]
-    # An object begins with a brace: so none can be cut in two or hide in another one, and counting them is enough below.
+    # If every text begins with a brace, none can be cut in two or hide in another one, and counting rows is enough below.
     if kinds and pc.all(pc.starts_with(texts, b"{")).as_py():
         for kind in kinds:
             with contextlib.suppress(pa.ArrowInvalid, _NotAligned):
@@ -69,7 +71,7 @@ def _parsed(texts: pa.Array, names: tuple[str, ...], kind: pa.DataType) -> pa.Ar
     column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     if len(names) > 1:
         column = pc.struct_field(column, list(names[1:]))
-    # Arrow's parser takes any bytes for text.
+    # Arrow's parser accepts text that is not UTF-8.
     column.validate(full=True)
     return column.cast(pa.string())
 

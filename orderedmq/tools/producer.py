@@ -1,4 +1,4 @@
-"""Appending rows to a topic from outside Spark, each to the queue that its sharding key chooses."""
+"""Appends rows to a topic from outside Spark, each to the queue that its sharding key chooses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orderedmq.core.sharding_key import GivenKeyType, hashed_keys
 
 
 class Producer:
-    """Writes to one topic as the sink does. Not thread-safe: it keeps the turn of rows without a key."""
+    """Writes to one topic as the sink does. Not thread-safe: it counts rows without a key, which go round-robin."""
 
     def __init__(
         self, log: Log, topic: str, *, sharding_key_type: GivenKeyType = "auto", selector: KeyedSelectorName = "hash"
@@ -27,10 +27,10 @@ class Producer:
         self._selector = keyed(selector)
 
     def send(self, rows: pa.RecordBatch) -> None:
-        """Append rows (PRODUCER_COLUMNS, ``body`` required) in their order; durable, queue by queue, when it returns.
+        """Append rows (PRODUCER_COLUMNS, ``body`` required) in their order. They are durable when it returns.
 
-        One append per queue: the more rows, the less each costs. A key may be a string or a whole number. Raises MessageError BAD_KEY,
-        and what Log.append raises; earlier queues have their rows then.
+        There is one append per queue: the more rows, the less each costs. A key may be a string or a whole number. Raises
+        MessageError BAD_KEY, and the errors of `Log.append`; the queues before the failed one then have their rows.
         """
         keys = None
         if "sharding_key" in rows.schema.names:

@@ -1,4 +1,4 @@
-"""Where a seek leads: what ``--to`` means, as an offset for each queue."""
+"""The target of a seek: turns ``--to`` into an offset for each queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _LAST: Final = 253_402_300_799_999_999
 
 @dataclass(frozen=True)
 class Target:
-    """``timestamp`` (µs since 1970) comes with the kind ``timestamp``, ``offsets`` (or EARLIEST or LATEST) with ``json``."""
+    """A parsed ``--to``.
+
+    Kind ``timestamp`` has ``timestamp`` (µs since 1970), ``json`` has ``offsets`` (or EARLIEST or LATEST).
+    """
 
     kind: Literal["earliest", "latest", "timestamp", "json"]
     timestamp: int = 0
@@ -28,9 +31,9 @@ class Target:
 
 
 def parse_target(text: str, option: str) -> Target:
-    """earliest, latest, JSON, or a time: ISO-8601, ms since 1970 (as in the options) or, with 16 digits and more, µs.
+    """The target in a text: earliest, latest, JSON, or a time.
 
-    Raises OptionError INVALID.
+    A time is ISO-8601, ms since 1970 (as in the options) or, with 16 digits or more, µs. Raises OptionError INVALID.
     """
     text = text.strip()
     if text.lower() == "earliest":
@@ -52,7 +55,7 @@ def parse_target(text: str, option: str) -> Target:
 
 
 def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[str]) -> list[MessageQueue]:
-    """The queues that JSON names, else all queues of ``topics``, else of the topics that the group has offsets of.
+    """The queues that JSON names, else all queues of ``topics``, else of the topics in which the group has offsets.
 
     Raises GroupError MISSING, TopicError MISSING or NO_SUCH_QUEUE, OptionError CONFLICT or MISSING.
     """
@@ -70,7 +73,7 @@ def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[
 
 
 def check_queue(log: Log, queue: MessageQueue) -> None:
-    """Raises TopicError MISSING or NO_SUCH_QUEUE."""
+    """Check that a queue exists. Raises TopicError MISSING or NO_SUCH_QUEUE."""
     there = log.queues(queue.topic)
     if queue not in there:
         raise TopicError(
