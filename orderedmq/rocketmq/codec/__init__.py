@@ -1,1 +1,1 @@
-"""Messages as RocketMQ stores them, to and from Arrow columns. Pure."""
+"""Converts messages between RocketMQ's stored form and Arrow columns. Pure."""

@@ -1,4 +1,4 @@
-"""Compressed bodies: which codec a record's flags name, and how much may come out of one."""
+"""Decompresses bodies with the codec that a record's flags name, up to a bounded size."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pyarrow as pa
 from orderedmq.model import MAX_BODY_BYTES
 from orderedmq.rocketmq.codec.stored_message import COMPRESSION_MASK, COMPRESSION_SHIFT
 
-#: Four times what a broker takes by default. More is taken for a bomb: a few hundred bytes of zstd can stand for gigabytes.
+#: Bytes of the largest decompressed body: four times what a broker accepts by default. A larger one counts as a bomb, since a
+#: few hundred bytes of zstd can expand to gigabytes.
 MAX_BYTES: Final = 4 * MAX_BODY_BYTES
-#: ``CompressionType``: 0 is what producers before 4.9.4 and 5.0 send. lz4 is the frame format (``LZ4FrameOutputStream``).
+#: Codecs by ``CompressionType``: producers before 4.9.4 and 5.0 send 0. lz4 is the frame format (``LZ4FrameOutputStream``).
 _CODECS: Final = {0: "zlib", 1: "lz4", 2: "zstd", 3: "zlib"}
 
 
@@ -21,7 +22,7 @@ class BodyError(Exception):
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """The body of a message with the flag COMPRESSED. An empty one stays empty. Raises BodyError."""
+    """Return the plain body of a message that has the flag COMPRESSED; an empty body stays empty. Raises BodyError."""
     if not body:
         return body
     number = (sys_flag & COMPRESSION_MASK) >> COMPRESSION_SHIFT

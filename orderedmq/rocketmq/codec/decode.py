@@ -1,10 +1,10 @@
-"""Pull responses → a RecordBatch of exactly the asked columns.
+"""Decodes pull responses into a RecordBatch of exactly the requested columns. Pure.
 
-Rules: pure. Join the responses of many pulls before they are decoded: arrays have a fixed cost that some dozens of messages
-repay, and 16k messages repay best. What is as usual (V1 records of one topic with the same kinds of hosts and orderly properties;
-bodies may be compressed) is decoded by columns; anything else by the exact path, which decides what is right (row_decoder.py).
-Rows are in the order of the responses; a pull may answer with fewer messages than were asked for, and with gaps where messages
-were filtered out, so where to read next is the response's nextBeginOffset, not the last row's offset + 1.
+Join the responses of many pulls before decoding: array operations have a fixed cost, which pays off from some dozens of
+messages on and best at 16k. Uniform responses (V1 records of one topic with the same kinds of hosts and regular properties;
+bodies may be compressed) are decoded by column. All others take the exact path, which defines the right result
+(row_decoder.py). Rows are in the order of the responses. A pull may return fewer messages than requested, and has gaps where
+messages were filtered out. So continue at the response's nextBeginOffset, not at the last row's offset + 1.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from orderedmq.text import text_of
 
 MIN_OFFSET: Final = 0
 MAX_OFFSET: Final = 2**63 - 1
-#: Fewer messages are faster one at a time.
+#: Fewer messages than this are decoded faster one at a time.
 FEWEST: Final = 48
-#: So many bytes of responses are decoded at once, or one response.
+#: The most bytes of responses that are decoded at once; a larger response is decoded alone.
 GROUP_BYTES: Final = 16 * 1024 * 1024
 
 _PROPERTY_OF: Final = {
@@ -56,15 +56,15 @@ def decode(
     verify_crc: bool = False,
     malformed: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[pa.RecordBatch, int]:
-    """The bodies of pull responses as one RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), in the responses' order, and the
-    offset below which all that was asked for is in it.
+    """Return a RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), and the offset below which it is complete.
 
-    Only messages with offsets in [begin, end) and, when ``tags`` has any, with exactly one of these tags: a broker filters by
-    the tags' hash codes only. Rows end before ``end`` once their bodies have ``max_bytes`` (a few hundred bytes of zstd can
-    stand for gigabytes), and before a message that cannot be read; ``columns`` has queue_offset then. ``broker_name`` is not in a
-    message. ``malformed`` is told the offsets of rows with a text that is not UTF-8 (text.py). ``verify_crc`` compares each body's
-    checksum, which halves the speed: TCP and the broker have their own. Raises Unreadable when the first message asked for cannot be
-    read, ProtocolError for bytes that are no messages, SchemaError UNKNOWN_COLUMN.
+    Its rows are the messages with offsets in [begin, end), in the responses' order. With ``tags``, only messages with exactly
+    one of these tags count: a broker filters by the tags' hash codes only. The rows stop before ``end`` once their bodies have
+    ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes) or all columns exceed both that and PIECE_BYTES, and
+    before a message that cannot be read; ``columns`` must have queue_offset for that. ``broker_name`` fills its column, since
+    messages do not have it. ``malformed`` gets the offsets of rows with text that is not UTF-8 (text.py). ``verify_crc``
+    verifies each body's checksum, which halves the speed; TCP and the broker have their own. Raises Unreadable if the first
+    requested message cannot be read, ProtocolError for bytes that are not messages, SchemaError UNKNOWN_COLUMN.
     """
     odd: set[int] = set()
     wanted = Wanted(columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)), odd.update)
@@ -76,7 +76,7 @@ def decode(
             size += piece.nbytes
             bodies += pc.sum(pc.binary_length(piece.column("body"))).as_py() if "body" in columns else 0
             if bodies >= max_bytes or size > max(max_bytes, PIECE_BYTES):
-                # A response's messages are in order, and what the next ones have below its last offset it has, too.
+                # A response's messages are in order, so it has all messages below its last offset that later responses have.
                 stop = max(pc.max(one.column("queue_offset")).as_py() for one in pieces) + 1
                 break
     except Unreadable as error:
@@ -95,9 +95,10 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def decode_pieces(responses: Sequence[bytes | memoryview], broker_name: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """As `decode`, in pieces of ``wanted.piece_bytes`` and one body at most, however well they were compressed; none is empty.
+    """Yield the rows of `decode` in non-empty pieces. Raises ProtocolError or Unreadable, also after some pieces.
 
-    A ProtocolError or Unreadable may come after pieces.
+    A piece has at most the rows of one group of responses, and their compressed bodies expand to at most ``wanted.piece_bytes``
+    plus one body.
     """
     schema = select_schema(wanted.columns)
     for group in _groups(responses):
@@ -125,7 +126,7 @@ def _groups(responses: Sequence[bytes | memoryview]) -> Iterator[list[bytes | me
 def _decode_columns(
     responses: list[bytes | memoryview], broker_name: str, wanted: Wanted, schema: pa.Schema
 ) -> pa.RecordBatch | None:
-    """The asked rows, or None for what the exact path must decode."""
+    """Return the requested rows; None if the exact path must decode them."""
     lengths = np.array([len(response) for response in responses], dtype=np.int64)
     ends = np.cumsum(lengths)
     if ends[-1] >= 2**31:
@@ -163,7 +164,8 @@ def _decode_columns(
 def _join(responses: list[bytes | memoryview], size: int) -> Bytes:
     if len(responses) == 1:
         return np.frombuffer(responses[0], dtype=np.uint8)
-    # In Arrow's memory: the C library gives so large a buffer back each time, and fresh pages cost more than the copy.
+    # Arrow's allocator reuses the memory. The C library returns so large a buffer each time, and fresh pages cost more than the
+    # copy.
     buffer = pa.allocate_buffer(size)
     view, at = memoryview(buffer).cast("B"), 0
     for response in responses:
@@ -179,7 +181,7 @@ def _checksums_agree(data: Bytes, walked: Walked) -> bool:
 
 
 class _Columns:
-    """Makes the columns of records of one layout."""
+    """Builds the columns of records that share one layout."""
 
     def __init__(self, data: Bytes, walked: Walked, broker_name: str) -> None:
         self._buffer = pa.py_buffer(data)
@@ -187,11 +189,11 @@ class _Columns:
         self._heads = walked.heads
         self._rows = len(walked.heads)
         self._broker_name = broker_name
-        #: Rows with a text that is not UTF-8.
+        #: Numbers of rows with text that is not UTF-8.
         self.malformed: set[int] = set()
 
     def build(self, wanted: Wanted) -> dict[str, pa.Array] | None:
-        """The asked columns, and ``tags`` when messages are chosen by them. None for what the exact path must decode."""
+        """Return the requested columns, and ``tags`` if messages are selected by tag. None if the exact path must decode."""
         columns = dict.fromkeys((*wanted.columns, "tags") if wanted.tags else wanted.columns)
         retried = "topic" in columns and self._walked.topic.startswith(RETRY_PREFIX.encode())
         properties = self._properties(columns, retried)
@@ -206,7 +208,7 @@ class _Columns:
         return found
 
     def _properties(self, columns: dict[str, Any], retried: bool) -> dict[str, pa.Array] | None:
-        """The columns that come from properties, and RETRY_TOPIC where it stands for the topic. None as in `build`."""
+        """Return the columns that come from properties, also ``topic`` if it is RETRY_TOPIC. None as in `build`."""
         texts = tuple(name for name in columns if name in _PROPERTY_OF)
         if not texts and not retried and "properties" not in columns:
             return {}
@@ -246,7 +248,7 @@ class _Columns:
                 raise AssertionError(name)
 
     def _message_id(self, unique_keys: pa.Array) -> pa.Array:
-        """The producer's id; the broker's where there is none."""
+        """Return the producer's ids; where there is none, the broker's."""
         if not unique_keys.null_count:
             return unique_keys
         width = self._heads["store_host"].dtype.itemsize
@@ -256,7 +258,7 @@ class _Columns:
         return pc.coalesce(unique_keys, fixed_strings(hex_digits(place)))
 
     def _body(self, most_bytes: int) -> pa.Array | None:
-        """None when a body cannot be decompressed, or they become more than ``most_bytes`` together."""
+        """Return the plain bodies. None if one cannot be decompressed, or decompressed ones exceed ``most_bytes`` together."""
         bodies = gather(self._buffer, self._walked.body_begins, self._walked.body_ends, pa.binary())
         packed = self._heads["sys_flag"] & COMPRESSED != 0
         if not packed.any():

@@ -1,8 +1,8 @@
-"""Columns of many messages' properties at once: both separators found in one pass, then names by length and bytes.
+"""Decodes the properties of many messages into columns, in one vectorised scan for the separators. Pure.
 
-Rules: pure and vectorised; a None means "not as usual" (an entry without name or value, a separator in a value, a name that is not
-UTF-8): the exact parser then reads the messages. Otherwise the columns are what it would give (`parse_properties`). ``malformed`` is
-given the numbers of messages with a value that is not UTF-8.
+Names are found by their length and bytes. None means "irregular" (an entry without name or value, a separator in a value, a
+name that is not UTF-8): the exact parser then reads the messages. Otherwise the columns equal its result (`parse_properties`).
+``malformed`` gets the numbers of messages with a value that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from orderedmq.text import valid
 
 _NAME_END: Final = NAME_END[0]
 _VALUE_END: Final = VALUE_END[0]
-#: Rows times names of which a map's rows are checked for a name that comes twice.
+#: The most rows times names that are checked for duplicate names; the exact parser reads larger maps.
 _MOST_CELLS: Final = 1 << 24
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
 class Entries(NamedTuple):
-    """All properties of ``messages`` messages, one behind the other in ``text``: name [begins, middles), value (middles, ends).
+    """The properties of ``messages`` messages, concatenated in ``text``: name [begins, middles), value (middles, ends).
 
-    ``kind`` is the Arrow type that a part of the text has without a look at its bytes.
+    ``kind`` is the Arrow type of any part of the text: string if all of it is ASCII, otherwise binary.
     """
 
     messages: int
@@ -42,7 +42,7 @@ class Entries(NamedTuple):
     kind: pa.DataType
 
     def layout(self) -> tuple[bytes, ...] | None:
-        """The names of every message's entries, when all messages have the same ones in the same order: the usual case."""
+        """Return the names of each message's entries if all messages have the same names in the same order, as usual."""
         each = self._each()
         if not each:
             return None
@@ -58,20 +58,20 @@ class Entries(NamedTuple):
         return tuple(names)
 
     def rows(self) -> Int64s:
-        """The message of each entry."""
+        """Return the number of each entry's message."""
         each = self._each()
         if each:
             return np.repeat(np.arange(self.messages, dtype=np.int64), each)
         return np.repeat(np.arange(self.messages, dtype=np.int64), np.diff(self.bounds()))
 
     def bounds(self) -> Int64s:
-        """The first entry of each message, and behind the last one's."""
+        """Return the index of each message's first entry, and the number of all entries."""
         bounds = np.zeros(self.messages + 1, dtype=np.int64)
         bounds[1:] = np.searchsorted(self.ends, self.row_ends)
         return bounds
 
     def _each(self) -> int:
-        """How many entries every message has; 0 when some have more than others."""
+        """Return how many entries every message has; 0 if messages differ in this."""
         each = len(self.ends) // self.messages if self.messages else 0
         if not each or each * self.messages != len(self.ends):
             return 0
@@ -79,18 +79,18 @@ class Entries(NamedTuple):
 
 
 def find_entries(texts: pa.Array) -> Entries | None:
-    """The entries of an array of properties texts (binary, without nulls, shorter than 2 GiB together)."""
+    """Return the entries of an array of properties texts (binary, without nulls, shorter than 2 GiB together)."""
     data, bounds = contents(texts)
     lengths = np.diff(bounds)
     last = data[np.maximum(bounds[1:] - 1, 0)] if len(data) else np.zeros(len(texts), dtype=np.uint8)
     open_end = (lengths > 0) & (last != _VALUE_END)
     if open_end.any():
-        # The last separator is optional: give it to those that go without, so that entries end alike.
+        # The last separator is optional: add it where it is missing, so that all entries end in the same way.
         added = pc.if_else(pa.array(open_end), pa.scalar(VALUE_END), pa.scalar(b""))
         texts = pc.binary_join_element_wise(texts, added, b"")
         data, bounds = contents(texts)
     data = data[: bounds[-1]]
-    # 0 is a separator neither for RocketMQ nor usual: such text fails the next check.
+    # This finds bytes 0, too. They are no separators, and rare: text with one fails the next checks.
     separators = np.flatnonzero(data <= _VALUE_END)
     if len(separators) % 2:
         return None
@@ -109,12 +109,12 @@ def find_entries(texts: pa.Array) -> Entries | None:
 
 
 def _strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
-    """As `text.valid`; what is a string is one."""
+    """As `text.valid`, except that an array of strings is known to be valid."""
     return (array, _NONE) if pa.types.is_string(array.type) else valid(array.view(pa.string()))
 
 
 def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) -> dict[str, pa.Array]:
-    """The values of each name: strings, null where a message has no such property."""
+    """Return the values of each name as strings, null where a message has no such property."""
     layout = entries.layout()
     cut = partial(_search, entries, entries.rows()) if layout is None else partial(_cut, entries, layout)
     found = {}
@@ -125,7 +125,7 @@ def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) ->
 
 
 def _cut(entries: Entries, layout: tuple[bytes, ...], name: bytes) -> pa.Array:
-    """The values at the place that the name has in every message; of two the last one."""
+    """Return the values at the index that the name has in every message; of two, the last one."""
     if name not in layout:
         return pa.nulls(entries.messages, entries.kind)
     each = len(layout)
@@ -134,14 +134,14 @@ def _cut(entries: Entries, layout: tuple[bytes, ...], name: bytes) -> pa.Array:
 
 
 def _search(entries: Entries, rows: Int64s, name: bytes) -> pa.Array:
-    """The values of a name that may be anywhere. ``rows``: the message of each entry."""
+    """Return the values of a name at any index. ``rows``: the number of each entry's message."""
     at = np.flatnonzero(entries.middles - entries.begins == len(name))
     at = at[equal_to(entries.data, entries.begins[at], name)]
     return gather(entries.text, entries.middles[at] + 1, entries.ends[at], entries.kind, (rows[at], entries.messages))
 
 
 def maps_of(entries: Entries, malformed: set[int]) -> pa.Array | None:
-    """All properties of each message, in their order. None when a message has a name twice, or one that is not UTF-8."""
+    """Return all properties of each message, in their order. None if a message has a name twice, or one that is not UTF-8."""
     keys, bad = _strings(gather(entries.text, entries.begins, entries.middles, entries.kind))
     if len(bad):
         return None

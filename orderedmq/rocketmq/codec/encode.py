@@ -1,9 +1,9 @@
-"""A producer's rows → the bodies of batch sends, by columns.
+"""Encodes a producer's rows into the bodies of batch sends, by column. Pure.
 
-Rules: pure. One batch has messages of one queue, in the rows' order (``MessageBatch``, ``MessageDecoder.encodeMessages``); a broker
-appends it whole or not at all and answers with the first offset, the others follow. It must be sent with ``m=true``: without it the
-broker stores the whole batch as one body. UNIQ_KEY stands in each message: in the envelope it would make an inner batch of it.
-Nothing that RocketMQ would silently change is sent: a separator in a value or an empty one is refused with its row.
+A batch has messages of one queue, in the rows' order (``MessageBatch``, ``MessageDecoder.encodeMessages``). A broker appends it
+whole or not at all, and answers with its first offset; the others follow. It must be sent with ``m=true``: otherwise the broker
+stores the whole batch as one body. Each message has its own UNIQ_KEY: one in the envelope would turn the batch into an inner
+batch. Properties that RocketMQ would silently change are refused: the error names the row of a separator or an empty value.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ from orderedmq.model import MAX_BODY_BYTES, is_reserved
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.gather import Int64s, contents
 
-#: A request ends behind the message with which it would grow larger than this.
+#: A request ends before the message that would make it larger than this.
 TARGET_BYTES: Final = 1024 * 1024
-#: A broker refuses a batch whose body is larger (``maxMessageSize``); such a message is sent alone.
+#: A broker refuses a batch with a larger body (``maxMessageSize``); a message that is too large for a batch is sent alone.
 MAX_BATCH_BYTES: Final = MAX_BODY_BYTES
-#: A broker writes a batch's records into a buffer of 4 MiB + 64 KiB (``MessageExtEncoder``); small messages grow most.
+#: The most bytes of a batch as stored. A broker writes its records into a buffer of 4 MiB + 64 KiB (``MessageExtEncoder``);
+#: small messages grow most.
 STORED_BYTES: Final = 3 * 1024 * 1024
-#: Rows, and about as many bytes of them, that are encoded at once.
+#: The most rows that are encoded at once, and about the most bytes of their bodies.
 GROUP_ROWS: Final = 16384
 GROUP_BYTES: Final = 32 * 1024 * 1024
 
 #: totalSize, magic, bodyCRC, flag, bodyLength.
 _HEAD_BYTES: Final = 20
 _FRAME_BYTES: Final = _HEAD_BYTES + 2
-#: Of a number that counts rows: more than a task ever has.
+#: Digits of a row's number: enough for more rows than a task ever has.
 _MARK_DIGITS: Final = 12
-#: What a stored record has more than a sent message: other fixed fields, the topic's name, the broker's own properties.
+#: Bytes that a stored record has more than a sent message: other fixed fields, the topic's name, the broker's own properties.
 _STORED_EXTRA: Final = 91 - _FRAME_BYTES + 127 + names.BROKERS_SHARE
 _COLUMNS: Final = {"tags": names.TAGS, "keys": names.KEYS, "sharding_key": names.SHARDING_KEY}
 _SEPARATORS: Final = "[\x01\x02]"
@@ -45,10 +46,10 @@ _EMPTY: Final = pa.scalar("", pa.string())
 
 
 class SendBody(NamedTuple):
-    """The body of one send request: rows [first, first + rows) of those that were given.
+    """The body of one send request, with the rows [first, first + rows).
 
-    ``properties`` is None for a batch (``m=true``); otherwise the body is one message alone (``m=false``), too large for a batch, and
-    these are its properties for the request's header (field ``i``).
+    ``properties`` is None for a batch (``m=true``). Otherwise the body is that of one message too large for a batch
+    (``m=false``), and these are its properties for the request's header (field ``i``).
     """
 
     first: int
@@ -66,14 +67,15 @@ def encode(
     first: int = 0,
     counted: tuple[str, int] | None = None,
 ) -> Iterator[SendBody]:
-    """Rows of one queue as the bodies of send requests of about 1 MiB, in order.
+    """Yield rows of one queue as the bodies of send requests of about 1 MiB, in order.
 
-    ``rows`` are as `rows.normalise` gives them. ``unique_keys`` has a UNIQ_KEY for each (message_id.UniqueKeys). ``extra`` are more
-    properties by name: text for all rows, or an array of a string for each (null: none). An empty tag, key or sharding key is none,
-    as in Java's ``Message``. ``counted`` is a property by which each message says with which row its request begins: its name, and the
-    number of the first of ``rows``. Properties that only RocketMQ, a column or ``extra`` may set are left out. ``where`` names the target
-    in errors, which count rows from ``first``. Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, before the first body
-    of the 16k rows among which the row is.
+    ``rows`` come from `message_rows.normalise`. ``unique_keys`` has a UNIQ_KEY for each row (message_id.UniqueKeys). ``extra``
+    has more properties by name: a text for all rows, or an array with a string for each row (null: none). An empty tag, key or
+    sharding key counts as none, as in Java's ``Message``. ``counted`` adds a property with the number of the first row in the
+    message's request; it is the property's name and the number of the first of ``rows``. Properties that only RocketMQ, a
+    column or ``extra`` may set are left out. ``where`` names the target in errors, which count rows from ``first``. Raises
+    MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, before it yields any of the up to 16k rows that are encoded together with
+    the bad one.
     """
     if len(unique_keys) != rows.num_rows:
         raise ValueError(f"{len(unique_keys)} keys for {rows.num_rows} rows")
@@ -88,7 +90,7 @@ def encode(
 
 
 def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:
-    """(begin, count) of rows that are encoded together."""
+    """Yield (begin, count) of rows that are encoded together."""
     _, bounds = contents(body)
     begin = 0
     while begin < len(body):
@@ -99,7 +101,7 @@ def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:
 
 
 class _Mark(NamedTuple):
-    """The property ``counted`` of rows that are encoded together; ``first`` is the number of the first of them."""
+    """The property ``counted`` of rows that are encoded together; ``first`` is the number of the first row."""
 
     name: str
     first: int
@@ -109,12 +111,12 @@ class _Mark(NamedTuple):
         return len(self._text(0))
 
     def texts(self, cuts: list[tuple[int, int]]) -> pa.Array:
-        """Of each row, by the request [start, stop) that it is in."""
+        """Return the property of each row. ``cuts``: the rows [start, stop) of each request."""
         requests = np.repeat(np.arange(len(cuts)), [stop - start for start, stop in cuts])
         return pa.array([self._text(start) for start, _ in cuts], pa.binary()).take(pa.array(requests))
 
     def _text(self, row: int) -> bytes:
-        # Always as wide, since which rows go together depends on how large they are.
+        # The width is fixed, since the sizes of rows decide which ones go into a request.
         return f"{self.name}\x01{self.first + row:0{_MARK_DIGITS}}\x02".encode()
 
 
@@ -136,7 +138,7 @@ def _encode_group(
     if mark is not None:
         parts.append(mark.texts(cuts))
     joined = pc.binary_join_element_wise(*parts, b"")
-    # The joined rows lie one behind the other: their buffer is the requests' bodies.
+    # The joined rows are contiguous, so their buffer is the requests' bodies.
     data = memoryview(joined.buffers()[2]).cast("B") if len(joined) else memoryview(b"")
     for start, stop in cuts:
         size = int(ends[stop] - ends[start])
@@ -150,7 +152,7 @@ def _encode_group(
 
 
 def _cuts(ends: Int64s) -> Iterator[tuple[int, int]]:
-    """Rows [start, stop) of each request; row i of the batch is [ends[i], ends[i + 1])."""
+    """Yield the rows [start, stop) of each request; row i has the bytes [ends[i], ends[i + 1])."""
     stored = ends + _STORED_EXTRA * np.arange(len(ends), dtype=np.int64)
     start, count = 0, len(ends) - 1
     while start < count:
@@ -164,7 +166,7 @@ def _cuts(ends: Int64s) -> Iterator[tuple[int, int]]:
 
 
 def _fixed(values: npt.NDArray[Any]) -> pa.Array:
-    """Rows of a matrix as binary values of its row's width."""
+    """Return the rows of a matrix as binary values."""
     width = values.shape[1] * values.itemsize
     ends = np.arange(0, width * (len(values) + 1), width, dtype=np.int32)
     return pa.Array.from_buffers(
@@ -173,19 +175,19 @@ def _fixed(values: npt.NDArray[Any]) -> pa.Array:
 
 
 class _Properties:
-    """The properties texts of rows: the user's first, so that of two of one name ours counts."""
+    """Builds the properties texts of rows. The user's come first: of two with one name the later one counts, which is ours."""
 
     def __init__(self, rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], where: str, first: int) -> None:
         self._rows = rows
         self._extra = extra
         self._where = where
         self._first = first
-        #: Texts that stand one behind the other in each row; how many properties they have in all rows together.
+        #: Texts that are joined in each row, and the number of properties in all rows together.
         self._parts: list[pa.Array | str] = []
         self._entries = 0
 
     def joined(self, most: int) -> pa.Array:
-        """One string a row. Raises MessageError BAD_PROPERTY, or PROPERTIES_TOO_LARGE for one of more than ``most`` bytes."""
+        """Return one string per row. Raises MessageError BAD_PROPERTY, or PROPERTIES_TOO_LARGE above ``most`` bytes."""
         count = self._rows.num_rows
         texts = {name: self._rows.column(column) for column, name in _COLUMNS.items() if column in self._rows.schema.names}
         if "properties" in self._rows.schema.names:
@@ -198,7 +200,7 @@ class _Properties:
             elif value:
                 self._add_text(f"{name}\x01{value}\x02")
                 self._entries += count
-        # An array of empty texts makes the result an array, of one value for each row, whatever the parts are.
+        # The array of empty texts makes the result an array with a value per row, even if every part is a single text.
         text = pc.binary_join_element_wise(
             pa.repeat(_EMPTY, count), *self._parts, _EMPTY, null_handling="replace", null_replacement=""
         )
@@ -211,13 +213,13 @@ class _Properties:
                 f"row {self._first + row} for {self._where} has properties of {sizes[row]} bytes, its tags and keys among them; at most "
                 f"{most} can be sent",
             )
-        # Each property brings one of each: any more of them are in a name or a value.
+        # Each property brings one separator of each kind; any further one is in a name or a value.
         if np.count_nonzero(data == 1) != self._entries or np.count_nonzero(data == 2) != self._entries:
             raise self._separator({**texts, **self._extra})
         return text
 
     def _add(self, name: str, values: pa.Array) -> None:
-        """A property whose value each row has in a column; null and empty: none."""
+        """Add a property with a value per row; null or empty adds none."""
         if values.null_count or (len(values) and pc.min(pc.binary_length(values)).as_py() == 0):
             values = pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
             if values.null_count == len(values):
@@ -230,18 +232,18 @@ class _Properties:
         self._entries += len(values) - values.null_count
 
     def _add_text(self, text: str) -> None:
-        """The same text in each row. Every part costs a row some nanoseconds, so texts side by side become one."""
+        """Add the same text to each row. Every part costs some nanoseconds per row, so adjacent texts are merged."""
         if self._parts and isinstance(self._parts[-1], str):
             self._parts[-1] += text
         else:
             self._parts.append(text)
 
     def _add_map(self, column: pa.Array) -> None:
-        """The user's properties, without the reserved ones."""
+        """Add the user's properties, without the reserved ones and those in ``extra``."""
         if column.null_count and _hides(column):
             column = pa.array(column.to_pylist(), column.type)
         bounds = column.offsets.to_numpy().astype(np.int64)
-        # Keys and items are those of the whole array, also of a slice, and offsets count from their beginning.
+        # Even a slice has the keys and items of the whole array, and its offsets count from their beginning.
         keys = column.keys.slice(bounds[0], bounds[-1] - bounds[0])
         items = column.items.slice(bounds[0], bounds[-1] - bounds[0])
         bounds = bounds - bounds[0]
@@ -256,13 +258,13 @@ class _Properties:
         if pc.any(ours).as_py():
             entries = pc.if_else(ours, _EMPTY, entries)
         self._entries += len(keys) - (pc.sum(ours).as_py() or 0)
-        # The entries of a row lie one behind the other, so their buffer is the rows' texts.
+        # The entries of a row are contiguous, so their buffer is the rows' texts.
         data, ends = contents(entries)
         offsets = ends[bounds].astype(np.int32)
         self._parts.append(pa.Array.from_buffers(pa.string(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(data)]))
 
     def _separator(self, columns: Mapping[str, pa.Array | str]) -> MessageError:
-        """The first property with a separator in it."""
+        """Return the error for the first property found with a separator in its name or value."""
         for name, values in columns.items():
             if isinstance(values, str):
                 values = pa.array([values])
@@ -282,5 +284,5 @@ class _Properties:
 
 
 def _hides(column: pa.Array) -> bool:
-    """Whether a null row of a map array has entries that nobody sees."""
+    """Return whether a null row of a map array has hidden entries."""
     return bool((np.diff(column.offsets.to_numpy())[column.is_null().to_numpy(zero_copy_only=False)] > 0).any())

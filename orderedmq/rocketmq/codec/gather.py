@@ -1,7 +1,7 @@
-"""Strings that lie scattered in one buffer, gathered into an Arrow array by their bounds: the one way that is fast.
+"""Gathers scattered strings of one buffer into an Arrow array by their bounds, at memory speed.
 
-A gather of bytes in numpy costs microseconds a row. An Arrow array with a slot for each string and one for each gap between two
-is free to make, and ``take`` of every second slot copies at memory speed.
+Gathering bytes with numpy costs microseconds per row. An Arrow array with a slot for each string and one for each gap between
+two strings costs nothing to make, and ``take`` of every second slot copies at memory speed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 def gather(
     data: pa.Buffer, begins: Int64s, ends: Int64s, kind: pa.DataType, rows: tuple[Int64s, int] | None = None
 ) -> pa.Array:
-    """``data[begins[i]:ends[i]]`` for each i, as an array of ``kind`` (binary, or string where the caller knows that it is UTF-8).
+    """Return ``data[begins[i]:ends[i]]`` for each i, as an array of ``kind`` (binary, or string for bytes known to be UTF-8).
 
-    Strings are in the order of the buffer, do not overlap, and ``data`` has less than 2 GiB. ``rows``, when given, are the row of
-    each string and the number of rows: others are null, and of several strings of a row the last one counts.
+    Strings must be in the order of the buffer and not overlap; ``data`` must have less than 2 GiB. ``rows``, if given, is the
+    row of each string and the number of rows: rows without a string are null, and of several strings of a row the last one
+    counts.
     """
     count = len(begins)
     if not count:
@@ -39,7 +40,7 @@ def gather(
 
 
 def contents(array: pa.Array) -> tuple[Bytes, Int64s]:
-    """The bytes of a binary or string array, and where each row of it begins, with the last one's end. Not for large types."""
+    """Return the bytes of a binary or string array, the start of each row, and the end of the last one. Not for large types."""
     _, offsets, data = array.buffers()
     if not len(array):
         return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
@@ -49,18 +50,18 @@ def contents(array: pa.Array) -> tuple[Bytes, Int64s]:
 
 
 def at_every_byte(data: Bytes, kind: str | np.dtype[Any]) -> npt.NDArray[Any]:
-    """``data`` read as a ``kind`` from every byte on, without a copy."""
+    """Return ``data`` read as a ``kind`` at every byte position, without a copy."""
     kind = np.dtype(kind)
     return np.ndarray((max(len(data) - kind.itemsize + 1, 0),), dtype=kind, buffer=data.data, strides=(1,))
 
 
 def equal_to(data: Bytes, begins: Int64s, text: bytes) -> npt.NDArray[np.bool_]:
-    """Where the bytes from each of ``begins`` on are ``text``, which is not empty. The caller knows that so many bytes are there."""
+    """Return for each of ``begins`` whether ``text`` is there. ``text`` is not empty, and ``data`` is long enough."""
     kind = np.dtype(f"V{len(text)}")
     found: npt.NDArray[np.bool_] = at_every_byte(data, kind)[begins] == np.frombuffer(text, dtype=kind)[0]
     return found
 
 
 def all_equal_to(data: Bytes, begins: Int64s, text: bytes) -> bool:
-    """Whether `equal_to` holds everywhere."""
+    """Return whether ``text`` is at all of ``begins``; see `equal_to`."""
     return at_every_byte(data, f"V{len(text)}")[begins].tobytes() == text * len(begins)

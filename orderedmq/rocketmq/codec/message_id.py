@@ -1,6 +1,6 @@
-"""Message ids: what a broker calls a message (its place), and what a producer calls it (UNIQ_KEY).
+"""Message ids: the broker's, which is the message's position, and the producer's (UNIQ_KEY).
 
-Both are hex digits in upper case, as RocketMQ's tools take them. Pure: time, address and process number come in as arguments.
+Both are hex digits in upper case, as RocketMQ's tools expect. Pure: time, address and process number come in as arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NUMBER_DIGITS: Final = 12
 
 
 class OffsetMessageId(NamedTuple):
-    """A message's place: the broker that stored it and the offset in its commit log."""
+    """A message's position: the broker that stored it and the offset in its commit log."""
 
     host: bytes
     port: int
@@ -28,7 +28,7 @@ class OffsetMessageId(NamedTuple):
 
 
 class UniqueKeyParts(NamedTuple):
-    """What a UNIQ_KEY tells: its maker's address, process number (16 bits) and salt; milliseconds since the month began; a counter."""
+    """A UNIQ_KEY's parts: its maker's address, process number (16 bits) and salt; ms since the month began; a counter."""
 
     host: bytes
     pid: int
@@ -38,30 +38,31 @@ class UniqueKeyParts(NamedTuple):
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """The broker's id of a message (``MessageDecoder.createMessageId``): 32 digits, 56 with an IPv6 host.
+    """Return the broker's id of a message (``MessageDecoder.createMessageId``): 32 digits, 56 with an IPv6 host.
 
-    ``store_host`` is the field of the record: 4 or 16 bytes of address, 4 of port.
+    ``store_host`` is the record's field: 4 or 16 bytes of address, 4 of port.
     """
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
 def parse_offset_message_id(text: str) -> OffsetMessageId:
-    """The place that a broker's id names (``MessageDecoder.decodeMessageId``). Raises ValueError."""
+    """Return the position that a broker's id names (``MessageDecoder.decodeMessageId``). Raises ValueError."""
     data = _bytes(text)
     return OffsetMessageId(data[:-12], int.from_bytes(data[-12:-8], "big"), _OFFSET.unpack(data[-8:])[0])
 
 
 def parse_unique_key(text: str) -> UniqueKeyParts:
-    """The parts of a UNIQ_KEY that a RocketMQ producer made. Raises ValueError for other text, which is a valid key all the same."""
+    """Return the parts of a UNIQ_KEY that a RocketMQ producer made. Raises ValueError for other text, even a valid key."""
     data = _bytes(text)
     pid, salt, since, counter = struct.unpack(">HIIH", data[-12:])
     return UniqueKeyParts(data[:-12], pid, salt, since, counter)
 
 
 def unique_key_time(text: str, now_ms: int) -> int:
-    """When a UNIQ_KEY was made, if in the last month (``MessageClientIDSetter.getNearlyTimeFromID``). Milliseconds since 1970.
+    """Return when a UNIQ_KEY was made within the last month, in milliseconds since 1970.
 
-    Right where the maker's time zone is ours. Raises ValueError as `parse_unique_key`.
+    Source: ``MessageClientIDSetter.getNearlyTimeFromID``. The time is right only if the maker's time zone is ours. Raises
+    ValueError as `parse_unique_key`.
     """
     since = parse_unique_key(text).ms_of_month
     start = month_start(now_ms)
@@ -78,21 +79,21 @@ def _bytes(text: str) -> bytes:
 
 
 def month_start(now_ms: int) -> int:
-    """When the month began in the local time zone, as ``MessageClientIDSetter`` and RocketMQ's tools count. Milliseconds."""
+    """Return when the month began in local time, as ``MessageClientIDSetter`` and RocketMQ's tools count, in ms since 1970."""
     day = datetime.fromtimestamp(now_ms / 1000)
     return int(datetime(day.year, day.month, 1).timestamp() * 1000)
 
 
 class UniqueKeys:
-    """Makes UNIQ_KEYs: no two of one maker are the same, nor of two makers with different addresses, processes or salts.
+    """Makes UNIQ_KEYs, unique per maker and between makers with different addresses, processes or salts.
 
     As ``MessageClientIDSetter``: address, process number, salt, milliseconds since the month began, a counter of 16 bits. Time
-    and counter make one number that only grows within a month, so that a clock set back and more than 65,536 keys in one
-    millisecond repeat nothing. Not thread-safe.
+    and counter form one number that only grows within a month, so neither a clock that is set back nor more than 65,536 keys in
+    one millisecond cause duplicates. Not thread-safe.
     """
 
     def __init__(self, host: bytes, pid: int, salt: int) -> None:
-        """``host`` is 4 or 16 bytes. ``salt`` is 32 random bits, drawn anew for each maker (Java: the class loader's hash)."""
+        """``host`` has 4 or 16 bytes. ``salt`` has 32 random bits, different for each maker (Java: the class loader's hash)."""
         if len(host) not in _PREFIX_DIGITS:
             raise ValueError(f"an address has 4 or 16 bytes, not {len(host)}")
         prefix = host + struct.pack(">HI", pid & 0xFFFF, salt & 0xFFFFFFFF)
@@ -101,7 +102,7 @@ class UniqueKeys:
         self._next = 0
 
     def take(self, count: int, now_ms: int) -> pa.Array:
-        """``count`` new keys, as strings of 32 or 56 digits."""
+        """Return ``count`` new keys, as strings of 32 or 56 digits."""
         month = month_start(now_ms)
         if month > self._month:
             self._month, self._next = month, 0
@@ -115,13 +116,13 @@ class UniqueKeys:
 
 
 def hex_digits(data: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """Rows of bytes as rows of upper-case hex digits, two for each."""
+    """Return rows of bytes as rows of upper-case hex digits, two for each byte."""
     digits = np.frombuffer(binascii.hexlify(data.tobytes()).upper(), dtype=np.uint8)
     return digits.reshape(len(data), 2 * data.shape[1])
 
 
 def fixed_strings(characters: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> pa.Array:
-    """Rows of ASCII characters as an array of strings."""
+    """Return rows of ASCII characters as an array of strings."""
     count, width = characters.shape
     ends = np.arange(0, width * (count + 1), width, dtype=np.int32)
     data = pa.py_buffer(np.ascontiguousarray(characters))

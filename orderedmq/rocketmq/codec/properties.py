@@ -1,7 +1,8 @@
-"""A message's properties: the text ``name \\x01 value \\x02 name \\x01 value [\\x02]`` in UTF-8. Names and rules.
+"""Names and text form of a message's properties: ``name \\x01 value \\x02 name \\x01 value [\\x02]`` in UTF-8.
 
-Rules are ``MessageDecoder``'s: nothing is escaped, so a name or value with a separator would change its neighbours and is refused;
-an entry without a name or a value does not exist; of two entries of one name the last one counts; the last separator may be missing.
+The rules are ``MessageDecoder``'s. Nothing is escaped, so a name or value with a separator would change its neighbours and is
+refused. An entry without a name or a value is ignored. Of two entries with one name the last one counts. The last separator may
+be missing.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ SHARDING_KEY: Final = "__SHARDINGKEY"
 UNIQ_KEY: Final = "UNIQ_KEY"
 RETRY_TOPIC: Final = "RETRY_TOPIC"
 
-#: What a broker may add to a sent message's properties: CLUSTER, MSG_REGION, TRACE_ON and WAIT.
+#: Bytes reserved for properties that a broker may add to a sent message: CLUSTER, MSG_REGION, TRACE_ON and WAIT.
 BROKERS_SHARE: Final = 256
-#: Sent properties may have so many bytes.
+#: The most bytes of a sent message's properties.
 MAX_SENT_BYTES: Final = MAX_PROPERTIES_BYTES - BROKERS_SHARE
 
 
 def parse_properties(data: bytes) -> dict[str, str]:
-    """Names and values in their order (``MessageDecoder.string2messageProperties``); bytes that are not UTF-8 as in Java (text.py)."""
+    """Return names and values in order (``MessageDecoder.string2messageProperties``), malformed text as in Java (text.py)."""
     found: dict[str, str] = {}
     for entry in data.split(VALUE_END):
         name, _, value = entry.partition(NAME_END)
@@ -39,7 +40,7 @@ def parse_properties(data: bytes) -> dict[str, str]:
 
 
 def format_properties(properties: Mapping[str, str]) -> bytes:
-    """The text of ``properties``, with the last separator (``MessageDecoder.messageProperties2String``).
+    """Return the text of ``properties``, with the last separator (``MessageDecoder.messageProperties2String``).
 
     Raises MessageError BAD_PROPERTY, or PROPERTIES_TOO_LARGE above MAX_SENT_BYTES.
     """
@@ -56,7 +57,7 @@ def format_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def bad_property(name: str, value: str | None) -> str | None:
-    """Why RocketMQ could not carry this property; None when it can."""
+    """Return why RocketMQ cannot carry this property; None if it can."""
     if not name:
         return "has an empty name"
     if not value:

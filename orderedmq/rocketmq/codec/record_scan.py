@@ -1,6 +1,6 @@
-"""Where records begin in many pull responses at once, and their fixed fields: all responses are walked in step.
+"""Finds record boundaries and fixed fields of many pull responses in one vectorised scan. Pure.
 
-Rules: pure and vectorised; a None means "not as usual": the exact parser then reads it, or says what is wrong.
+All responses are scanned in step. None means "irregular": the exact parser then reads the responses, or says what is wrong.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from orderedmq.rocketmq.codec.stored_message import (
 
 Records: TypeAlias = npt.NDArray[np.void]
 
-#: With fewer responses left, a step of one at a time is faster than one of arrays.
+#: With fewer responses left, scanning them one at a time is faster than with arrays.
 _FEW: Final = 12
 _INT: Final = struct.Struct(">i")
 _TAIL: Final = 3
 
 
 class Walked(NamedTuple):
-    """Records of one layout: their fixed fields as a structured array (`head_type`), and where their variable ones begin and end.
+    """Records of one layout: their fixed fields as a structured array (`head_type`), and the bounds of their variable fields.
 
-    All are positions in the buffer. ``topic`` is the one topic of all records.
+    Bounds are positions in the buffer. ``topic`` is the topic of all records.
     """
 
     heads: Records
@@ -57,7 +57,7 @@ class Walked(NamedTuple):
 
 @lru_cache
 def head_type(born_v6: bool, store_v6: bool) -> np.dtype[np.void]:
-    """All that a record has before its body."""
+    """Return the type of a record's fields before its body."""
     return np.dtype(
         [
             ("total_size", ">i4"),
@@ -80,12 +80,15 @@ def head_type(born_v6: bool, store_v6: bool) -> np.dtype[np.void]:
 
 
 def positions(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
-    """Where each record begins, in order; response i is ``data[begins[i]:ends[i]]``, not empty. None when a size does not add up."""
+    """Return where each record begins, in order. None if a size does not add up.
+
+    Response i is ``data[begins[i]:ends[i]]``, not empty.
+    """
     sizes = at_every_byte(data, ">i4")
     steps = []
     at, stop = begins, ends
     while len(at) >= _FEW:
-        # The last begin at which a least record ends in time. Behind it there may be no size to read.
+        # The smallest record must fit. Where it does not, even the size may lie beyond the data.
         if (at > stop - MIN_SIZE).any():
             return None
         size = sizes[at].astype(np.int64)
@@ -110,13 +113,16 @@ def positions(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
 
 
 def walk(data: Bytes, at: Int64s) -> Walked | None:
-    """The records that begin at ``at`` (see `positions`, not empty). None unless they are V1, have the same kinds of hosts and topic."""
+    """Return the records that begin at ``at`` (see `positions`, not empty); None if one is irregular.
+
+    Regular are V1 records of one topic and with the same kinds of hosts.
+    """
     flags = at_every_byte(data[SYS_FLAG_AT:], ">i4")[at] & (BORN_HOST_V6 | STORE_HOST_V6)
     kind = head_type(bool(flags[0] & BORN_HOST_V6), bool(flags[0] & STORE_HOST_V6))
     sizes = at_every_byte(data, ">i4")[at].astype(np.int64)
     if (flags != flags[0]).any() or sizes.min() < kind.itemsize + _TAIL:
         return None
-    # One copy of the whole head is as fast as that of one field.
+    # Copying the whole head is as fast as copying one field.
     heads = at_every_byte(data, f"V{kind.itemsize}")[at].view(kind)
     lengths = heads["body_length"].astype(np.int64)
     if (heads["magic"] != MAGIC_V1).any() or lengths.min() < 0 or (lengths > sizes - kind.itemsize - _TAIL).any():

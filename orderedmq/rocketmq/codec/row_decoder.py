@@ -1,8 +1,9 @@
-"""Pull responses decoded one message at a time: the reference that says what every column is, and the path for what is unusual.
+"""Decodes pull responses one message at a time: the reference for every column, and the exact path for irregular responses.
 
-Rules: all that RocketMQ may store is read here: V2 records, IPv6 hosts, compressed bodies, inner batches, odd properties. The
-structure of every record is checked, its checksum only if its offset is asked for, its compression only if its tag is, too. Memory is
-bounded: rows come out in pieces.
+It reads all that RocketMQ may store: V2 records, IPv6 hosts, compressed bodies, inner batches, irregular properties. It checks
+the structure of every record. It verifies a checksum only if the offset is requested, and decompresses a body only if the tag
+is requested, too. An inner batch is decompressed if some of its offsets may be requested. Memory is bounded: rows come in
+pieces.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from orderedmq.rocketmq.codec.properties import parse_properties
 from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP, StoredMessage, crc32, malformed, parse_all, parse_batch
 from orderedmq.text import TEXTS, is_text, text_of
 
-#: The most bytes of bodies after which a batch of rows is given out.
+#: The most bytes of rows that are collected before a piece is yielded.
 PIECE_BYTES: Final = 64 * 1024 * 1024
-#: What a row takes beside its body, roughly: an inner batch may be hundreds of thousands of empty messages.
+#: Approximate bytes of a row besides its body; they count since an inner batch may be hundreds of thousands of empty messages.
 ROW_BYTES: Final = 256
-# Years 1 to 9999, in milliseconds since 1970: the born time is a client's clock and may be anything, a timestamp column may not.
+# Years 1 to 9999, in milliseconds since 1970, which a timestamp column can hold; the born time is a client's clock and may be
+# anything.
 MIN_TIME: Final = -62135596800000
 MAX_TIME: Final = 253402300799999
 
@@ -39,14 +41,14 @@ class Unreadable(Exception):
 
 
 def _nobody(offsets: Iterable[int]) -> None:
-    """Is told of messages whose text is not UTF-8, where nobody wants to know."""
+    """Ignore messages whose text is not UTF-8."""
 
 
 class Wanted(NamedTuple):
-    """What a reader asks for: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (none: all messages), checksums looked at.
+    """A reader's request: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (none: all messages), checks of checksums.
 
-    Bodies are given out in pieces of about ``piece_bytes``. ``malformed`` is told the offsets of messages with a text, among those asked
-    for, that is not UTF-8; some may be told twice.
+    Rows come in pieces of about ``piece_bytes``. ``malformed`` gets the offsets of messages whose requested text is not UTF-8,
+    some perhaps twice.
     """
 
     columns: tuple[str, ...]
@@ -59,7 +61,7 @@ class Wanted(NamedTuple):
 
     @property
     def texts(self) -> bool:
-        """Whether any text of a message is asked for."""
+        """Whether any text of a message is requested."""
         return any(name in self.columns for name in (*TEXTS, "message_id"))
 
     def takes(self, offset: int) -> bool:
@@ -67,7 +69,7 @@ class Wanted(NamedTuple):
 
 
 def decode_exactly(responses: Iterable[bytes], broker_name: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
-    """The asked rows of pull responses' bodies, in pieces; none is empty. Raises ProtocolError, and Unreadable behind the rows before."""
+    """Yield the requested rows of pull responses in non-empty pieces. Raises ProtocolError; Unreadable after earlier rows."""
     schema = select_schema(wanted.columns)
     rows: list[tuple[Any, ...]] = []
     size = 0
@@ -103,7 +105,7 @@ def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _plain(message: StoredMessage, offset: int) -> StoredMessage:
-    """The message with its body decompressed. Raises Unreadable."""
+    """Return the message with its body decompressed. Raises Unreadable."""
     if not message.sys_flag & COMPRESSED:
         return message
     try:
@@ -113,9 +115,9 @@ def _plain(message: StoredMessage, offset: int) -> StoredMessage:
 
 
 def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessage, int]]:
-    """The messages of a record with their offsets: itself, or those of an inner batch (``MessageDecoder.decodeMessage``)."""
+    """Yield a record's requested messages with offsets: itself, or an inner batch's (``MessageDecoder.decodeMessage``)."""
     inner = stored.sys_flag & UNWRAP == UNWRAP
-    # An inner batch has the offset of its first message, and its last may be anywhere behind it.
+    # An inner batch has the offset of its first message; the number of messages is not known yet.
     if not (stored.queue_offset < wanted.end if inner else wanted.takes(stored.queue_offset)):
         return
     if wanted.verify_crc and crc32(stored.body) != stored.body_crc:
@@ -133,7 +135,7 @@ def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessa
 
 
 def _row(message: StoredMessage, offset: int, properties: dict[str, str], broker_name: str, wanted: Wanted) -> tuple[Any, ...]:
-    """A row of the asked columns."""
+    """Return a row of the requested columns."""
     row = []
     for name in wanted.columns:
         value: Any
@@ -141,7 +143,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], broker
             case "topic":
                 value = text_of(message.topic)
                 if value.startswith(RETRY_PREFIX):
-                    # DefaultMQPushConsumerImpl.resetRetryAndNamespace: a message that is tried again is shown as its topic's.
+                    # DefaultMQPushConsumerImpl.resetRetryAndNamespace: a retried message shows its original topic.
                     value = properties.get(names.RETRY_TOPIC, value)
             case "broker_name":
                 value = broker_name
@@ -158,7 +160,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], broker
             case "sharding_key":
                 value = properties.get(names.SHARDING_KEY)
             case "message_id":
-                # MessageClientExt.getMsgId. (For a message of an inner batch without a key Java has none; its record's is shown.)
+                # MessageClientExt.getMsgId. (Java has no id for an inner batch's message without a key; its record's is used.)
                 value = properties.get(names.UNIQ_KEY) or offset_message_id(message.store_host, message.physical_offset)
             case "born_timestamp":
                 value = _microseconds(message.born_timestamp)

@@ -1,7 +1,7 @@
-"""A stored message, as a pull response carries it: where each field lies, and the exact parser that takes one at a time.
+"""The layout of a stored message in a pull response, and the exact parser, which reads one message at a time. Pure.
 
-Rules: pure; this parser decides what is well-formed, faster ones must agree with it. A record that does not add up is a
-ProtocolError: RocketMQ's own ``MessageDecoder.decode`` drops it and all that follow in silence. All numbers are big-endian and signed.
+This parser decides what is well-formed; faster ones must agree with it. A malformed record raises ProtocolError: RocketMQ's own
+``MessageDecoder.decode`` silently drops it and all that follow. All numbers are big-endian and signed.
 
 Layout (``MessageDecoder``, ``MessageVersion``, ``MessageSysFlag``), with a width of 8 for IPv4 hosts and 20 for IPv6 ones::
 
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from orderedmq.errors import ProtocolError
 
 MAGIC_V1: Final = -626843481
-#: With two bytes for the topic's length: topics of more than 127 characters (``%RETRY%`` and a long group).
+#: V2 has two bytes for the topic's length: topics of more than 127 characters (``%RETRY%`` and a long group).
 MAGIC_V2: Final = -626843477
 
 COMPRESSED: Final = 0x1
@@ -33,7 +33,7 @@ UNWRAP: Final = NEED_UNWRAP | INNER_BATCH
 COMPRESSION_MASK: Final = 0x700
 COMPRESSION_SHIFT: Final = 8
 
-# Offsets of fields in a record with IPv4 hosts; what an IPv6 host adds to those behind it is IPV6_EXTRA.
+# Offsets of fields in a record with IPv4 hosts; an IPv6 host moves those behind it by IPV6_EXTRA.
 TOTAL_SIZE_AT: Final = 0
 MAGIC_AT: Final = 4
 BODY_CRC_AT: Final = 8
@@ -51,7 +51,7 @@ BODY_AT: Final = 88
 IPV4_HOST: Final = 8
 IPV6_HOST: Final = 20
 IPV6_EXTRA: Final = IPV6_HOST - IPV4_HOST
-#: The least record: no body, topic or properties.
+#: Bytes of the smallest record: no body, topic or properties.
 MIN_SIZE: Final = BODY_AT + 1 + 2
 
 _HEAD: Final = struct.Struct(">iiiiiqqiq")
@@ -60,12 +60,12 @@ _LONG: Final = struct.Struct(">q")
 _RECONSUME: Final = struct.Struct(">iqi")
 _SHORT: Final = struct.Struct(">h")
 _INNER: Final = struct.Struct(">iiiii")
-#: The least message of an inner batch.
+#: Bytes of the smallest message of an inner batch.
 INNER_MIN_SIZE: Final = _INNER.size + 2
 
 
 class StoredMessage(NamedTuple):
-    """A record's fields as they are stored: the body possibly compressed, times in milliseconds since 1970."""
+    """A record's fields as they are stored: the body may be compressed, times are in milliseconds since 1970."""
 
     body_crc: int
     queue_id: int
@@ -85,7 +85,7 @@ class StoredMessage(NamedTuple):
 
 
 class InnerMessage(NamedTuple):
-    """One message of a batch: what a producer sends, and what an inner batch keeps."""
+    """One message of a batch, as a producer sends it and an inner batch stores it."""
 
     flag: int
     body: bytes
@@ -93,7 +93,7 @@ class InnerMessage(NamedTuple):
 
 
 def malformed(what: str) -> ProtocolError:
-    """A ProtocolError for bytes that are no messages."""
+    """Return a ProtocolError for bytes that are not messages."""
     return ProtocolError(
         "PROTOCOL",
         f"a broker's answer cannot be read: {what}; the connection or the broker's commit log is damaged, or it is no RocketMQ broker: "
@@ -106,7 +106,7 @@ def _beyond(what: str, at: int) -> ProtocolError:
 
 
 def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
-    """The record that begins at byte ``at``, and where the next one begins. Raises ProtocolError."""
+    """Return the record that begins at byte ``at``, and where the next one begins. Raises ProtocolError."""
     left = len(data) - at
     if left < MIN_SIZE:
         raise malformed(f"{left} bytes at byte {at} are too few for a record")
@@ -129,7 +129,7 @@ def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
     place += store_width
     reconsumed, prepared, length = _RECONSUME.unpack_from(data, place)
     place += _RECONSUME.size
-    # What must still follow the body: the lengths of topic and properties.
+    # At least the lengths of topic and properties must follow the body.
     topic_width = 1 if magic == MAGIC_V1 else 2
     if not 0 <= length <= end - place - topic_width - 2:
         raise _beyond(f"body of {length} bytes", at)
@@ -166,7 +166,7 @@ def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
 
 
 def parse_all(data: bytes) -> Iterator[StoredMessage]:
-    """The records of a pull response's body, which lie one behind the other. Raises ProtocolError."""
+    """Yield the records of a pull response's body. Raises ProtocolError."""
     at = 0
     while at < len(data):
         message, at = parse_stored(data, at)
@@ -174,10 +174,10 @@ def parse_all(data: bytes) -> Iterator[StoredMessage]:
 
 
 def parse_batch(data: bytes) -> Iterator[InnerMessage]:
-    """The messages of a batch: a producer's, or the body of an inner batch record. Raises ProtocolError.
+    """Yield the messages of a batch: a producer's, or the body of an inner batch record. Raises ProtocolError.
 
     Layout: totalSize 4 | magic 4 | bodyCRC 4 | flag 4 | bodyLength 4, body | propertiesLength 2, properties. Magic and CRC are 0
-    and not looked at, as in ``MessageDecoder.decodeMessage``.
+    and ignored, as in ``MessageDecoder.decodeMessage``.
     """
     at = 0
     while at < len(data):
@@ -201,5 +201,5 @@ def parse_batch(data: bytes) -> Iterator[InnerMessage]:
 
 
 def crc32(body: bytes) -> int:
-    """The checksum of a body as it is stored (compressed), cut to 31 bits: ``UtilAll.crc32``. 0 for an empty one."""
+    """Return the checksum of a body as it is stored (compressed), cut to 31 bits: ``UtilAll.crc32``. 0 for an empty body."""
     return zlib.crc32(body) & 0x7FFFFFFF

@@ -100,7 +100,7 @@ def refusal(code: RequestCode, said: str) -> Refusal | None:
 
 
 def spelled(rights: Iterable[Right], acl: int) -> str:
-    """Return rights as mqadmin (``Topic:orders Pub,Sub``) or, for ACL 1.0, plain_acl.yml (``topicPerms orders=PUB|SUB``) has them."""
+    """Return rights as mqadmin (``Topic:orders Pub,Sub``) or, for ACL 1.0, plain_acl.yml (``topicPerms orders=PUB|SUB``)."""
     out = []
     for (kind, name), actions in _by_resource(rights).items():
         if acl == 2:
