@@ -1,7 +1,7 @@
-"""The brokers that the contract suite holds to the protocols of orderedmq/broker.py.
+"""The brokers that the contract suite tests against the protocols of orderedmq/broker.py.
 
-A new kind of broker is one more entry of KINDS and a Place: something that makes connections to one place, with a clock that tests move,
-and a list of what it cannot do by nature.
+A new kind of broker needs an entry in KINDS and a Place, which makes connections to one broker and has a clock that tests move
+and a list of the features that it lacks by nature.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.contract.support import FakeClock, Place, locked, queues_of, rows
 
 
 class EmbeddedPlace:
-    """A directory. What a test leaves there must be consistent."""
+    """A store in a directory, which must be consistent after each test."""
 
     def __init__(self, folder: Path) -> None:
         self.lacks: Mapping[str, str] = {}
@@ -46,7 +46,7 @@ class EmbeddedPlace:
         )
 
     def ended(self, client: Client, group: str) -> None:
-        """Who looks sees that the process is gone."""
+        """Do nothing: every client sees that the process is dead."""
 
     def close(self) -> None:
         for broker in self._connections:
@@ -56,11 +56,11 @@ class EmbeddedPlace:
 
 
 ROOT = Path(__file__).parents[2]
-#: A first fetch of jars, and the servers' boot, are part of the first test's time.
+#: Seconds. The first test's time includes the fetch of the jars and the boot of the servers.
 _SERVERS_TIMEOUT = 900
 _ROCKETMQ = "rocketmq-"
 KINDS = ("embedded", *(_ROCKETMQ + version for version in VERSIONS))
-#: The oldest and the newest: what differs between releases came with one of them. All tests of tests/rocketmq run over the one between.
+#: The oldest and the newest release: each difference came with one of them. All of tests/rocketmq runs over the one between.
 _USUAL = (VERSIONS[0], VERSIONS[-1])
 
 
@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _version(item: pytest.Item) -> str | None:
-    """Of the servers that a test needs."""
+    """The version of the servers that a test needs, if it needs any."""
     kind = item.callspec.params.get("kind", "") if hasattr(item, "callspec") else ""
     return kind.removeprefix(_ROCKETMQ) if isinstance(kind, str) and kind.startswith(_ROCKETMQ) else None
 
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """At the first one of the folder: the process may be one that runs others."""
+    """Prepare the servers at the folder's first test, not earlier: another process may run this folder."""
     if not SERVERS.prepared:
         versions = dict.fromkeys(version for other in item.session.items if (version := _version(other)) is not None)
         factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    """After the last one of the folder: servers that nobody needs take CPU from the tests of other folders."""
+    """Stop the servers after the folder's last test: idle servers take CPU from the tests of other folders."""
     yield
     if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
         SERVERS.close()
@@ -106,14 +106,14 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
 
 @pytest.fixture(scope="session", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> Iterator[str]:
-    """One after the other: pytest sorts the tests so that each version's servers boot once."""
+    """The kind of broker. pytest sorts the tests by it, so that each version's servers boot once."""
     yield request.param
     SERVERS.stop(request.param.removeprefix(_ROCKETMQ))
 
 
 @pytest.fixture
 def broker_factory(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Place]]:
-    """Each call is a new, empty place of its own; a cluster is one place only."""
+    """A function that returns a new, empty place at each call (of a cluster there is only one)."""
     made: list[Place] = []
     cannot = {} if kind == "embedded" else lacks(kind.removeprefix(_ROCKETMQ))
     for marker in request.node.iter_markers("needs"):
@@ -139,7 +139,7 @@ def place(broker_factory: Callable[[], Place]) -> Place:
 
 @pytest.fixture
 def broker(place: Place) -> Broker:
-    """A connection to a place that has a topic ``orders`` of three queues."""
+    """A connection to a place with a topic ``orders`` of three queues."""
     broker = place.connect()
     broker.admin.create_topic("orders", 3)
     return broker
@@ -152,7 +152,7 @@ def clock(place: Place) -> FakeClock:
 
 @pytest.fixture
 def token(broker: Broker) -> LockToken:
-    """The first queue, of ten messages, in the group ``g``."""
+    """The lock of the first queue, which has ten messages, in the group ``g``."""
     queue = queues_of(broker)[0]
     broker.log.append(queue, rows(range(10)))
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])
@@ -172,7 +172,7 @@ sys.stdin.readline()
 
 @pytest.fixture
 def start(place: Place) -> Iterator[Callable[[], tuple[subprocess.Popen, Client]]]:
-    """Starts a process that is a member of the group ``g`` and owns all queues."""
+    """A function that starts a process, which is a member of the group ``g`` and owns all queues."""
     started: list[tuple[subprocess.Popen, Client]] = []
 
     def make() -> tuple[subprocess.Popen, Client]:

@@ -1,8 +1,8 @@
 """RocketMQ for the contract suite: a cluster of each release, emptied before each test, and a clock that tests move.
 
-Brokers have a clock of their own, so what a client was granted is made older, and a lock that nobody renewed for its life is given back in
-its owner's name: to all others that is the same as its end. No test waits for a lock, and none expires because the machine stands still.
-That locks end by themselves is held by tests/rocketmq/test_locks.py.
+Brokers have their own clocks. So moving the clock makes the clients' grants older, and unlocks, in the owner's name, a lock
+that was not renewed for its life; other clients cannot tell that from expiry. No test waits for a lock, and no lock expires
+because the machine is slow. tests/rocketmq/test_locks.py tests that locks expire by themselves.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from orderedmq.rocketmq.wire.route import user_topics
 from tests.contract.support import FakeClock
 from tests.quick_spark import QUICK_SERVER
 
-#: What RocketMQ cannot do, and why: see `support.needs`.
+#: Features that RocketMQ lacks → the reason; see `support.needs`.
 LACKS: Final = {
     "clock": "locks and messages have the time of the servers' own clocks, which no test sets or hits to the millisecond",
     "reboot": "servers keep no boot id: their locks are gone when they restart",
@@ -52,19 +52,19 @@ LACKS: Final = {
     "sizes": "brokers do not tell how many bytes some messages have: what lies behind the first few is an estimate",
 }
 
-#: What some versions cannot.
+#: The same, for single versions.
 LACKS_OF: Final[Mapping[str, Mapping[str, str]]] = {
     "4.9.7": {"offsets of topics": "before 5.0 a broker keeps the offsets of a topic that is gone, and takes new ones"}
 }
 
 
 def lacks(version: str) -> Mapping[str, str]:
-    """What a version cannot do, and why."""
+    """Features that a version lacks → the reason."""
     return {**LACKS, **LACKS_OF.get(version, {})}
 
 
 class Granted(Holdings):
-    """What clients of a connection were granted, also what they have forgotten: a broker does not forget it with them."""
+    """The grants of a connection's clients, including those that the clients forgot and the broker did not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Granted(Holdings):
 
 @dataclass
 class LockClock(FakeClock):
-    """Time that passes for the locks of a cluster only. What is written at servers has their time, so numbers are about right only."""
+    """A clock that moves only the time of a cluster's locks. Servers use their own time, so other times are approximate."""
 
     address: str = ""
     granted: list[Granted] = field(default_factory=list, repr=False)
@@ -88,7 +88,7 @@ class LockClock(FakeClock):
             holding.confirmed -= seconds
             holding.looked -= seconds
         self.end(LOCK_LIFE)
-        # Messages that are written before and after differ in time.
+        # Messages written before and after get different times.
         time.sleep(0.002)
 
     def end(self, age: float) -> None:
@@ -111,7 +111,7 @@ class LockClock(FakeClock):
 
 
 def _unlock(client: Client, locks: Mapping[tuple[str, str], list[MessageQueue]]) -> None:
-    """At every broker, in their owners' names."""
+    """Unlock at every broker, in the owners' names."""
     deadline = time.monotonic() + 30
     for broker in client.cluster(deadline).brokers.values():
         for (group, name), queues in locks.items():
@@ -119,7 +119,7 @@ def _unlock(client: Client, locks: Mapping[tuple[str, str], list[MessageQueue]])
 
 
 class Servers:
-    """The clusters of the session, one version after the other: the next one boots while the tests of another run."""
+    """The clusters of the session, one version after the other: the next one boots while tests of the current one run."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "contract-cluster")
@@ -132,7 +132,7 @@ class Servers:
         return self._folder is not None
 
     def prepare(self, folder: Path, versions: Iterable[str]) -> None:
-        """Those that will be asked for, in that order."""
+        """Set the versions that tests will need, in that order, and start the first."""
         self._folder, self._waiting = folder, list(versions)
         self._next()
 
@@ -143,7 +143,7 @@ class Servers:
             self._starting[version] = self._pool.submit(_start, self._folder / version, version)
 
     def cluster(self, version: str) -> Cluster:
-        """Skips the test where the jars cannot be had, but not in CI."""
+        """The running cluster of a version. Skips the test if the jars cannot be fetched, except in CI."""
         while version not in self._starting:
             self._next()
         try:
@@ -178,7 +178,7 @@ SERVERS: Final = Servers()
 
 
 class RocketMQPlace:
-    """A cluster of some version, without any user's topic or group."""
+    """A cluster of one version, emptied of users' topics and groups."""
 
     def __init__(self, version: str) -> None:
         self.lacks: Mapping[str, str] = lacks(version)
@@ -193,7 +193,7 @@ class RocketMQPlace:
         broker = RocketMQBroker(self._cluster.address)
         self._clock.granted.append(Granted())
         broker.groups._holdings = self._clock.granted[-1]
-        # Tests look at once at what others did; what is believed for a moment is tests/rocketmq/test_groups.py's.
+        # Tests look at once at what others did, so nothing is cached; tests/rocketmq/test_groups.py tests the cache.
         broker.groups.believed = 0.0
         self._connections.append(broker)
         return broker
@@ -213,15 +213,15 @@ class RocketMQPlace:
 
 
 def _empty(client: Client) -> None:
-    """Delete every topic and group that is not the servers' own."""
-    # Whatever was left of a test that failed ends with a lock's life.
+    """Delete every topic and group except the servers' own."""
+    # The leftovers of a failed test end with the life of a lock.
     deadline = time.monotonic() + LOCK_LIFE + 30
     cluster = client.cluster(deadline)
     names = client.topics(deadline)
     topics = {*user_topics(names, cluster), *(name for name in names if name.startswith("%RETRY%"))}
     for broker in cluster.brokers.values():
         master = str(broker.master)
-        # A lock outlives its group and its topic, where it was left.
+        # A lock that was left behind outlives its group and its topic.
         queues = [MessageQueue(topic, broker.name, number) for topic in {*topics, "orders"} for number in range(8)]
         for group in {*client.call_address(master, admin_requests.groups(), deadline), "g", "h"}:
             while len(client.call_address(master, group_requests.lock(group, "cleaner", queues), deadline)) < len(queues):
@@ -229,7 +229,7 @@ def _empty(client: Client) -> None:
             client.call_address(master, group_requests.unlock(group, "cleaner", queues), deadline)
         for topic in topics:
             delete_at_broker(client, master, topic)
-        # Before 5.3 there are groups that have offsets and no settings.
+        # Before 5.3, a group may have offsets without settings.
         offsets = client.call_address(master, group_requests.all_consumer_offsets(), deadline)
         for group in {*client.call_address(master, admin_requests.groups(), deadline), *offsets}:
             if not group.startswith(_SERVERS_GROUPS):

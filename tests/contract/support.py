@@ -1,4 +1,4 @@
-"""What the contract's tests share: queues, rows, and how a refusal is asserted. Nothing here knows a kind of broker."""
+"""Helpers of the contract's tests: queues, rows, and the assertion of a refusal. All are independent of the kind of broker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVERYTHING = 1 << 40
 
 @dataclass
 class FakeClock:
-    """A machine's clocks, moved by hand. ``seconds`` since boot, ``micros`` since the epoch."""
+    """A machine's clocks, which tests move. ``seconds`` since boot, ``micros`` since the epoch."""
 
     seconds: float = 1000.0
     micros: int = 1_700_000_000_000_000
@@ -48,30 +48,30 @@ class FakeClock:
 
 
 class Place(Protocol):
-    """One broker, to which any number of connections can be made."""
+    """One broker, to which a test makes any number of connections."""
 
     clock: FakeClock
-    #: What this kind of broker cannot do, and why; see `needs`.
+    #: Features that this kind of broker lacks → the reason; see `needs`.
     lacks: Mapping[str, str]
 
     def connect(self) -> Broker: ...
     def connecting(self) -> str:
-        """What another process runs to have a connection ``broker``, at the time that it is here now."""
+        """Code with which another process makes a connection ``broker`` whose clock shows this place's current time."""
         ...
 
     def ended(self, client: Client, group: str) -> None:
-        """A client of another process that was killed has its locks in ``group`` no more."""
+        """Free the locks in ``group`` of a client whose process was killed."""
         ...
 
     def close(self) -> None:
-        """The test is over."""
+        """Close the connections and clean up after the test."""
         ...
 
 
 def needs(*features: str) -> pytest.MarkDecorator:
-    """A test of what a kind of broker may not be able to do by nature: it is skipped for a place that ``lacks`` one, with its reason.
+    """Mark a test that needs these features. It is skipped for kinds of brokers that lack one by nature, with the reason.
 
-    What `Capabilities` says is asked inside of tests; a feature is for the rest. Names of features are the keys of a kind's ``lacks``.
+    The features are keys of a kind's ``lacks``. For a feature in `Capabilities`, tests ask those instead.
     """
     return pytest.mark.needs(*features)
 
@@ -81,7 +81,7 @@ def queues_of(broker: Broker, topic: str = "orders") -> list[MessageQueue]:
 
 
 def rows(values: Sequence[Any], **columns: Any) -> pa.RecordBatch:
-    """Messages with these bodies (numbers and text become bytes)."""
+    """Messages with these bodies (numbers and text become bytes) and columns."""
     bodies = [value if isinstance(value, bytes) else str(value).encode() for value in values]
     arrays: dict[str, pa.Array] = {"body": pa.array(bodies, pa.binary())}
     for name, column in columns.items():
@@ -98,7 +98,7 @@ def pull(
 def read(
     broker: Broker, queue: MessageQueue, offset: int | None = None, columns: tuple[str, ...] = ("queue_offset", "body")
 ) -> list:
-    """Every message from ``offset`` on, or from the first that is there, as rows of Python values."""
+    """All messages from ``offset`` (default: the first that is there), as rows of Python values."""
     bounds = broker.log.bounds([queue])[queue]
     at = bounds.min_offset if offset is None else offset
     out: list = []
@@ -111,7 +111,7 @@ def read(
 
 
 def users_properties(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows without the properties that a broker adds: nothing but those is the same as no properties."""
+    """Rows without the properties that a broker adds; a row with only those has no properties (None)."""
     out = []
     for row in found:
         pairs = [(name, value) for name, value in row["properties"] or () if name not in RESERVED_PROPERTIES]
@@ -125,7 +125,7 @@ def bodies(broker: Broker, queue: MessageQueue, offset: int | None = None) -> li
 
 @contextlib.contextmanager
 def refused(condition: str, *words: object) -> Iterator[None]:
-    """What runs inside is refused under ``condition`` in one line that has these words."""
+    """Assert that the body is refused under ``condition``, with a message of one line that has these words."""
     with pytest.raises(OrderedMQError) as caught:
         yield
     assert caught.value.condition == f"ORDEREDMQ_{condition}", str(caught.value)
@@ -135,7 +135,7 @@ def refused(condition: str, *words: object) -> Iterator[None]:
 
 
 def locked(broker: Broker, group: str, client: Client, queues: Sequence[MessageQueue]) -> list[LockToken]:
-    """All of these queues, which nobody refuses."""
+    """Lock all of these queues, assert that none is refused, and return the tokens in order."""
     out = broker.groups.lock(group, client, queues)
     tokens = [out[queue] for queue in queues]
     assert all(isinstance(one, LockToken) for one in tokens), out
@@ -143,7 +143,7 @@ def locked(broker: Broker, group: str, client: Client, queues: Sequence[MessageQ
 
 
 def state(broker: Broker, topics: Sequence[str]) -> Mapping[str, Any]:
-    """All that a reader can see: to assert that a refusal changed nothing."""
+    """Everything that a reader can see, to assert that a refusal changed nothing."""
     out: dict[str, Any] = {"topics": broker.log.topics(), "groups": broker.admin.groups()}
     for topic in topics:
         for queue in broker.log.queues(topic):
@@ -179,7 +179,7 @@ def joined(broker: Broker, client: Client, group: str = "g") -> int:
 
 
 def gone(broker: Broker, kind: str, client: Client, group: str = "g") -> None:
-    """Wait until a client whose process was killed is no member: a store shows it at once, RocketMQ when the connection's end came."""
+    """Wait until a killed client is no member: at once in a store, at the end of its connection over RocketMQ."""
     deadline = time.monotonic() + (0 if kind == "embedded" else 60)
     while client.client_id in ids(broker, group):
         assert time.monotonic() < deadline, f"{client.client_id} is a member still"
@@ -187,7 +187,7 @@ def gone(broker: Broker, kind: str, client: Client, group: str = "g") -> None:
 
 
 def kill(process: subprocess.Popen) -> None:
-    """Dead, and not reaped: a zombie."""
+    """Kill a process without reaping it, so that it is a zombie."""
     process.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 

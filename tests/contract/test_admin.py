@@ -205,7 +205,7 @@ def test_a_missing_topic_is_not_altered(broker: Broker):
 
 @needs("topic settings")
 def test_retention_by_size_keeps_at_least_what_it_says_and_not_a_chunk_more(broker: Broker):
-    """Bodies that do not compress; what was just written is never deleted for being too large."""
+    """Without compression. Messages of the last append are never deleted, however large."""
     broker.admin.create_topic("t", 1, retention_bytes=300_000, compression="none")
     queue = queues_of(broker, "t")[0]
     for _ in range(10):

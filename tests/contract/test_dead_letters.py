@@ -1,4 +1,4 @@
-"""What is put aside for a group."""
+"""The dead letters of a group."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_letter_is_known_by_group_queue_and_offset(broker: Broker, token: Lock
 
 @needs("empty values")
 def test_a_letter_comes_back_with_all_its_columns_and_where_it_is_from(broker: Broker, token: LockToken):
-    """Also with the properties that RocketMQ has for that, and no other producer may set."""
+    """Also with RocketMQ's properties for dead letters, which no other producer may set."""
     properties = [
         {"own": "x", "REAL_TOPIC": "orders", "REAL_QID": "0", "ORIGIN_MESSAGE_ID": "ABC", "RECONSUME_TIME": "16"},
         {"ORDEREDMQ_ERROR": "ä\u202e " * 100},
@@ -195,7 +195,7 @@ def test_dead_letters_can_be_consumed_and_their_group_has_dead_letters_too(broke
 
 @needs("long groups")
 def test_a_group_whose_dead_letter_topic_could_not_be_read_is_refused_before_anything_is_made(broker: Broker):
-    """A group's name may have as many characters as a topic's, and the topic of its dead letters has five more."""
+    """A group's name may be as long as a topic's, and the name of its dead-letter topic has five more characters."""
     queue = queues_of(broker)[0]
     me = broker.groups.join("me")
     [fits, long] = [locked(broker, "x" * length, me, [queue])[0] for length in (LONGEST, LONGEST + 1)]

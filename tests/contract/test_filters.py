@@ -1,4 +1,4 @@
-"""What the Log protocol promises of a filter: rows that match, and where to go on behind those that do not."""
+"""The Log protocol with a filter: a pull returns matching rows, and the offset to go on at behind the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A = Filter(tags=("a",))
 def matching(
     broker: Broker, queue: MessageQueue, begin: int, end: int, wanted: Filter, columns: tuple[str, ...] = ("queue_offset",)
 ) -> list:
-    """The rows of [begin, end) that match, whatever the steps."""
+    """All matching rows of [begin, end), in as many pulls as it takes."""
     out: list = []
     at = begin
     while at < end:
@@ -44,7 +44,7 @@ def test_only_rows_with_one_of_the_tags_come_and_the_others_are_passed_by(broker
 
 
 def test_tags_whose_java_hashes_are_the_same_are_told_apart(broker: Broker):
-    """Brokers compare hashes: "Aa" and "BB" have one."""
+    """Brokers compare hashes, and "Aa" and "BB" have the same."""
     queue = queues_of(broker)[0]
     broker.log.append(queue, rows(range(100), tags=["Aa", "BB"] * 50))
     assert offsets(broker, queue, 0, 100, Filter(tags=("Aa",))) == list(range(0, 100, 2))
@@ -104,7 +104,7 @@ def test_a_topic_that_is_not_there_is_missed_with_a_filter(broker: Broker):
 
 @pytest.mark.parametrize("share", [0.5, 0.02, 0.0])
 def test_many_messages_with_any_share_of_matches(broker: Broker, share: float):
-    """Also runs of some ten thousand of which none matches, and where a broker gives less at once than is asked for."""
+    """Including runs of about ten thousand messages without a match, and pulls that return less than was asked for."""
     queue = queues_of(broker)[0]
     draw = random.Random(int(share * 100))
     tags = ["a" if draw.random() < share or at == 33_000 else draw.choice(["b", None]) for at in range(40_000)]

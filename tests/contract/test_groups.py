@@ -1,4 +1,4 @@
-"""The Groups protocol: queue locks, group offsets, and what a stale lock may not do."""
+"""The Groups protocol: queue locks, group offsets, and the refusal of stale locks."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_renewals_keep_a_lock_for_as_long_as_they_come(place: Place, broker: Bro
     [token] = locked(broker, "g", broker.groups.join("me"), [queue])
     them = broker.groups.join("them")
     for _ in range(5):
-        # Without epochs at the broker, a holder goes by the time.
+        # Without epochs at the broker, a holder trusts its lock for 30 s only.
         clock.pass_(59 if "epochs" not in place.lacks else RENEW_INTERVAL)
         assert broker.groups.renew([token]) == []
         assert isinstance(broker.groups.lock("g", them, [queue])[queue], Refusal)

@@ -1,4 +1,4 @@
-"""The Log protocol: where messages are, and how they are pulled and appended."""
+"""The Log protocol: topics, bounds, appends, pulls and time search."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.contract.support import (
     users_properties,
 )
 
-#: The place is shared by the examples of a property; each uses a topic of its own.
+#: All examples of a property share one place; each uses its own topic.
 SHARED_PLACE = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -361,7 +361,7 @@ BATCHES = st.lists(
 @SHARED_PLACE
 @given(batches=BATCHES, data=st.data())
 def test_any_appends_read_as_a_plain_list_does(place: Place, broker: Broker, clock: FakeClock, batches, data):
-    """Bodies, times, pulls, time search and byte counts, also after a trim."""
+    """Compares bodies, times, pulls, time search and byte counts, also after a trim."""
     name = f"model-{len(broker.log.topics())}"
     broker.admin.create_topic(name, 1)
     queue = queues_of(broker, name)[0]
@@ -416,7 +416,7 @@ def test_advance_of_an_empty_range_stays(broker: Broker):
 
 
 def test_queues_do_not_mix(broker: Broker):
-    """Also where one topic's name begins with another's, and where queue numbers have awkward bytes."""
+    """Even if one topic's name begins with another's, or queue numbers have awkward bytes."""
     broker.admin.create_topic("orders-1", 300)
     broker.admin.create_topic("order", 1)
     some = [*queues_of(broker), *queues_of(broker, "order"), *[queues_of(broker, "orders-1")[n] for n in (0, 1, 255, 256, 257)]]

@@ -1,4 +1,4 @@
-"""Members of a group: who is one, for how long, and what the death of a process ends."""
+"""Members of a group: joining, the life of a membership, and the death of a process."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_connection_that_was_closed_has_no_members_and_its_clients_can_still_l
 
 
 def test_groups_have_members_of_their_own(broker: Broker):
-    """Also where one's name begins with the other's."""
+    """Even if one group's name begins with the other's."""
     one, two = broker.groups.join("one"), broker.groups.join("two")
     beat(broker, one, "g")
     beat(broker, two, "g2")
@@ -230,7 +230,7 @@ def test_a_killed_process_is_no_member_at_once(broker: Broker, start, kind: str)
 
 @needs("owners")
 def test_the_first_ask_after_a_kill_is_granted(broker: Broker, start):
-    """Though asking in vain writes nothing."""
+    """The death is noticed although a refused request writes nothing to the store."""
     queues = queues_of(broker)
     me = broker.groups.join("me")
     process, _ = start()
@@ -244,7 +244,7 @@ def test_the_first_ask_after_a_kill_is_granted(broker: Broker, start):
 @needs("unused groups")
 @pytest.mark.parametrize("how", ["dead", "expired"])
 def test_the_next_heartbeat_sweeps_the_records_of_those_that_are_gone(place: Place, broker: Broker, clock: FakeClock, how: str):
-    """A group is listed while there is a record of a member."""
+    """The list of groups shows it: a group is listed while it has a member's record."""
     other = place.connect()
     beat(other, other.groups.join("them"))
     if how == "dead":

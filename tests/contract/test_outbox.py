@@ -1,5 +1,7 @@
-"""The Outbox protocol: a batch's rows are there once, in order; where the broker can, invisible until it is published, and under its
-sources' locks."""
+"""The Outbox protocol: a batch's rows are there once, in order.
+
+Where the broker publishes atomically, they are also invisible until then, and the publish is bound to the sources' locks.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ WEEK = 7 * 24 * 3600.0
 
 @pytest.fixture
 def atomic(broker: Broker) -> None:
-    """The test is of what only a broker with transactions can do."""
+    """Skips a test that needs a broker with atomic publishes."""
     if not broker.capabilities.atomic_publish:
         pytest.skip("rows that this kind of broker has taken can be read at once, and nobody can take them back")
 
@@ -33,7 +35,7 @@ def staged(broker: Broker, batch: SinkBatch, partition: int, *parts: tuple[Messa
 
 
 def numbered(batch: int, run: str = "run", sink: str | None = "sink") -> SinkBatch:
-    """A batch of a sink that a Spark run writes."""
+    """A sink's batch, written by a Spark run."""
     return SinkBatch(sink, batch, SourceRun("query", batch, run))
 
 
@@ -78,7 +80,7 @@ def test_columns_and_large_batches_survive_staging(broker: Broker):
     while len(got) < count:
         got += broker.log.pull(queue, len(got), 100, 1 << 30, ("body", "tags", "properties")).to_pylist()
     for row in got:
-        # A broker, or a sink, may add some of its own.
+        # A broker or a sink may add properties of its own.
         row["properties"] = [pair for pair in row["properties"] if pair[0] not in RESERVED_PROPERTIES]
     assert got == [
         {"body": b"%d" % part * 200_000, "tags": f"t{part}", "properties": [("part", str(part))]} for part in range(count)
@@ -103,7 +105,7 @@ def staged_rows(broker: Broker, queue: MessageQueue, batch: pa.RecordBatch) -> R
 
 def test_an_empty_batch_is_published_too(broker: Broker):
     assert broker.outbox.publish(numbered(0), [staged(broker, numbered(0), 0)]).ranges == {}
-    # Without rows, only a broker that keeps a list of batches knows it again.
+    # Without rows, only a broker that keeps a list of batches recognises the batch.
     assert broker.outbox.publish(numbered(0), []).replayed is broker.capabilities.atomic_publish
     staging = broker.outbox.open(numbered(1), 0)
     staging.add(queues_of(broker)[0], rows([]))
@@ -157,7 +159,8 @@ def test_the_same_batch_again_with_other_rows_in_a_queue_is_refused_and_can_be_s
     broker.outbox.publish(numbered(1), [staged(broker, numbered(1), 0, (queue, "x"))])
     receipt = staged(broker, numbered(0), 0, (queue, values))
     if not (broker.capabilities.atomic_publish and len(values) == 2):
-        # A broker with transactions compares sources, and without one the number of rows; another one what they say.
+        # A broker with transactions compares sources, or the number of rows if there are none; others compare the rows'
+        # content.
         with refused("SINK.REPLAY_DIFFERS", "batch 0"):
             broker.outbox.publish(numbered(0), [receipt])
     assert broker.outbox.publish(numbered(0), [receipt], skip_differing_replay=True).replayed
@@ -264,7 +267,7 @@ def test_a_zombie_that_ends_after_its_batch_was_aborted_stays_invisible(broker: 
 
 @only_atomic
 def test_a_zombie_that_writes_on_after_its_batch_was_published_is_told_so(broker: Broker):
-    """Enough rows that some are on disk before the publish, and the rest comes after it."""
+    """There are enough rows that some are on disk before the publish and others come after it."""
     queue = queues_of(broker)[0]
     zombie = broker.outbox.open(numbered(0, "first run"), 0)
     for _ in range(12):
@@ -274,7 +277,7 @@ def test_a_zombie_that_writes_on_after_its_batch_was_published_is_told_so(broker
         for _ in range(12):
             zombie.add(queue, rows([b"z" * 1_000_000]))
         late = zombie.receipt()
-        # Nothing of it was on disk when the batch was published: it is swept with the next one.
+        # If none of its rows were on disk at the publish, the next publish sweeps them.
         broker.outbox.publish(numbered(1), [])
         broker.outbox.publish(SinkBatch(None), [late])
     assert bodies(broker, queue) == ["a"]
@@ -421,7 +424,7 @@ def test_a_replay_whose_first_messages_have_aged_out_is_the_same_batch(broker: B
 @only_atomic
 @pytest.mark.parametrize("other", [{0: (0, 6)}, {0: (5, 9)}, {0: (0, 5), 1: (0, 1)}, {1: (0, 5)}, {0: (0, 3)}], ids=str)
 def test_a_replay_that_read_anything_else_differs(broker: Broker, source, other):
-    """Also one that ends earlier: the next batch would publish the rest again."""
+    """Even if it ends earlier: the next batch would publish the rest again."""
     assert not replayed(broker, "1", {source[0]: (0, 5)}, "abc")
     before = state(broker, ["orders"])
     with refused("SINK.REPLAY_DIFFERS", "batch 0"):
@@ -438,7 +441,7 @@ def test_a_replay_without_its_sources_differs(broker: Broker, source):
 
 @only_atomic
 def test_a_query_may_read_a_queue_twice(broker: Broker, source):
-    """Without a group: a union of two reads of one topic."""
+    """It may if it has no group: a union of two reads of one topic."""
     for run in ("1", "2"):
         batch = numbered(0, run)
         for ends in ((0, 9), (5, 9), (0, 9)):

@@ -1,4 +1,4 @@
-"""What may be done to a group from outside while somebody is a member or has a lock."""
+"""Changes to a group from outside, while a client is a member or holds a lock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.contract.support import (
 
 
 def late_publish(broker: Broker, token: LockToken) -> None:
-    """What a task that read under the token staged, published now."""
+    """Publish a row that a task staged after it read under the token."""
     run = SourceRun("query", 0, "run")
     broker.outbox.register(run, token.queue, span(0, 1), token)
     staging = broker.outbox.open(SinkBatch("sink", 0, run), 0)
@@ -141,7 +141,7 @@ def test_what_is_not_held_is_not_released(place: Place, broker: Broker, token: L
 
 
 def outside(broker: Broker, queue: MessageQueue) -> list[Callable[[], object]]:
-    """What is refused while a group is in use."""
+    """The calls that are refused while a group is in use."""
     return [
         lambda: broker.admin.require_unused("g"),
         lambda: broker.admin.delete_group("g"),
@@ -248,7 +248,7 @@ def test_tokens_of_a_deleted_group_stay_fenced_off_also_when_it_is_there_again(b
 
 @needs("unused groups")
 def test_the_reset_number_outlives_a_deleted_group(broker: Broker, token: LockToken):
-    """A checkpoint that is older than the last seek is still told so."""
+    """So a checkpoint from before the last seek still recognises the seek."""
     broker.groups.unlock([token])
     assert broker.admin.seek("g", {token.queue: 5}) == 1
     broker.admin.delete_group("g")

@@ -1,4 +1,4 @@
-"""Which locks are still held, and asking for those of others."""
+"""Finding stale locks, and requests for locks that others hold."""
 
 from __future__ import annotations
 
