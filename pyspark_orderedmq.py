@@ -1,4 +1,4 @@
-"""What Spark discovers: the format ``orderedmq``.
+"""The module that Spark discovers: the format ``orderedmq``.
 
 Spark imports every top-level module named ``pyspark_*`` in each session that uses any Python data source, and all of them break if
 one import fails. So this module imports nothing but Spark's own classes and loads the rest when it is used.

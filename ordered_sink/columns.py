@@ -1,4 +1,4 @@
-"""Which columns of the written rows are messages', checked while the query is planned."""
+"""Maps columns of the written rows to parts of a message, and checks them while the query is planned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orderedmq.errors import SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
 from orderedmq.options.sink import NO_KEY, SinkOptions
 
-#: Columns of the source's rows that only a broker can set: taken along, ignored.
+#: Columns of the source's rows that only a broker can set. The sink accepts and ignores them.
 BROKER_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name not in (*PRODUCER_COLUMNS, "topic", "queue_id"))
 _TEXT: Final = ("tags", "keys", "topic")
 
@@ -21,7 +21,7 @@ _TEXT: Final = ("tags", "keys", "topic")
 class Plan:
     """Columns of the input by role. ``key`` None: rows without a sharding key; ``topic`` None: the option names it.
 
-    ``key_type``: what keys are hashed as.
+    ``key_type``: the type as which keys are hashed.
     """
 
     key: str | None
@@ -30,7 +30,7 @@ class Plan:
 
 
 def planned(schema: StructType, options: SinkOptions) -> Plan:
-    """Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE."""
+    """Return the columns by role. Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE."""
     names = set(schema.names)
     if "body" not in names:
         raise SchemaError(
@@ -72,7 +72,7 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
 
 
 def _key(schema: StructType, options: SinkOptions) -> str | None:
-    """The column of the sharding key; None for rows that need none."""
+    """Return the column of the sharding key; None for rows without one. Raises SchemaError MISSING_COLUMN or UNKNOWN_COLUMN."""
     name, has = options.sharding_key, ", ".join(schema.names)
     if name is None:
         if NO_KEY in schema.names:
@@ -95,7 +95,7 @@ def _key(schema: StructType, options: SinkOptions) -> str | None:
 
 
 def key_type(schema: StructType, key: str, given: GivenKeyType, selector: str) -> KeyType:
-    """What the keys of a column are hashed as. Raises SchemaError WRONG_TYPE."""
+    """Return the type as which a column's keys are hashed. Raises SchemaError WRONG_TYPE."""
     _require(schema, key, (StringType, BinaryType, IntegralType))
     column = schema[key].dataType
     kind: KeyType

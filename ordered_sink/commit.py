@@ -1,7 +1,7 @@
-"""The writers that Spark plans with, and what happens on the driver at the end of a batch: publish or discard.
+"""The writers that Spark plans with. At the end of a batch they publish or discard it, on the driver.
 
-What that means to readers is the broker's nature (Capabilities.atomic_publish): the rows become visible, or go without a trace; or they
-have been visible since the tasks sent them, and stay.
+What readers see depends on the broker. With Capabilities.atomic_publish the rows become visible together, or disappear without
+a trace. Otherwise they are visible since the tasks sent them, and stay.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ log = logging.getLogger("orderedmq")
 
 
 class _Planned:
-    """Options and columns, checked before any row; the store's identity, so that another machine's is refused; the job's name.
+    """The checked options and columns, the store's identity, and the job's name. Both writers share this class.
 
-    Spark makes one writer for all tasks of a job, and another for each job that writes the same batch again.
+    Tasks refuse a store with another identity, such as another machine's. Spark makes one writer for all tasks of a job, and
+    another for each job that writes the same batch again.
     """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> None:
@@ -65,7 +66,7 @@ class _Planned:
         return write(rows, self.options, self.plan, self.identity, self.job, streaming=self.streaming)
 
     def publish(self, messages: Sequence[WriterCommitMessage | None]) -> Published | None:
-        """What became visible; None when no task had anything to say."""
+        """Publish the batch and return what became visible; None if no task sent a message."""
         written = [message for message in messages if isinstance(message, Written)]
         if not written:
             return None
@@ -89,7 +90,7 @@ class _Planned:
     def _check_keys(self, written: Sequence[Written]) -> None:
         if self.options.on_key_conflict == "ignore":
             return
-        # Two attempts of one task have the same keys and are one task; the broker takes the first, too.
+        # Two attempts of one task have the same keys. The first one counts, as it does for the broker.
         tasks = {message.receipt.partition: message.keys for message in reversed(written)}
         conflicts = shared(list(tasks.values()))
         if not conflicts:
@@ -99,7 +100,7 @@ class _Planned:
             "first (ordered_sink.route(df, order_by=...))"
         )
         if self.options.on_key_conflict == "error":
-            # Only where publishing is atomic: the options refuse it elsewhere.
+            # This is true because the options accept "error" only where publishing is atomic.
             what = "or set onKeyConflict=warn or ignore if order within a batch does not matter; no row of the batch became visible"
             raise SinkError("KEY_CONFLICT", f"{why}, {what}")
         atomic = self.options.endpoint.capabilities.atomic_publish
@@ -108,8 +109,8 @@ class _Planned:
         log.warning("%s", SinkError("KEY_CONFLICT", f"{why}, {what}"))
 
     def _warn(self, written: Sequence[Written]) -> None:
-        """Once per batch, of rows that were taken and may not be what the user meant."""
-        # Of two attempts of one task one counts.
+        """Warn, once per batch, of rows that were written and may not be what the user meant."""
+        # Of two attempts of one task, one counts.
         tasks = {message.receipt.partition: message for message in written}.values()
         rows, null_keys, tags = (sum(getattr(task, name) for task in tasks) for name in ("rows", "null_keys", "several_tags"))
         if null_keys:
@@ -129,7 +130,7 @@ class _Planned:
 
 @concise_calls
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The sink of one streaming query: once per (query, micro-batch)."""
+    """The sink of one streaming query. It writes each (query, micro-batch) once."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._planned = _Planned(options, schema, overwrite, streaming=True)
@@ -146,7 +147,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 @concise_calls
 class BatchWriter(DataSourceArrowWriter):
-    """A batch write: once per (txnAppId, txnVersion) if these are given; all rows or none, where publishing is atomic."""
+    """A batch write, done once per (txnAppId, txnVersion) if these are given.
+
+    If publishing is atomic, it writes all rows or none.
+    """
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         self._planned = _Planned(options, schema, overwrite, streaming=False)

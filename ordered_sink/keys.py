@@ -1,4 +1,4 @@
-"""The same key in two tasks of one batch has no defined order: finding such keys by their 64-bit hashes. Pure."""
+"""Finds sharding keys that occur in several tasks of a batch, and so have no order, by their 64-bit hashes. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
 
-#: Hashes gathered before they are made unique.
+#: Hashes to gather before duplicates are removed.
 _GATHER: Final = 1 << 18
 
 
 class SeenKeys:
-    """The keys of one task as sorted unique hashes; bytes in a commit message."""
+    """The keys of one task as sorted unique hashes, sent as bytes in its commit message."""
 
     def __init__(self) -> None:
         self._unique: Words = np.empty(0, dtype=np.uint64)
@@ -23,7 +23,7 @@ class SeenKeys:
         self._count = 0
 
     def add(self, hashes: Words) -> None:
-        # Keys repeat within a batch: made unique here, the rest is small.
+        # Keys repeat within a batch, so few hashes remain without duplicates.
         self._waiting.append(_distinct(hashes))
         self._count += len(self._waiting[-1])
         if self._count > _GATHER:
@@ -39,17 +39,17 @@ class SeenKeys:
 
 
 def _distinct(hashes: Words) -> Words:
-    """As np.unique, whose hash table takes 3 times as long for keys that repeat, 12 times for keys that do not."""
+    """Like np.unique, whose hash table takes 3 times as long for keys that repeat and 12 times for keys that do not."""
     every = np.sort(hashes)
     return every[np.concatenate(([True], every[1:] != every[:-1]))] if len(every) else every
 
 
 def shared(tasks: Sequence[bytes]) -> int:
-    """How many keys occur in more than one of the tasks."""
+    """Return how many keys occur in more than one of the tasks."""
     known = [np.frombuffer(keys, dtype=np.uint64) for keys in tasks if keys]
     if len(known) < 2:
         return 0
     every = np.sort(np.concatenate(known))
     same = every[1:] == every[:-1]
-    # A key of three tasks makes two neighbouring pairs and is one key.
+    # A key in three tasks makes two neighbouring pairs but counts once.
     return int(np.count_nonzero(same & ~np.concatenate(([False], same[:-1]))))

@@ -32,12 +32,12 @@ def route(
     sharding_key_type: GivenKeyType = "auto",
     message_queue_selector: KeyedSelectorName = "hash",
 ) -> DataFrame:
-    """``df`` repartitioned so that each queue has one writing task, its rows in the order of ``order_by``.
+    """Return ``df`` repartitioned so that one task writes each queue, its rows sorted by ``order_by``.
 
-    order_by: columns, each with ``asc`` or ``desc`` or neither, as in the sink's option; a shuffle leaves no other order. queues: the
-    target topic's number of queues; without it, equal keys still come together, but several tasks may write one queue. buffer_size:
-    bytes of rows that a task may hold to sort them. sharding_key_type, message_queue_selector: as the sink's options. Works on streaming
-    and batch DataFrames; the columns stay as they are.
+    order_by: columns, each with ``asc``, ``desc`` or neither, as in the sink's option. It is required because a shuffle leaves
+    no order. queues: the target topic's number of queues. Without it, equal keys still come together, but several tasks may
+    write to one queue. buffer_size: bytes of rows that a task may hold to sort them. sharding_key_type, message_queue_selector:
+    as the sink's options. Works on streaming and batch DataFrames; the columns stay as they are.
 
     Raises OptionError INVALID, SchemaError MISSING_COLUMN and WRONG_TYPE at once, SinkError ORDER_BUFFER_FULL and MessageError BAD_KEY
     when the query runs.
@@ -68,7 +68,7 @@ def route(
 def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:
     @arrow_udf(returnType=IntegerType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
     def queue_of(keys: pa.Array) -> pa.Array:
-        # The sink's own rule; a row without a key goes to the first task and is spread by the sink.
+        # The sink's own rule. A row without a key goes to the first task, where the sink spreads it.
         return pa.array(keying.queues_of(keys, queues, "a batch that route moves").astype("int32"))
 
     return queue_of  # type: ignore[no-any-return, unused-ignore]

@@ -1,7 +1,7 @@
-"""One writing task: rows to queues by the selector, in row order, handed to the broker.
+"""One writing task: the selector chooses a queue for each row, and the broker gets the rows in order.
 
-Rules: rows keep their order, or get the order of ``orderBy``, which needs all rows of the task in memory (up to a limit). Rows are
-gathered to some 16 MiB before they are routed: a queue's share is then a chunk of good size.
+Rules: rows keep their order, or get the order of ``orderBy``, which needs all rows of the task in memory (up to a limit). About
+16 MiB of rows are gathered before they are routed, so that a queue's share is a chunk of good size.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ GATHER_ROWS: Final = 131072
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the commit: the batch it wrote for, what it wrote, its keys as sorted 64-bit hashes.
+    """A task's message to the commit: its batch, its receipt, and its keys as sorted 64-bit hashes.
 
-    ``null_keys`` and ``several_tags`` count rows, of ``rows``, that a user is warned of.
+    ``null_keys`` and ``several_tags`` count the ones among ``rows`` rows that the user is warned of.
     """
 
     batch: SinkBatch
@@ -54,7 +54,7 @@ class Written(WriterCommitMessage):
 
 
 def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, streaming: bool) -> SinkBatch:
-    """The identity under which rows are published once: (query, batch), or the user's transaction, or none."""
+    """Return the identity under which rows are published once: (query, batch), the user's transaction, or none."""
     sink_id, batch_id = None, 0
     if options.txn_app_id is not None and options.txn_version is not None:
         sink_id, batch_id = f"txn:{options.txn_app_id}", options.txn_version
@@ -67,9 +67,9 @@ def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, st
 def write(
     rows: Iterator[pa.RecordBatch], options: SinkOptions, plan: Plan, identity: str, job: str = "", *, streaming: bool
 ) -> Written:
-    """Stage all rows of one attempt of one task. Whether readers see them before the commit is the broker's nature (Capabilities).
+    """Stage all rows of one attempt of one task. Capabilities tells whether readers see them before the commit.
 
-    ``job``: as `SinkBatch` has it.
+    ``job``: see `SinkBatch`.
     """
     context = TaskContext.get()
     assert context is not None, "a writer runs in a Spark task"
@@ -98,7 +98,7 @@ def write(
 
 
 def _gather(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
-    """Batches of good size, in row order; all rows in one, sorted, with orderBy."""
+    """Yield batches of good size, in row order; with orderBy, one sorted batch of all rows."""
     waiting: list[pa.RecordBatch] = []
     size = count = 0
     for batch in rows:
@@ -126,7 +126,7 @@ def _gather(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa
 
 
 class _Task:
-    """The state of one writing task: known topics, round-robin position, keys seen."""
+    """The state of one writing task: known topics, selector, keys seen, and counts of rows."""
 
     def __init__(self, broker: Broker, staging: Staging, options: SinkOptions, plan: Plan, partition: int, seed: int) -> None:
         self._broker = broker
@@ -135,11 +135,11 @@ class _Task:
         self._plan = plan
         self._partition = partition
         self.rows = self.null_keys = self.several_tags = 0
-        # What is sent stays, where it is not published at once: a retry that has its rows in another order must come to the same queues.
+        # Without atomic publishing, sent rows stay: a retry with its rows in another order must choose the same queues.
         self._selector = selector(options.selector, seed, by_content=not broker.capabilities.atomic_publish)
         self._queues: dict[str, list[MessageQueue]] = {}
         self.seen = SeenKeys()
-        #: Rows with a text that is not UTF-8.
+        #: Number of rows with a text that is not UTF-8.
         self.malformed = 0
 
     def route(self, rows: pa.RecordBatch) -> None:
@@ -154,7 +154,7 @@ class _Task:
         if self._options.needs_key and keys is not None:
             self.null_keys += keys.keys.null_count
         if "queue_id" in rows.schema.names:
-            # For the selector; what is staged has no such column.
+            # The selector needs this column; staged rows do not have it.
             messages = messages.append_column("queue_id", rows.column("queue_id"))
         if self._plan.topic is None:
             assert self._options.topic is not None
@@ -196,7 +196,7 @@ class _Task:
             begin += int(counts[number])
 
     def _keys(self, rows: pa.RecordBatch, where: str, odd: set[int]) -> HashedKeys | None:
-        """``odd`` is given the rows whose key is not UTF-8."""
+        """Return the rows' hashed keys; None without a key column. Adds to ``odd`` the rows whose key is not UTF-8."""
         if self._plan.key is None:
             return None
         column = rows.column(rows.schema.get_field_index(self._plan.key))
@@ -206,7 +206,7 @@ class _Task:
         return hashed_keys(column, self._plan.key_type, where, self.rows)
 
     def _messages(self, rows: pa.RecordBatch, keys: HashedKeys | None) -> pa.RecordBatch:
-        """The producer's columns; the sharding key is stored under its own name whatever column it came from."""
+        """Return the producer's columns. The sharding key is stored as ``sharding_key``, whatever column it came from."""
         names, arrays = [], []
         for name in PRODUCER_COLUMNS:
             at = rows.schema.get_field_index(name)
@@ -226,10 +226,10 @@ class _Task:
 
 
 def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:
-    """The queues that rows go to; the topic is made if the options say how many it has.
+    """Return the queues that rows go to. A missing topic is created if the options give its number of queues.
 
-    Raises TopicError MISSING, QUEUE_COUNT (another number of queues would silently map keys to other queues), or NO_SUCH_QUEUE for a topic
-    that is for reading only and a room without any.
+    Raises TopicError MISSING; QUEUE_COUNT, since another number of queues would silently map keys to other queues;
+    NO_SUCH_QUEUE for a read-only topic or a machine room without queues.
     """
     wanted = options.topic_queue_nums
     try:
