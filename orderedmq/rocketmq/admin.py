@@ -1,7 +1,8 @@
-"""Admin over a cluster. Topics are here.
+"""The Admin protocol over a cluster: topics. group_admin.py has the groups.
 
-A topic lives at brokers, and the nameservers know of it: it is made at each broker, and deleted at all of them before it is deleted at the
-nameservers (MQAdminExt). Its queues are divided evenly among the brokers, so that their number is what was asked for.
+Brokers store topics, and nameservers list them. So a topic is created at each broker, and deleted at all brokers before it is
+deleted at the nameservers (MQAdminExt). Its queues are divided evenly among the brokers, so that their total is the number
+asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from orderedmq.rocketmq.wire.message_requests import topic_stats
 
 #: Seconds for a request with all its retries.
 _TIMEOUT: Final = 30.0
-#: Seconds within which a broker's new topic is known to the nameservers; it takes a few ms.
+#: Seconds until a broker's new topic must be known to the nameservers; it usually takes a few ms.
 _REGISTERED: Final = 30.0
 _POLL: Final = 0.01
 
@@ -45,7 +46,7 @@ class TopicAdmin:
         retention_bytes: int | None = None,
         compression: str = DEFAULT_COMPRESSION,
     ) -> TopicInfo:
-        """As the protocol has it; ``queues`` are those of all brokers together. Raises OptionError UNSUPPORTED for settings, too."""
+        """See `Admin.create_topic`. ``queues``: of all brokers together. Also raises OptionError UNSUPPORTED for settings."""
         check_topic(name, writing=True)
         _check_queues(name, queues)
         for what, value, default in (
@@ -72,7 +73,7 @@ class TopicAdmin:
         return self._log.topic(name)
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
-        """As the protocol has it: the brokers with the fewest queues get the new ones."""
+        """See `Admin.add_queues`. The brokers with the fewest queues get the new ones."""
         _check_queues(name, queues)
         there = self._counts(name)
         if not there:
@@ -86,7 +87,10 @@ class TopicAdmin:
         return self._log.topic(name)
 
     def delete_topic(self, name: str) -> None:
-        """As the protocol has it; from RocketMQ 5.0 on the groups' offsets go, too. What sinks kept about the topic goes with it."""
+        """See `Admin.delete_topic`, but before RocketMQ 5.0 the groups' offsets stay.
+
+        Also deletes the groups of sinks' bookmarks in the topic, except a ``sinkGroup`` that a user named.
+        """
         self._log.forget(name)
         self._log.route(name)
         for master in self._masters().values():
@@ -100,14 +104,14 @@ class TopicAdmin:
             try:
                 self._client.call_address(nameserver, admin_requests.delete_topic_in_nameserver(name), _soon())
             except RocketMQUnavailableError as error:
-                # It keeps no routes on disk: one that is down has nothing to forget.
+                # A nameserver keeps no routes on disk, so one that is down has nothing to forget.
                 failed = error
         self._log.forget(name)
         if failed is not None and len(self._client.nameservers) == 1:
             raise failed
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
-        """As the protocol has it; ``chunks`` and ``stored_bytes`` are 0: brokers do not tell how a queue is stored."""
+        """See `Admin.describe_topic`. ``chunks`` and ``stored_bytes`` are 0: brokers do not report how a queue is stored."""
         queues = self._log.queues(name)
         bounds = self._log.bounds(queues)
         out = []
@@ -132,7 +136,7 @@ class TopicAdmin:
     # --- inside
 
     def _bookmarks(self, master: str, topic: str) -> list[str]:
-        """The groups of sinks that wrote to a topic; none for who may not ask for those of all groups."""
+        """Return the groups of sinks that wrote to a topic; none if the account may not read the offsets of all groups."""
         try:
             offsets = self._client.call_address(master, all_consumer_offsets(), _soon())
         except RocketMQError as error:
@@ -146,7 +150,7 @@ class TopicAdmin:
         ]
 
     def _masters(self) -> dict[str, str]:
-        """Where each broker's master listens, by the broker's name. Raises RocketMQUnavailableError NO_BROKER."""
+        """Return the address of each broker's master, by broker name. Raises RocketMQUnavailableError NO_BROKER."""
         cluster = self._client.cluster(_soon())
         away = sorted(name for name, broker in cluster.brokers.items() if broker.master is None)
         if away or not cluster.brokers:
@@ -157,7 +161,7 @@ class TopicAdmin:
         return {name: str(cluster.brokers[name].master) for name in sorted(cluster.brokers)}
 
     def _counts(self, name: str) -> dict[str, int]:
-        """Queues of a topic by broker; empty for one that does not exist."""
+        """Return a topic's number of queues by broker; empty for a topic that does not exist."""
         self._log.forget(name)
         try:
             return {data.broker_name: max(data.read_queues, data.write_queues) for data in self._log.route(name).queues}
@@ -167,7 +171,7 @@ class TopicAdmin:
             return {}
 
     def _resize(self, name: str, counts: Mapping[str, int], queues: int, already: int = 0) -> None:
-        """Add queues to the brokers with the fewest until there are so many, and wait until the nameserver knows."""
+        """Add queues to the brokers with the fewest until there are ``queues``, and wait until the nameserver knows them."""
         grown = dict(counts)
         for _ in range(queues - already):
             grown[min(grown, key=lambda broker: (grown[broker], broker))] += 1
@@ -183,7 +187,7 @@ def delete_at_broker(client: Client, master: str, topic: str) -> None:
     try:
         client.call_address(master, admin_requests.delete_topic(topic), _soon())
     except RocketMQError as error:
-        # With timerWheelEnable=false 5.x fails behind its last step (AdminBrokerProcessor.deleteTopicInBroker).
+        # With timerWheelEnable=false 5.x fails after its last step (AdminBrokerProcessor.deleteTopicInBroker).
         if error.sub != "SERVER_ERROR" or _is_at_broker(client, master, topic):
             raise
 

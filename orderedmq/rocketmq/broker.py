@@ -1,7 +1,7 @@
-"""A RocketMQ cluster as a Broker: the four protocols over one client, which connects when it is first asked for something.
+"""A RocketMQ cluster as a Broker: the four protocols over one client, which connects on first use.
 
-What tells a cluster from another is where its brokers listen, as its nameserver says it: that is the same on every machine, whatever
-``localhost:9876`` leads to there, and differs where two clusters were installed from one template and have the same names.
+A cluster is identified by its brokers' addresses, as its nameserver reports them. These are the same on every machine, whatever
+``localhost:9876`` means there. They differ even for two clusters that were installed from one template and have the same names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from orderedmq.rocketmq.group.groups import RocketMQGroups
     from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
 
-#: Seconds for a question to the nameservers.
+#: Seconds for a request to the nameservers.
 _TIMEOUT: Final = 30.0
 _MOST_BROKERS: Final = 4
 
@@ -41,8 +41,11 @@ class RocketMQBroker:
         credentials: Credentials | None = None,
         tls: TlsOptions | None = None,
     ) -> None:
-        """``namesrv_addr``: "host:port", several with ";" between them. ``identity``: what `identity` was elsewhere; another cluster is
-        then refused when it is first used (RocketMQError OTHER_CLUSTER). No I/O yet. Raises RocketMQError ADDRESS."""
+        """``namesrv_addr``: "host:port", several separated by ";". Does no I/O. Raises RocketMQError ADDRESS.
+
+        ``identity``: the value of `identity` in another process. If the nameserver leads to another cluster here, its first use
+        raises RocketMQError OTHER_CLUSTER.
+        """
         self._client = Client(namesrv_addr, credentials=credentials, tls=tls)
         self._expected = identity
 
@@ -55,9 +58,10 @@ class RocketMQBroker:
 
     @cached_property
     def identity(self) -> str:
-        """Up to four brokers, as 8 hex digits each: every row may carry it. As it was found first: brokers may come and go.
+        """Up to four brokers as 8 hex digits each, short because every row may carry it.
 
-        Raises RocketMQUnavailableError, RocketMQError OTHER_CLUSTER.
+        The value stays as it was first found, since brokers may come and go. Raises RocketMQUnavailableError, RocketMQError
+        OTHER_CLUSTER.
         """
         found = sorted(_brokers(self._client.cluster(time.monotonic() + _TIMEOUT)))
         if not found:
@@ -68,9 +72,9 @@ class RocketMQBroker:
 
     @cached_property
     def _checked(self) -> Client:
-        """The client, once it is known to lead to the cluster that is expected: one that has a broker of it.
+        """The client, once it is known to lead to the expected cluster, that is to at least one of its brokers.
 
-        Others may come, go, and be away while a query runs.
+        Other brokers may come, go, and be away while a query runs.
         """
         if self._expected is not None:
             here = _brokers(self._client.cluster(time.monotonic() + _TIMEOUT))
@@ -104,7 +108,7 @@ class RocketMQBroker:
         return RocketMQAdmin(self._checked, self.log)
 
     def close(self) -> None:
-        """Give back what is held, as far as the servers can be reached, and end every connection."""
+        """Leave all groups and give back their locks, as far as brokers can be reached, and close every connection."""
         groups = self.__dict__.get("groups")
         try:
             if groups is not None:
@@ -120,7 +124,7 @@ class RocketMQBroker:
 
 
 def _brokers(cluster: ClusterInfo) -> dict[str, str]:
-    """Each broker as 8 hex digits and as ``cluster/name@address``: its master's, or its first replica's while there is no master."""
+    """Return each broker as 8 hex digits and as ``cluster/name@address``: its master's or, without one, its first replica's."""
     names = (
         f"{broker.cluster}/{broker.name}@{broker.addresses[min(broker.addresses)]}"
         for broker in cluster.brokers.values()

@@ -1,7 +1,8 @@
 """The groups' part of the Admin protocol over a cluster.
 
-A broker does not tell who has a lock, so what is known of locks is what members say (running_info.py). Only a lock request shows
-whether a queue is locked at all. A seek takes the locks of the queues that it sets, so that nobody enters half-way, and gives them back.
+A broker does not report who holds a lock, so locks are known only from what members report (running_info.py). Only a lock
+request shows whether a queue is locked at all. A seek takes the locks of the queues that it sets, so that no query enters
+half-way, and then gives them back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 
-#: Groups of the servers' own (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).
+#: The servers' own groups (MixAll.PREDEFINE_GROUP_SET, isSysConsumerGroup).
 _SYSTEM_GROUPS: Final = frozenset(
     (
         "DEFAULT_CONSUMER", "TOOLS_CONSUMER", "SCHEDULE_CONSUMER", "FILTERSRV_CONSUMER", "__MONITOR_CONSUMER", "SELF_TEST_C_GROUP",
@@ -37,7 +38,7 @@ _SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
 
 
 class GroupAdmin:
-    """See the module; to be inherited from by what has a client and a log."""
+    """The groups' part of the Admin protocol, for a subclass that has a client and a log."""
 
     _client: Client
     _log: RocketMQLog
@@ -53,7 +54,7 @@ class GroupAdmin:
     # -- what there is
 
     def groups(self) -> list[str]:
-        """Those that a broker has settings or offsets of, without those that sinks keep their bookmarks in."""
+        """Return the groups that have settings or offsets at a broker, without those that hold sinks' bookmarks."""
         return [name for name in self._every_group() if not is_bookmark_group(name)]
 
     def _every_group(self) -> list[str]:
@@ -61,7 +62,7 @@ class GroupAdmin:
         for address in self._numbers.masters():
             configured = self._client.call_address(address, admin_requests.groups(), soon())
             found.update(configured)
-            # Before 5.3 a group can have offsets and no settings. Who may not ask for those of all groups does without.
+            # Before 5.3 a group can have offsets without settings. An account that may not read all offsets does without them.
             with contextlib.suppress(RocketMQError):
                 offsets = self._client.call_address(address, group_requests.all_consumer_offsets(), soon())
                 found.update(offsets)
@@ -79,7 +80,7 @@ class GroupAdmin:
             if broker.master is not None:
                 offsets = self._client.call_address(broker.master, group_requests.all_consumer_offsets(), soon())
                 found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
-        # Before 5.0 offsets outlive their topic; and there are numbers that are none.
+        # Before 5.0 offsets outlive their topic, and fences and other numbers are stored among them (offsets.py).
         there: set[MessageQueue] = set()
         for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
             with contextlib.suppress(TopicError):
@@ -96,12 +97,12 @@ class GroupAdmin:
         ]
 
     def locks(self, group: str | None = None) -> list[LockInfo]:
-        """What the members say that they hold; locks of clients that are no members, or do not answer, cannot be seen."""
+        """Return the locks that members report. Locks of other clients, or of members that do not answer, cannot be seen."""
         out = []
         brokers = self._directory.masters()
         for name in self.groups() if group is None else [group]:
             for client_id in self._directory.everywhere(name):
-                # Nobody is told that nothing is locked because he may not see it.
+                # strict: an account that may not see locks gets an error, not an empty list.
                 info = self._directory.info(name, client_id, brokers, fresh=True, strict=True)
                 if info is None:
                     continue
@@ -118,7 +119,7 @@ class GroupAdmin:
     # -- what is done from outside
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
-        """As the protocol has it. A query that lives loses the queues when it next looks: at a commit, or at a renewal within 20 s."""
+        """See `Admin.seek`. A running query loses the queues at its next check: at a commit, or at a renewal within 20 s."""
         lock_rules.check_name(group)
         bounds = self._log.bounds(list(offsets))
         for queue, offset in offsets.items():
@@ -133,21 +134,24 @@ class GroupAdmin:
             return self._numbers.raise_reset_number(group, list(offsets))
 
     def require_unused(self, group: str) -> None:
-        """As the protocol has it, and for locks of clients that are no members, too: those are found out by asking for them."""
+        """See `Admin.require_unused`. Locks of clients that are no members count, too: requests for these locks reveal them."""
         lock_rules.check_name(group)
         queues = list(self.group_offsets(group)) if group in self.groups() else []
         with self._alone(group, queues, force=False):
             pass
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
-        """As the protocol has it. A query that lives makes the group anew."""
+        """See `Admin.delete_group`. A running query creates the group again."""
         self._require(group)
         with self._alone(group, list(self.group_offsets(group)), force):
             for address in self._numbers.masters():
                 self._client.call_address(address, admin_requests.delete_group(group), soon())
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
-        """As the protocol has it, of members' locks. Raises LockError HELD_BY_OTHER for those of who is no member: they end by themselves."""
+        """See `Admin.release`. Only members' locks can be taken away.
+
+        Raises LockError HELD_BY_OTHER for others, which expire.
+        """
         self._require(group)
         name = _probe()
         granted = self._lock(group, name, queues)
@@ -156,7 +160,7 @@ class GroupAdmin:
         if not held:
             return []
         if not force:
-            # Whoever is a member may be the one.
+            # Any member may be the holder.
             raise self._in_use(group, self._directory.everywhere(group), held)
         with self._alone(group, held, force=True) as taken:
             self._numbers.raise_fences(group, dict.fromkeys(taken, time.time_ns() // 1000))
@@ -173,9 +177,10 @@ class GroupAdmin:
 
     @contextlib.contextmanager
     def _alone(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
-        """Have the queues' locks meanwhile; which of them, when ``force``.
+        """Hold the queues' locks during the ``with`` block and yield the queues that were granted; ``force`` may not get all.
 
-        Raises GroupError IN_USE when somebody is a member, or has one of the queues; unless ``force``, which takes them from members.
+        Raises GroupError IN_USE if the group has a member or one of the queues is locked. ``force`` takes the locks from
+        members instead.
         """
         ids = self._directory.everywhere(group)
         if not force and ids:
@@ -201,7 +206,7 @@ class GroupAdmin:
         ask_queues(self._client, asked, soon())
 
     def _in_use(self, group: str, ids: Sequence[str], held: Sequence[MessageQueue]) -> GroupError:
-        """Names who has a queue, else who is a member."""
+        """Return an error that names the owner of a queue, else a member of the group."""
         brokers = self._directory.masters()
         for client_id in ids:
             info = self._directory.info(group, client_id, brokers, fresh=True)

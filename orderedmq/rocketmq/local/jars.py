@@ -1,7 +1,7 @@
-"""The jars of a RocketMQ release, fetched once by Spark's own resolver: no Maven, no download page.
+"""Fetches the jars of a RocketMQ release once, with Spark's own resolver: no Maven, no download page.
 
-Rules: where jars come from is the user's Spark configuration (``spark.jars.ivySettings``, ``spark.jars.repositories``) and nothing here.
-A folder that has its final name is complete, so it is neither checked nor fetched again.
+Rules: only the user's Spark configuration (``spark.jars.ivySettings``, ``spark.jars.repositories``) decides where jars come
+from. A folder with its final name is complete, so it is neither checked nor fetched again.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from typing import Final
 from orderedmq.errors import OptionError, ServersError
 from orderedmq.java import cache, ensure_java
 
-#: Releases that are known to run here; another one may do.
+#: Releases that are known to run here. Others may run, too.
 VERSIONS: Final = ("4.9.7", "5.3.3", "5.4.0")
 DEFAULT_VERSION: Final = "5.3.3"
 
-#: Servers, the Java client and the admin tools: the same jars but for two, so they share a folder.
+#: Servers, the Java client and the admin tools. All but two of their jars are the same, so they share a folder.
 _MODULES: Final = ("namesrv", "broker", "client", "tools")
-#: A slow line may take long; a connection that says nothing must end some time.
+#: Seconds for a fetch. A slow line may take long, but a connection that hangs must end.
 _TIMEOUT: Final = 900.0
-#: What Ivy says when it has a jar's description from one place and may not take the jar from another.
+#: Ivy's message when it has a jar's description from one repository and may not take the jar from another.
 _DOWNLOAD_FAILED: Final = "download failed: "
 
 
 def jars(version: str = DEFAULT_VERSION) -> Path:
-    """The folder with the jars of a release, fetched if it is not there.
+    """Return the folder with the jars of a release, and fetch them if it is missing.
 
     Raises OptionError INVALID, JavaError MISSING or TOO_OLD, and ServersError NO_JARS.
     """
@@ -51,13 +51,13 @@ def jars(version: str = DEFAULT_VERSION) -> Path:
 
 def _fetch(version: str, folder: Path) -> None:
     work = folder.with_suffix(folder.suffix + ".part")
-    # What an interrupted fetch had copied may be half a jar. Its downloads are whole, and are used again.
+    # An interrupted fetch may have copied half a jar. Its downloads are whole and are used again.
     shutil.rmtree(work / "jars", ignore_errors=True)
     work.mkdir(exist_ok=True)
     log = work / "resolver.log"
     done = _resolve(version, work, log, {})
     if not done and _DOWNLOAD_FAILED in log.read_text(errors="replace"):
-        # The user's ~/.m2 has descriptions of jars without the jars, as Maven leaves it. This time it is not looked at.
+        # The user's ~/.m2 has descriptions of jars without the jars, as Maven leaves them. Try again without it.
         options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={work}".strip()
         shutil.rmtree(work / "cache", ignore_errors=True)
         done = _resolve(version, work, log, {"SPARK_SUBMIT_OPTS": options})
@@ -72,7 +72,7 @@ def _fetch(version: str, folder: Path) -> None:
 
 
 def _resolve(version: str, work: Path, log: Path, environment: dict[str, str]) -> bool:
-    """Let Spark fetch the jars into ``work/jars``; an empty job, because fetching is what it does before it starts one."""
+    """Whether Spark fetched all jars into ``work/jars``. It runs an empty job, since it fetches jars before it starts a job."""
     ensure_java()
     job = work / "nothing.py"
     job.write_text("")
@@ -102,7 +102,7 @@ def _resolve(version: str, work: Path, log: Path, environment: dict[str, str]) -
 
 
 def _spark_home() -> Path:
-    # Found, not imported: the queue needs no Spark.
+    # Located, not imported: this package never imports pyspark.
     spec = importlib.util.find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (spec is not None and spec.origin and Path(spec.origin).parent)
     if not home or not Path(home, "bin", "spark-submit").is_file():
@@ -111,7 +111,7 @@ def _spark_home() -> Path:
 
 
 def _reason(log: Path) -> str:
-    """What says most in the resolver's output."""
+    """Return the part of the resolver's output that explains the failure best."""
     text = log.read_text(errors="replace")
     for pattern in (
         r"unresolved dependency: [^,\]\n]+",

@@ -1,6 +1,6 @@
-"""Which ports of this machine are free, and one question to a server.
+"""Finds free ports of this machine, and sends single requests to a server.
 
-This much of the protocol is here so that servers can be watched without the client that is tested against them.
+The protocol is repeated here in short, so that servers can be watched without the client that is tested against them.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Final
 from orderedmq.errors import ServersError
 
 HOST: Final = "127.0.0.1"
-#: Below what systems give to outgoing connections, so a killed server's port is still free when it comes back.
+#: Ports below those of outgoing connections, so a killed server's port is still free when it restarts.
 _PORTS: Final = range(20_000, 32_000)
 
 
-#: What this process has been told already and may not listen at yet.
+#: Ports that `free_port` has returned in this process. A server may not listen there yet.
 _told: Final[set[int]] = set()
 
 
 def free_port(*offsets: int) -> int:
-    """A port that is free, together with those at ``offsets`` from it."""
+    """Return a port whose neighbours at ``offsets`` (0: itself) are all free. Raises ServersError PORT_IN_USE."""
     for port in random.sample(_PORTS, 200):
         wanted = {port + offset for offset in offsets or (0,)}
         if not wanted & _told and all(map(free, wanted)):
@@ -34,11 +34,11 @@ def free_port(*offsets: int) -> int:
 
 
 def free(port: int) -> bool:
-    """Whether a server could listen there."""
-    # On all interfaces, where 4.9 listens whatever it is told; some systems allow that beside a listener on loopback.
+    """Whether a server could listen on the port."""
+    # 4.9 listens on all interfaces whatever its settings; some systems allow that beside a listener on loopback, so check both.
     for host in ("", HOST):
         with socket.socket() as probe:
-            # As Java does: a port is free while the system still remembers closed connections of it.
+            # As Java does: a port counts as free while the system still remembers its closed connections.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -48,7 +48,7 @@ def free(port: int) -> bool:
 
 
 def answers(address: str, code: int) -> bool:
-    """Whether a server answers a request, and well."""
+    """Whether a server answers a request with success."""
     try:
         return ask(address, code)[0] == 0
     except OSError:
@@ -58,9 +58,9 @@ def answers(address: str, code: int) -> bool:
 def ask(
     address: str, code: int, fields: Mapping[str, str] | None = None, body: bytes = b"", timeout: float = 3.0
 ) -> tuple[int, bytes]:
-    """One request on a connection of its own: the code and the body of the response. Raises OSError."""
+    """Send one request on a new connection and return the response's code and body. Raises OSError."""
     host, _, port = address.rpartition(":")
-    # Of this version, a nameserver answers in JSON that is JSON.
+    # A nameserver answers a client of this version with valid JSON.
     request = {"code": code, "language": "OTHER", "version": 409, "opaque": 1, "flag": 0, "extFields": dict(fields or {})}
     header = json.dumps(request).encode()
     with socket.create_connection((host, int(port)), timeout) as connection:

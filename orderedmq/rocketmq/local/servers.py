@@ -1,7 +1,7 @@
-"""A RocketMQ on this machine, to try things with and to test against: a nameserver and brokers, each a process of its own.
+"""Runs RocketMQ on this machine, to try and to test with: a nameserver and brokers, each in its own process.
 
-Rules: all listens on loopback; all data lies in one folder; a server lives no longer than the process that started it, however that one
-ends; only processes that were started here are ever signalled.
+Rules: clients are sent to loopback addresses (4.9 listens on all interfaces all the same); all data is in one folder; a server
+does not outlive the process that started it, however that one ends; only processes that were started here are signalled.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from orderedmq.java import ensure_java
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, jars
 from orderedmq.rocketmq.local.probe import HOST, answers, ask, free, free_port
 
-#: Boot takes some seconds; a busy machine takes its time.
+#: Seconds for a start. It takes some seconds, and longer on a busy machine.
 _READY_TIMEOUT: Final = 90.0
-#: A broker flushes and says good-bye for up to 12 s.
+#: Seconds for an orderly end. A broker flushes and unregisters for up to 12 s.
 _SHUT_DOWN_TIMEOUT: Final = 30.0
 
-#: 4.9 reaches into the JDK to unmap its files, and does not come up again after a crash where it may not.
+#: 4.9 uses the JDK's internals to unmap its files. Without access it does not start again after a crash.
 _OPENS: Final = (
     *("--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"),
     *("--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED"),
 )
-#: Everything to standard output, warnings only. 5.x carries logback under a name of its own; the status listener keeps both from
-#: telling how they configured themselves, and pop consumption, which is not set up here, would say so several times a second.
+#: Logs warnings to standard output. 5.x has logback in a package of its own. The status listener silences logback's reports
+#: about its configuration. Pop consumption, which is not set up here, would log a warning several times a second.
 _LOGBACK: Final = """\
 <configuration>
   <statusListener class="{prefix}ch.qos.logback.core.status.NopStatusListener"/>
@@ -41,7 +41,7 @@ _LOGBACK: Final = """\
   <root level="WARN"><appender-ref ref="out"/></root>
 </configuration>
 """
-#: Ends a server when the process that started it is gone, kill -9 included: its end of the pipe closes then.
+#: Kills a server when the process that started it is gone, even by kill -9: its end of the pipe closes then.
 _GUARD: Final = 'read -r _; kill -9 "$1"'
 
 _GET_ROUTE: Final = 105
@@ -50,7 +50,7 @@ _UPDATE_BROKER_CONFIG: Final = 25
 
 
 class Server:
-    """One RocketMQ process. ``home`` has its configuration, its data and what it printed (``out.log``)."""
+    """One RocketMQ process. ``home`` has its configuration, its data and its output (``out.log``)."""
 
     main: str
     kind: str
@@ -75,21 +75,21 @@ class Server:
 
     @property
     def running(self) -> bool:
-        """A paused server is running, too."""
+        """Whether the process exists; a paused server is running, too."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def broken(self) -> bool:
-        """It was paused or killed, or died."""
+        """Whether the server was paused or killed, or died."""
         return self._paused or not self.running
 
     def start(self, timeout: float = _READY_TIMEOUT) -> None:
-        """Start it and wait until it serves. Raises ServersError NOT_READY or DIED, and what jars() raises."""
+        """Start the server and wait until it serves. Raises ServersError NOT_READY or DIED, and what `jars` raises."""
         self.launch()
         self.wait(timeout)
 
     def launch(self) -> None:
-        """Start it and do not wait."""
+        """Start the server without waiting until it serves."""
         if self.running:
             return
         self._reap()
@@ -108,7 +108,7 @@ class Server:
         ]
         with open(self.log, "ab") as output:
             self._printed = output.tell()
-            # A session of its own: Ctrl-C in a terminal is for us alone, we end it in order.
+            # A session of its own: Ctrl-C in a terminal reaches only this process, which ends the server in order.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -126,7 +126,7 @@ class Server:
         )
 
     def wait(self, timeout: float = _READY_TIMEOUT) -> None:
-        """Until it serves. Raises ServersError NOT_READY or DIED."""
+        """Wait until the server serves. Raises ServersError NOT_READY or DIED."""
         deadline = time.monotonic() + timeout
         while not self.ready():
             if not self.running:
@@ -148,7 +148,7 @@ class Server:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """kill -9."""
+        """Kill the server (kill -9)."""
         self._signal(signal.SIGKILL)
         self._paused = False
         self._reap()
@@ -156,7 +156,7 @@ class Server:
     stop = kill
 
     def pause(self) -> None:
-        """Its sockets stay open and nobody answers."""
+        """Stop the process: its sockets stay open, but it does not answer."""
         self._signal(signal.SIGSTOP)
         self._paused = True
 
@@ -165,12 +165,12 @@ class Server:
         self._paused = False
 
     def restart(self, timeout: float = _READY_TIMEOUT) -> None:
-        """kill -9, and start it with the same port and data."""
+        """Kill the server (kill -9) and start it again with the same port and data."""
         self.kill()
         self.start(timeout)
 
     def shut_down(self) -> None:
-        """End it in order, so that nothing is lost, which takes some seconds."""
+        """End the server in order, so that nothing is lost. This takes some seconds."""
         self.resume()
         self._signal(signal.SIGTERM)
         if self._process is not None:
@@ -181,12 +181,12 @@ class Server:
         self.kill()
 
     def _signal(self, number: signal.Signals) -> None:
-        # Popen knows whether the process was waited for: its pid can be nobody else's yet.
+        # Popen signals no process that was waited for, so the pid cannot be another process's yet.
         if self._process is not None:
             self._process.send_signal(number)
 
     def _reap(self) -> None:
-        """Wait for the process, which is dead or dying, and dismiss the guard first: the pid may be another's after that."""
+        """End the guard and wait for the dead or dying process, in this order: afterwards the pid may be another process's."""
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
@@ -197,7 +197,7 @@ class Server:
             self._process.wait()
 
     def _output(self) -> str:
-        """What it printed since it was started last."""
+        """Return what the server printed since its last start."""
         with open(self.log, "rb") as file:
             file.seek(self._printed)
             return file.read().decode(errors="replace")
@@ -210,7 +210,7 @@ class Server:
 class NameServer(Server):
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
     kind = "namesrv"
-    # It has so little to do that to compile it well would be most of its work.
+    # It has so little to do that full compilation would be most of its work.
     heap = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
 
     def properties(self) -> dict[str, object]:
@@ -226,7 +226,7 @@ class NameServer(Server):
 
 
 class Broker(Server):
-    """Takes the ports P-2, P and P+1."""
+    """A broker on the ports P-2, P and P+1."""
 
     main = "org.apache.rocketmq.broker.BrokerStartup"
     kind = "broker"
@@ -271,19 +271,19 @@ class Broker(Server):
             "maxIndexNum": 1000,
             "messageIndexEnable": False,
             "timerWheelEnable": False,
-            # For so many ms after its start a broker of 5.3 turns in a loop that waits for nothing (TransactionMetricsFlushService).
+            # For this many ms after its start, a 5.3 broker runs a busy loop (TransactionMetricsFlushService).
             "transactionMetricFlushInterval": 300,
             **self._properties,
         }
 
     def ready(self) -> bool:
-        """The nameserver sends clients here. A broker that says it booted may not have reached it yet."""
+        """Whether the nameserver sends clients to this broker. A broker that reports its boot may not have registered yet."""
         try:
             code, body = ask(self._namesrv, _GET_ROUTE, {"topic": self.name})
             if code == 0 and self.address.encode() in body:
                 return True
-            # 5.x registers before it knows that the nameserver is there, and again only 10 s later. Setting its permission, which stays
-            # as it was, makes it register now.
+            # 5.x registers before it has reached the nameserver, and again only 10 s later. Setting its permission to its
+            # present value makes it register now.
             if time.monotonic() > self._registered + 0.5 and "boot success" in self._output():
                 self._registered = time.monotonic()
                 ask(self.address, _UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
@@ -295,8 +295,8 @@ class Broker(Server):
 class Cluster:
     """A nameserver and its brokers (``broker-a``, ``broker-b``, ..., or those of ``names``) in one folder.
 
-    ``properties`` are the brokers' (they override), ``jvm`` are options of their Java, the nameserver's too, ``lock_life`` is how many
-    seconds a queue lock lives that is not renewed. ``port``: the nameserver's, else a free one.
+    ``properties``: settings of the brokers, which override the defaults. ``jvm``: Java options of all servers. ``lock_life``:
+    seconds that a queue lock lives without renewal. ``port``: the nameserver's; None for a free one.
     """
 
     def __init__(
@@ -326,12 +326,12 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """What clients call namesrvAddr."""
+        """The nameserver's address, which clients call namesrvAddr."""
         return self.namesrv.address
 
     @property
     def broker(self) -> Broker:
-        """The first, where there is one."""
+        """The first broker, for clusters with only one."""
         return self.brokers[0]
 
     @property
@@ -339,7 +339,7 @@ class Cluster:
         return [self.namesrv, *self.brokers]
 
     def start(self) -> None:
-        """All at once. Also starts again those that were killed. Raises what Server.start() raises."""
+        """Start all servers in parallel, also those that were killed. Raises what `Server.start` raises, after killing all."""
         try:
             for server in self.servers:
                 server.launch()
@@ -350,7 +350,7 @@ class Cluster:
             raise
 
     def heal(self) -> None:
-        """Make good what was done to them: the paused go on, the dead come back."""
+        """Resume the paused servers and start the dead ones again."""
         broken = [server for server in self.servers if server.broken]
         for server in broken:
             server.resume()
@@ -358,12 +358,12 @@ class Cluster:
             self.start()
 
     def stop(self) -> None:
-        """kill -9 to all of them."""
+        """Kill all servers (kill -9)."""
         for server in self.servers:
             server.kill()
 
     def shut_down(self) -> None:
-        """End them in order, the nameserver last."""
+        """End all servers in order, the nameserver last."""
         for server in reversed(self.servers):
             server.shut_down()
 
