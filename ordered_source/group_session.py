@@ -30,7 +30,7 @@ RETRY: Final = 0.1
 
 
 class Session(Protocol):
-    """What the stream reader needs of a consumer group; a query without a group has a session, too."""
+    """The stream reader's interface to a query's consumer group; a query without a group has a session, too."""
 
     #: Whether several queries divide the queues among them.
     shared: bool

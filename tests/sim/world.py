@@ -1,6 +1,6 @@
 """The simulated broker: locks and members by the real rules, group offsets, and two clocks that only the simulation moves.
 
-A test can break the rules. So the world keeps records of its own (``Holding``, ``Ledger``), which state what must be true
+A test can break the rules. So the world keeps separate records (``Holding``, ``Ledger``), which state what must be true
 whatever the rules say. A contradiction is a Violation, raised where it happens.
 """
 
