@@ -1,7 +1,8 @@
-"""Finds out which of its rights an account lacks, all at once. A broker's refusal names only the first.
+"""Finds all the rights that an account lacks; a broker's refusal names only the first.
 
-Each right is asked for by a request that wants it and changes nothing: a send to a queue that no topic has, an empty lock, a search
-for a message that is not there. The answers of both generations of access control are read alike, so nobody has to know which one it is.
+Each right is tested by a request that needs it and changes nothing: a send to a queue that no topic has, a lock of no queue, a
+search for a message that does not exist. Answers of both generations of access control are understood, so the caller need not
+know which one a broker has.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ from orderedmq.rocketmq.wire import group_requests, message_requests, rights
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.rights import Refusal, Right
 
-#: Seconds for all questions.
+#: Seconds for all requests of one check.
 _TIMEOUT: Final = 30.0
-#: No topic has such a queue (MAX_QUEUES).
+#: A queue id that no topic has (MAX_QUEUES).
 _NO_QUEUE: Final = 2**31 - 1
-#: Nobody's message is looked for.
+#: A name that no message's key, no producer group and no broker has.
 _NO_KEY: Final = "orderedmq-rights"
 
 
-#: What each client was found to be permitted: it is not asked for again.
+#: The rights that each client was found to have: they are not tested again.
 _permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = weakref.WeakKeyDictionary()
 
 
 def require(client: Client, wanted: Sequence[Right], whose: str) -> None:
-    """Raises RocketMQError NO_PERMISSION that names every right of ``wanted`` that the account lacks at a broker of their topics.
+    """Raise RocketMQError NO_PERMISSION if the account lacks a right of ``wanted`` at a broker of their topics.
 
-    Asks once, and only if the client has an account. ``whose``: of what the rights are, for the error: "a sink".
+    The error names every missing right. Rights are tested only if the client has an account, and not again once it was found to
+    have them. ``whose``: who needs the rights, for the error: "a sink".
     """
     known = _permitted.setdefault(client, set())
     if client.account is None or tuple(wanted) in known:
@@ -46,7 +48,7 @@ def require(client: Client, wanted: Sequence[Right], whose: str) -> None:
 
 
 def explained(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
-    """``error``; for NO_PERMISSION one that names every right that is missing, if that can be found out."""
+    """Return ``error``; for NO_PERMISSION, an error that names every missing right, if they can be found out."""
     if not isinstance(error, RocketMQError) or error.sub != "NO_PERMISSION" or client.account is None:
         return error
     try:
@@ -56,7 +58,7 @@ def explained(client: Client, error: BaseException, wanted: Sequence[Right], who
 
 
 def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
-    """The error for what the account lacks of these; None if it lacks nothing."""
+    """Return the error that names the rights of ``wanted`` that the account lacks; None if it has them all."""
     deadline = time.monotonic() + _TIMEOUT
     group = next((right.name for right in wanted if right.kind == "Group"), None)
     missing: dict[Right, None] = {}
@@ -80,7 +82,7 @@ def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQErro
 
 
 def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
-    """Where the topic's brokers listen; of one that is to be made, all."""
+    """Return the addresses of the masters that have the topic; of all masters if it does not exist yet."""
     try:
         brokers = client.route(topic, deadline).brokers
     except TopicError:
@@ -89,7 +91,7 @@ def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
 
 
 class _Broker:
-    """One broker's answers about one topic and a group."""
+    """Tests rights on one topic and a group at one broker."""
 
     def __init__(self, client: Client, address: str, queue: MessageQueue, group: str | None, deadline: float) -> None:
         self._client = client
@@ -114,7 +116,11 @@ class _Broker:
         return [refused for refused in out if refused is not None]
 
     def _subscribes(self, group: Refusal | None) -> Refusal | None:
-        """ACL 2.0 wants Sub for what wants it of the group, too. Of a pull it looks at the topic first."""
+        """Return the refusal of Sub on the topic, if any.
+
+        ACL 2.0 insists on it only in requests that need Sub on the group, too. If that was refused, a pull tells: its topic is
+        checked first.
+        """
         if self._group is None:
             return None
         if group is not None:
@@ -135,16 +141,16 @@ class _Broker:
             if error.sub == "NO_PERMISSION":
                 return rights.refusal(request.code, error.message)
         except OrderedMQError:
-            # The topic or group is missing: who hears that has the right to ask.
+            # The topic or group does not exist, and a broker says so only to an account that has the right.
             pass
         return None
 
 
 def _send(queue: MessageQueue) -> Request[Any]:
-    """A message that every broker refuses, for its queue, after it has looked at the account's rights."""
+    """Return the send of a message that every broker refuses for its queue, after it has checked the account's rights."""
     nowhere = queue._replace(queue_id=_NO_QUEUE)
     request = message_requests.send(nowhere, b"?", "", group=_NO_KEY, born=time.time_ns() // 1_000_000)
-    # The topic itself as the template: it is not made if it is missing.
+    # The template is the topic itself, so a missing topic is not created.
     return replace(request, ext={**request.ext, "c": queue.topic}, repeatable=True)
 
 

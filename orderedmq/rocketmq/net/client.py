@@ -1,11 +1,12 @@
-"""A cluster, as its nameservers tell it: which broker has which queue, and one connection to each address.
+"""A client of a cluster: routes from its nameservers, and one connection to each address.
 
-Rules: one deadline (monotonic seconds, finite) holds for an operation with all its retries. A request is sent again when the server said
-that it did nothing, or when it may be done twice. Routes are asked for when they are needed and older than 30 s or in doubt; while no
-nameserver answers, the last known ones go on holding (MQClientInstance.updateTopicRouteInfoFromNameServer). A nameserver that was restarted
-knows some brokers and not yet others: these go on holding too for as long as reporting may take, or keys would go to other queues.
+Rules: one deadline (monotonic seconds, finite) covers an operation with all its retries. A request is sent again if the server
+said that it did nothing, or if it is repeatable. A route is requested when it is needed and older than 30 s or in doubt. While
+no nameserver answers, the last known routes stay in use (MQClientInstance.updateTopicRouteInfoFromNameServer). A restarted
+nameserver does not know all brokers yet. Those that it does not know stay in use for as long as reporting may take: otherwise
+keys would go to other queues.
 
-Membership of a group is a connection's at the broker, so each member needs a Client of its own.
+A broker ties membership of a group to a connection, so each member needs a Client of its own.
 """
 
 from __future__ import annotations
@@ -33,26 +34,28 @@ from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo, Route
 
 T = TypeVar("T")
 
-#: Seconds after which a route is asked for again (Java: ``pollNameServerInterval``).
+#: Seconds after which a route is requested again (Java: ``pollNameServerInterval``).
 ROUTE_AGE: Final = 30.0
-#: Seconds for which a broker that the nameserver does not know any more keeps its queues: the longest between two of its reports
-#: (``registerNameServerPeriod``).
+#: Seconds for which a broker that the nameserver no longer knows keeps its queues: the longest interval between two of its
+#: reports (``registerNameServerPeriod``).
 UNKNOWN: Final = 60.0
 #: Seconds that one nameserver has to answer before the next is asked.
 NAMESERVER_TIMEOUT: Final = 3.0
-#: Seconds for an answer to what may be asked again, on another connection then: the network may have dropped this one without a word.
+#: Seconds for an answer to a repeatable request. It is then sent on another connection: the network may have dropped this one
+#: silently.
 ATTEMPT: Final = 4.0
-#: Seconds after which an unused connection is replaced: a server ends it at 120, and a request must not cross that.
+#: Seconds after which an unused connection is replaced: a server closes it after 120, which must not happen while a request is
+#: sent.
 IDLE: Final = 100.0
 
 
 def attempt(request: Request[Any], deadline: float) -> float:
-    """Until when to wait for one answer."""
+    """Return the time until which to wait for one answer, in monotonic seconds."""
     return min(deadline, time.monotonic() + ATTEMPT) if request.repeatable else deadline
 
 
 def parse_nameservers(text: str) -> tuple[str, ...]:
-    """``a:9876;b:9876`` as addresses, in order and once each. Raises RocketMQError ADDRESS."""
+    """Return the addresses of ``a:9876;b:9876`` in order, without duplicates. Raises RocketMQError ADDRESS."""
     found = tuple(dict.fromkeys(address.strip() for address in re.split("[;,]", text) if address.strip()))
     if not found:
         raise RocketMQError(
@@ -67,7 +70,7 @@ _NOBODY: Final[Mapping[str, float]] = {}
 
 
 class _Endpoint:
-    """The connection to one address, and how connecting to it has gone."""
+    """The connection to one address, and the latest failures to connect to it."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -84,9 +87,9 @@ class _Endpoint:
 
 
 class _Known:
-    """A route, when it was last asked for, and whether a broker's error made it doubtful.
+    """A route, when it was last requested, and whether a broker's error made it doubtful.
 
-    ``unknown``: brokers of it that the nameserver does not know, and since when.
+    ``unknown``: brokers in it that the nameserver does not know, and since when.
     """
 
     def __init__(self, route: Route, checked: float, unknown: Mapping[str, float] = _NOBODY) -> None:
@@ -97,7 +100,7 @@ class _Known:
 
 
 class Client:
-    """See the module. Safe to use from many threads, and in a child after fork, which makes connections of its own."""
+    """A client of one cluster; see the module. Thread-safe. In a child after a fork it makes connections of its own."""
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Client:
         tls: TlsOptions | None = None,
         on_push: PushHandler | None = None,
     ) -> None:
-        """``nameservers``: "host:port", several with ";" between them. No I/O yet. Raises RocketMQError ADDRESS, OptionError INVALID."""
+        """``nameservers``: "host:port", separated by ";". No I/O yet. Raises RocketMQError ADDRESS, OptionError INVALID."""
         self.nameservers = parse_nameservers(nameservers)
         self._credentials = credentials
         self._tls = tls.context() if tls is not None else None
@@ -121,7 +124,7 @@ class Client:
 
     @property
     def account(self) -> str | None:
-        """The access key of the account whose requests these are; None without one."""
+        """The access key of the client's account; None without an account."""
         return self._credentials.access_key if self._credentials is not None else None
 
     def __repr__(self) -> str:
@@ -134,13 +137,13 @@ class Client:
         self.close()
 
     def another(self, on_push: PushHandler | None = None) -> Client:
-        """A client of the same cluster with connections of its own, as each member of a group needs. No I/O yet."""
+        """Return a client of the same cluster with connections of its own, as each member of a group needs. No I/O yet."""
         made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push)
         made._tls = self._tls
         return made
 
     def close(self) -> None:
-        """End every connection; whoever waits here is told."""
+        """Close every connection. Operations that wait raise an error."""
         self._closing.set()
         with self._lock:
             endpoints = list(self._endpoints.values())
@@ -151,9 +154,9 @@ class Client:
     # --- what the nameservers know
 
     def route(self, topic: str, deadline: float, *, fresh: bool = False) -> Route:
-        """Where a topic's queues are. Raises TopicError MISSING, RocketMQError STATIC_TOPIC, RocketMQUnavailableError.
+        """Return a topic's route. Raises TopicError MISSING, RocketMQError STATIC_TOPIC, RocketMQUnavailableError.
 
-        Unless ``fresh``, a topic that was there before keeps its last route: a nameserver that was restarted has none for a while.
+        Unless ``fresh``, a topic keeps its last known route if no other is found: a restarted nameserver has none for a while.
         """
         now = time.monotonic()
         last = self._routes.get(topic)
@@ -161,7 +164,7 @@ class Client:
         if known is not None:
             if not known.stale and now - known.checked < ROUTE_AGE:
                 return known.route
-            # Others go on with what is known; and so does this thread, rather soon.
+            # Other threads use the known route meanwhile, and this thread does so if no nameserver answers soon.
             known.checked, known.stale = now, False
             deadline = min(deadline, now + NAMESERVER_TIMEOUT)
         try:
@@ -175,14 +178,16 @@ class Client:
         return found.route
 
     def _completed(self, route: Route, last: _Known, deadline: float) -> _Known:
-        """A broker that is not in a topic's route any more, and reports to the nameserver, has the topic no more. One that does not report
-        may not have done so yet.
+        """Return a new route, completed by brokers of the last one that the nameserver does not know.
+
+        A broker that is missing in the new route, but reports to the nameserver, no longer has the topic. One that does not
+        report may do so soon, and stays for `UNKNOWN` seconds.
         """
         if last.route.brokers.keys() <= route.brokers.keys():
             return _Known(route, time.monotonic())
         try:
             reporting = self.cluster(deadline).brokers
-            # Who reported in between has brought its queues.
+            # A broker that reported in between is in this route.
             route = self.call_nameserver(topic_route(route.topic), deadline)
         except (RocketMQUnavailableError, TopicError):
             return last
@@ -195,7 +200,10 @@ class Client:
         return _Known(route.with_unknown(last.route, unknown), now, unknown)
 
     def _look_up(self, topic: str, deadline: float) -> Route:
-        """A nameserver that knows no broker says nothing about topics: it was started just now, and brokers report within 30 s."""
+        """Return a topic's route, waiting while the nameserver knows no broker.
+
+        Such a nameserver cannot tell whether a topic exists: it may have just started, and brokers report within 30 s.
+        """
         failures = 0
         while True:
             try:
@@ -215,7 +223,7 @@ class Client:
             self._pause(RETRY.delay(failures, random.random()), deadline, nobody)
 
     def _known_to_another(self, topic: str, deadline: float) -> Route | None:
-        """What one nameserver does not know, because it was restarted and not all brokers have reported to it, the others may."""
+        """Return the topic's route from any nameserver that has it: a restarted one lacks it until its brokers report."""
         for address in self.nameservers if len(self.nameservers) > 1 else ():
             limit = min(deadline, time.monotonic() + NAMESERVER_TIMEOUT)
             with contextlib.suppress(RocketMQUnavailableError, TopicError):
@@ -223,23 +231,23 @@ class Client:
         return None
 
     def doubt(self, topic: str) -> None:
-        """A broker's answer does not fit the route: ask for it again before it is used."""
+        """Have the topic's route requested before its next use, because a broker's answer does not fit it."""
         known = self._routes.get(topic)
         if known is not None:
             known.stale = True
 
     def cluster(self, deadline: float) -> ClusterInfo:
-        """Every broker. Raises RocketMQUnavailableError."""
+        """Return every broker. Raises RocketMQUnavailableError."""
         return self.call_nameserver(cluster_info(), deadline)
 
     def topics(self, deadline: float) -> tuple[str, ...]:
-        """Every name that is a topic to the nameserver; see `route.user_topics`. Raises RocketMQUnavailableError."""
+        """Return every topic name that the nameserver lists; see `route.user_topics`. Raises RocketMQUnavailableError."""
         return self.call_nameserver(topic_list(), deadline)
 
     def address(
         self, topic: str, broker_name: str, deadline: float, broker_id: int = MASTER_ID, *, any_replica: bool = False
     ) -> str:
-        """Where a broker of the topic listens. ``any_replica``: another one if the one asked for is away, which is good for reading.
+        """Return the address of a broker of the topic. ``any_replica``: if it is away, of another replica, enough for reading.
 
         Raises RocketMQUnavailableError NO_BROKER, and what `route` raises.
         """
@@ -268,7 +276,10 @@ class Client:
         broker_id: int = MASTER_ID,
         any_replica: bool = False,
     ) -> T:
-        """Ask a broker of the topic, by name, until the deadline. Raises what the answer stands for; see `Pending.result`."""
+        """Send a request to a broker of the topic, with retries until the deadline, and return the parsed answer.
+
+        Raises the error that the answer stands for; see `Pending.result`.
+        """
         return self._retry(
             request,
             deadline,
@@ -277,11 +288,11 @@ class Client:
         )
 
     def call_address(self, address: str, request: Request[T], deadline: float) -> T:
-        """Ask one server, as `call`."""
+        """Send a request to one server, as `call`."""
         return self._retry(request, deadline, lambda: address, lambda: None)
 
     def call_nameserver(self, request: Request[T], deadline: float) -> T:
-        """Ask the nameservers in turn until one answers. Raises what the answer stands for; see `Pending.result`."""
+        """Ask the nameservers in turn until one answers. Raises the error that the answer stands for; see `Pending.result`."""
         failures = 0
         while True:
             for _ in self.nameservers:
@@ -292,7 +303,7 @@ class Client:
                     return self.connection(address, limit, wait=len(self.nameservers) == 1).call(request, limit)
                 except RocketMQUnavailableError as error:
                     last = error
-                # Not for what another thread has turned already.
+                # Another thread may have moved on to the next nameserver already.
                 if self._turn == turn:
                     self._turn = turn + 1
                 if time.monotonic() >= deadline:
@@ -322,7 +333,7 @@ class Client:
             self._pause(RETRY.delay(failures, random.random()), deadline, last)
 
     def _pause(self, delay: float, deadline: float, last: OrderedMQError) -> None:
-        """Wait before the next attempt, or raise the last one's error if there is no time for another."""
+        """Wait before the next attempt. Raises ``last`` if time is too short, RocketMQError CLOSED if the client closes."""
         if time.monotonic() + delay >= deadline:
             raise last
         if self._closing.wait(delay):
@@ -331,9 +342,9 @@ class Client:
     # --- connections
 
     def connection(self, address: str, deadline: float, *, wait: bool = True) -> Connection:
-        """The connection to an address, made if there is none: for many requests at once, which are not sent again by themselves.
+        """Return the connection to an address, made if there is none. Requests that are sent on it directly are not retried.
 
-        One attempt. After failures the next one has to wait its time; without ``wait`` it fails instead.
+        It makes one attempt to connect. After earlier failures it waits first; without ``wait`` it fails instead.
         Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, TLS or CLOSED.
         """
         with self._lock:
@@ -351,9 +362,9 @@ class Client:
             endpoint.lock.release()
 
     def drop(self, address: str) -> None:
-        """End the connection to an address, if there is one: the next request makes another.
+        """Close the connection to an address, if there is one; the next request makes another.
 
-        For a send without an answer: what is on its way must have ended before somebody looks whether it was done.
+        For a send without an answer: its request must no longer be under way when the caller checks whether it was done.
         """
         with self._lock:
             endpoint = self._endpoints.get(address)
@@ -384,7 +395,7 @@ class Client:
         return made
 
     def _unreachable(self, address: str, why: str) -> RocketMQUnavailableError:
-        """The error of a server that cannot be connected to, with what it is and what to look at."""
+        """Return the error for a server that cannot be reached, with its role and what to check."""
         if address not in self.nameservers:
             asked = "the nameserver says that a broker listens there: is it running, and is the address (its brokerIP1) one of this network?"
             return RocketMQUnavailableError("UNREACHABLE", f"{why}; {asked}")
@@ -397,7 +408,7 @@ class Client:
         raise RocketMQError("CLOSED", f"the connection to {';'.join(self.nameservers)} was closed")
 
     def _forget(self) -> None:
-        """In a child after fork: no connection is left, and a lock may be held by a thread that is not there."""
+        """Begin anew in a child after a fork: connections are the parent's, and a lock may be held by one of its threads."""
         closed = self._closing.is_set()
         self._lock, self._closing, self._endpoints = threading.Lock(), threading.Event(), {}
         if closed:

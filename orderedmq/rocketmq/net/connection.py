@@ -1,10 +1,10 @@
-"""One connection to one server, shared by all threads of a process: many requests on their way, answers in any order.
+"""One connection to one server, shared by all threads of a process: many requests in flight, answers in any order.
 
-A reader thread hands answers to those who wait, by ``opaque``. Servers send requests of their own on the same connection, numbered by
-a counter of their own, so the flag is looked at before the number (NettyRemotingAbstract.processMessageReceived).
+A reader thread matches answers to requests by ``opaque``. Servers send requests of their own on the same connection, numbered
+by a counter of their own, so the flag is checked before the number (NettyRemotingAbstract.processMessageReceived).
 
-Rules: deadlines are monotonic seconds, and finite. A connection that was cut, by whichever side and for whatever reason, is never used
-again, and everything on its way ends with CONNECTION_LOST. A child made by fork forgets its parent's connections.
+Rules: deadlines are monotonic seconds, and finite. A connection that was cut, by either side and for any reason, is never used
+again, and every request in flight ends with CONNECTION_LOST. A child after a fork forgets its parent's connections.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from orderedmq.rocketmq.wire.request import Request
 
 T = TypeVar("T")
 
-#: A request of the server's, and what to answer: None when it wants no answer or is not known here. Runs in the reader thread.
+#: Takes a request from the server and returns the answer: None if it wants none or is unknown. Runs in the reader thread.
 PushHandler = Callable[[RemotingCommand], RemotingCommand | None]
 
-#: Seconds between looks at deadlines that nobody waits for.
+#: Seconds between checks of the deadlines of requests that no thread waits for.
 _TICK: Final = 0.5
-#: Seconds for an answer to a server's request: nothing depends on it, and the reader must not be held up.
+#: Seconds for sending an answer to a server's request: nothing depends on it, and the reader must not be held up.
 _PUSH_ANSWER: Final = 1.0
-#: Seconds without a byte, while something was asked, after which a missed deadline means that the server is gone without a word.
+#: Seconds without a byte since a request was sent, after which a missed deadline means that the server has vanished.
 SILENCE: Final = 2.5
 
 
@@ -43,7 +43,7 @@ def _seconds_to(deadline: float) -> float:
 
 
 class Pending(Generic[T]):
-    """A request on its way."""
+    """A request in flight."""
 
     __slots__ = ("_began", "_connection", "_done", "_error", "_on_done", "_response", "deadline", "opaque", "request")
 
@@ -59,7 +59,7 @@ class Pending(Generic[T]):
         self._error: OrderedMQError | None = None
         # Whether a byte of it may have been written.
         self._began = False
-        # Held until the end: a lock is the cheapest thing to wait for.
+        # Held until there is a result: a lock is the cheapest thing to wait for.
         self._done = threading.Lock()
         self._done.acquire()
 
@@ -69,14 +69,14 @@ class Pending(Generic[T]):
         return self._response is not None or self._error is not None
 
     def result(self) -> T:
-        """What the answer says, waiting for it until the deadline.
+        """Return the parsed answer, waiting for it until the deadline.
 
-        Raises the error that the answer's code stands for, or RocketMQUnavailableError: TIMEOUT, CONNECTION_LOST (the server may have
-        done it), UNREACHABLE (it was never sent).
+        Raises the error that the answer's code stands for, or RocketMQUnavailableError: TIMEOUT or CONNECTION_LOST (the server
+        may have done it), UNREACHABLE (it was never sent).
         """
         if not self._done.acquire(timeout=_seconds_to(self.deadline)):
             self._connection._expire(self)
-            # Whoever was faster than that has finished it, or is about to.
+            # If another thread was faster, it has finished the request or is about to.
             self._done.acquire()
         self._done.release()
         if self._error is not None:
@@ -92,7 +92,7 @@ class Pending(Generic[T]):
 
 
 class Connection:
-    """See the module. Made by `Connection.open`; ended by `close`, by the server, or by a stream that is not the protocol."""
+    """A connection to one server; see the module. Made by `open`; ended by `close`, by the server, or by an error."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Connection:
         self._on_push = on_push
         self._silence = silence
         self._numbers = itertools.count()
-        # Whoever takes a request out of here, and nobody else, finishes it.
+        # Only the thread that takes a request out of here finishes it.
         self._pending: dict[int, Pending[Any]] = {}
         self._writing = threading.Lock()
         self._cutting = threading.Lock()
@@ -117,7 +117,7 @@ class Connection:
         self._stranger: ProtocolError | None = None
         self._received = False
         self._active = time.monotonic()
-        # Since when something was asked and not a byte came.
+        # When the first request after the last received byte was sent.
         self._unheard_since: float | None = None
         self._reader = threading.Thread(target=self._read, name=f"rocketmq-{address}", daemon=True)
         _connections.add(self)
@@ -141,7 +141,7 @@ class Connection:
 
     @property
     def closed(self) -> bool:
-        """Whether it is of no use any more; it stays so."""
+        """Whether the connection has ended, which is final."""
         return self._lost is not None
 
     @property
@@ -149,17 +149,17 @@ class Connection:
         return len(self._pending)
 
     def idle(self, now: float) -> float:
-        """Seconds since bytes went in either direction."""
+        """Return the seconds since bytes went in either direction."""
         return now - self._active
 
     # --- requests
 
     def call(self, request: Request[T], deadline: float) -> T:
-        """Send and wait; see `Pending.result`. Raises ProtocolError FRAME_TOO_LARGE, too."""
+        """Send a request and wait for its answer; see `send` and `Pending.result`."""
         return self.send(request, deadline).result()
 
     def send(self, request: Request[T], deadline: float, on_done: Callable[[Pending[T]], None] | None = None) -> Pending[T]:
-        """Send, and let the answer come. Raises ProtocolError FRAME_TOO_LARGE; every other error is the result's.
+        """Send a request without waiting. Raises ProtocolError as `encode_parts`; the result raises every other error.
 
         ``on_done`` is called once, when there is a result, mostly in the reader thread: it must not wait or raise. It may send.
         """
@@ -169,8 +169,9 @@ class Connection:
     def send_all(
         self, asked: Sequence[tuple[Request[T], Callable[[Pending[T]], None] | None]], deadline: float
     ) -> list[Pending[T]]:
-        """As `send`, several requests with one write: a system call costs more than a request does. Where it fails, none was sent whole,
-        or nobody knows which were: give it several only if they may be done twice.
+        """Send several requests with one write, as `send`: a system call costs more than a request does.
+
+        If the write fails, some requests may have been sent whole: pass several only if they are repeatable.
         """
         made: list[Pending[T]] = []
         parts: list[Bytes] = []
@@ -185,7 +186,7 @@ class Connection:
         self._pending.update((pending.opaque, pending) for pending in made)
         if self._unheard_since is None:
             self._unheard_since = time.monotonic()
-        # Only now: a cut that is missed here finds the requests above.
+        # Checked only now: a cut after this check finds the requests that were added above.
         why = self._lost or self._write(parts, deadline, made)
         if why is not None:
             for pending in made:
@@ -195,14 +196,14 @@ class Connection:
         return made
 
     def tell(self, request: Request[Any], deadline: float) -> None:
-        """Send what the server does not answer, not even by an error. Raises RocketMQUnavailableError UNREACHABLE."""
+        """Send a request that the server never answers, not even with an error. Raises RocketMQUnavailableError UNREACHABLE."""
         parts = encode_parts(self._command(request, next(self._numbers) & 0x7FFFFFFF, FLAG_ONEWAY))
         why = self._lost or self._write(parts, deadline, ())
         if why is not None:
             raise self._unsent(request, why)
 
     def close(self) -> None:
-        """End the connection; what is on its way ends with CONNECTION_LOST. Returns when the socket is closed."""
+        """End the connection; requests in flight end with CONNECTION_LOST. Returns when the socket is closed."""
         self._cut("it was closed here")
         if threading.current_thread() is not self._reader:
             self._reader.join()
@@ -212,7 +213,7 @@ class Connection:
         return RemotingCommand(request.code, number, flag, None, ext, request.body)
 
     def _write(self, parts: Sequence[Bytes], deadline: float, made: Sequence[Pending[Any]]) -> str | None:
-        """Write frames; else why that could not be. A frame that was begun is ended, or the connection is."""
+        """Write frames; return why that failed, or None. A frame that was written in part ends the connection."""
         broken = None
         if not self._writing.acquire(timeout=_seconds_to(deadline)):
             return f"the connection to {self.address} was busy with other requests until the deadline"
@@ -221,7 +222,7 @@ class Connection:
                 return self._lost
             for pending in made:
                 pending._began = True
-            # Said to be unsent already, at the deadline; so it must not be sent. The mark above comes first.
+            # Requests that expired before the mark above were reported as not sent, so they must not be sent.
             if made and all(pending.opaque not in self._pending for pending in made):
                 return "its deadline has passed"
             self._active = time.monotonic()
@@ -234,7 +235,7 @@ class Connection:
             why = broken = str(error)
         finally:
             self._writing.release()
-        # No server acts on a part of a frame; of several, some may be whole.
+        # A server ignores a part of a frame, so a single request was not sent. Of several, some may have been sent whole.
         for pending in made if len(made) == 1 or broken is None else ():
             if self._pending.pop(pending.opaque, None) is not None:
                 pending._finish(None, self._unsent(pending.request, why))
@@ -251,7 +252,7 @@ class Connection:
         except ProtocolError as error:
             why = error.message
             if not self._received:
-                # Not one frame was right: this is no RocketMQ server, and asking again makes it none.
+                # No frame was valid: this is not a RocketMQ server, and another attempt will not change that.
                 self._stranger = ProtocolError(error.sub, f"{self.address} does not speak RocketMQ's protocol: {error.message}")
         except OSError as error:
             why = str(error)
@@ -259,12 +260,12 @@ class Connection:
             try:
                 self._cut(why)
             finally:
-                # Under the lock: nobody may write to a descriptor that is something else's by then.
+                # Under the lock, so that no thread writes to the descriptor after the system has reused it.
                 with self._writing:
                     self._transport.close()
 
     def _receive(self) -> str:
-        """Hand out what comes until the stream ends; returns why it did. Raises ProtocolError, OSError."""
+        """Dispatch what comes until the stream ends; return why it ended. Raises ProtocolError, OSError."""
         decoder = FrameDecoder()
         tick = time.monotonic() + _TICK
         while True:
@@ -289,7 +290,7 @@ class Connection:
     def _dispatch(self, command: RemotingCommand) -> None:
         if command.is_response:
             pending = self._pending.pop(command.opaque, None)
-            # None: the answer to a request that was given up.
+            # None if the request was given up.
             if pending is not None:
                 pending._finish(command, None)
             return
@@ -304,7 +305,7 @@ class Connection:
         self._write(encode_parts(answer), time.monotonic() + _PUSH_ANSWER, ())
 
     def _expire(self, pending: Pending[Any]) -> None:
-        """A deadline has passed."""
+        """Finish a request whose deadline has passed; end the connection if the server was silent for too long."""
         unheard = self._unheard_since
         if self._pending.pop(pending.opaque, None) is not None:
             sub = "TIMEOUT" if pending._began else "UNREACHABLE"
@@ -341,7 +342,7 @@ class Connection:
         return RocketMQUnavailableError("UNREACHABLE", f"the {request.what} was not sent: {why}")
 
     def _forget(self) -> None:
-        """In a child after fork: let go without a word, the connection is the parent's, and so are its threads and locks."""
+        """Let go of the connection in a child after a fork, silently: it is the parent's, as are its threads and locks."""
         self._writing, self._cutting = threading.Lock(), threading.Lock()
         self._lost = self._lost or f"the connection to {self.address} is the parent process's"
         self._transport.close()

@@ -1,4 +1,4 @@
-"""Many questions to many brokers, all on their way at once."""
+"""Sends many requests to many brokers, all in flight at once."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ T = TypeVar("T")
 def existing(
     client: Client, queues: Sequence[MessageQueue], route: Callable[[str, bool], Route], deadline: float
 ) -> list[MessageQueue]:
-    """Those of ``queues`` that do not turn out to be gone, each once. A broker itself answers for any queue, also for one that is not there.
+    """Return ``queues`` without those known to be gone, each once. A broker cannot tell: it answers for any queue.
 
-    A broker that the nameserver does not know at the moment may have its queues still: to ask for these fails, and is no loss of data.
-    ``route``: of a topic, newly asked for or not; topics that are missing have no queues.
+    A broker that the nameserver does not know at the moment may still have its queues, so they are kept: a request for one
+    fails, and does not count as a loss of data. ``route`` returns a topic's route, requested anew or not; a missing topic has
+    no queues.
     """
 
     def routes(topics: Iterable[str], fresh: bool) -> dict[str, Route]:
@@ -46,14 +47,14 @@ def existing(
     }
     if away:
         reporting = client.cluster(deadline).brokers
-        # Who reported in between has brought its queues.
+        # A broker that reported in between is in these routes.
         found |= there(routes({queue.topic for queue in away}, True))
         found |= {queue for queue in away if queue.broker_name not in reporting}
     return [queue for queue in dict.fromkeys(queues) if queue in found]
 
 
 def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]], deadline: float) -> list[T]:
-    """Answers of the masters of queues, in order. Raises what `Client.call` raises; others may be done by then."""
+    """Return the answers of the queues' masters, in order. Raises as `Client.call`; other requests may be done by then."""
 
     def again(place: int) -> T:
         queue, request = asked[place]
@@ -67,7 +68,7 @@ def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]],
 
 
 def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadline: float) -> list[T]:
-    """As `ask_queues`, by address."""
+    """Return the answers of servers, given by address; else as `ask_queues`."""
     return _ask(
         client,
         [request for _, request in asked],
@@ -78,7 +79,7 @@ def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadlin
 
 
 def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> set[MessageQueue]:
-    """Ask each queue's broker for its lock under a name for each; which are granted. Raises what `Client.call` raises."""
+    """Lock each queue under its client id in ``names``; return the granted ones. Raises as `Client.call`."""
     together = _by_broker_and_name(names)
     asked = [(queues[0], group_requests.lock(group, name, queues)) for name, queues in together]
     granted: set[MessageQueue] = set()
@@ -88,7 +89,7 @@ def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], s
 
 
 def unlock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], seconds: float) -> None:
-    """Give locks back. What a broker that is away is not told ends by itself, when a lock's life is over."""
+    """Unlock queues. Locks at a broker that is away expire by themselves."""
     for name, queues in _by_broker_and_name(names):
         with contextlib.suppress(RocketMQUnavailableError):
             ask_queues(client, [(queues[0], group_requests.unlock(group, name, queues))], time.monotonic() + seconds)
@@ -110,7 +111,7 @@ def _ask(
 ) -> list[T]:
     by_connection: dict[Connection, list[int]] = {}
     for place in range(len(requests)):
-        # Once more below, with patience.
+        # Requests that fail here are sent again below, with retries.
         with contextlib.suppress(RocketMQUnavailableError):
             by_connection.setdefault(client.connection(where(place), deadline), []).append(place)
     sent: dict[int, Pending[T]] = {}
@@ -119,7 +120,7 @@ def _ask(
         sent.update(zip(places, made))
     answers: list[T] = []
     for place in range(len(requests)):
-        # All that is asked here may be done twice.
+        # All requests here are repeatable.
         with contextlib.suppress(RocketMQUnavailableError):
             if place in sent:
                 answers.append(sent[place].result())

@@ -1,7 +1,7 @@
-"""Bytes to and from one server: a socket that never blocks longer than asked, plain or with TLS.
+"""A socket to one server, plain or with TLS, that never blocks longer than asked.
 
-One thread may receive while another sends. TLS runs over memory (ssl.MemoryBIO), because one OpenSSL object must not be read and
-written by two threads at once, and a reader that waits inside it would hold up every writer.
+One thread may receive while another sends. TLS runs over memory (ssl.MemoryBIO), because two threads must not read and write
+one OpenSSL object at once, and a reader that waits inside it would hold up every writer.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _TLS_RECORDS: Final = 64 * 1024
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """How to know the server, and to be known by it. Files are PEM.
+    """How client and server authenticate each other. Files are PEM.
 
-    Servers come with a certificate that they make up at each start (``tls.test.mode.enable``), hence ``verify``. Routes have
-    addresses and seldom names, hence ``verify_hostname``.
+    Turn off ``verify`` for servers that make up a certificate at each start, their default (``tls.test.mode.enable``). Turn off
+    ``verify_hostname`` where routes have addresses instead of names, as they mostly do.
     """
 
     ca_file: str | None = None
@@ -39,7 +39,7 @@ class TlsOptions:
     verify_hostname: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """Raises OptionError INVALID when a file cannot be used."""
+        """Return the SSL context. Raises OptionError INVALID if a file cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = self.verify and self.verify_hostname
         context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
@@ -58,7 +58,7 @@ class TlsOptions:
 
 
 class Stuck(Exception):
-    """The deadline came before everything was written. ``partial``: the stream now ends inside of a frame."""
+    """The deadline passed before everything was written. ``partial``: the stream now ends inside a frame."""
 
     def __init__(self, partial: bool) -> None:
         self.partial = partial
@@ -66,7 +66,7 @@ class Stuck(Exception):
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """``host:port`` or ``[ip6]:port``. Raises RocketMQError ADDRESS."""
+    """Return host and port of ``host:port`` or ``[ip6]:port``. Raises RocketMQError ADDRESS."""
     host, _, port = address.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
@@ -75,9 +75,9 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def connect(address: str, deadline: float, context: ssl.SSLContext | None = None) -> Transport:
-    """A connection to a server; ``deadline`` in monotonic seconds.
+    """Connect to a server; ``deadline`` in monotonic seconds.
 
-    Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, or TLS when both sides do not trust each other.
+    Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, or TLS if one side does not trust the other.
     """
     host, port = parse_address(address)
     deadline = min(deadline, time.monotonic() + CONNECT_TIMEOUT)
@@ -111,7 +111,7 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
 
 
 class Transport:
-    """A connected socket. Errors of the system are left as OSError: the connection maps them."""
+    """A connected socket. It raises the system's errors as OSError; the connection maps them."""
 
     def __init__(self, opened: socket.socket) -> None:
         self._socket = opened
@@ -119,7 +119,7 @@ class Transport:
         self._readable.register(opened, select.POLLIN)
 
     def recv_into(self, buffer: memoryview, timeout: float) -> int | None:
-        """Bytes that came; 0 at the end of the stream, None when none came within ``timeout`` seconds."""
+        """Return the number of bytes that came: 0 at the end of the stream, None if none came within ``timeout`` seconds."""
         try:
             return self._socket.recv_into(buffer)
         except BlockingIOError:
@@ -155,15 +155,15 @@ class Transport:
             raise Stuck(partial)
 
     def shutdown(self) -> None:
-        """End the connection for both sides; whoever receives or sends here wakes up."""
+        """End the connection for both sides; threads that receive or send wake up."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            # The server was faster.
+            # The server has ended it already.
             pass
 
     def close(self) -> None:
-        """Give the descriptor back, without a word to the server: after a fork it is the parent's connection."""
+        """Close the descriptor without telling the server: after a fork it is the parent's connection."""
         self._socket.close()
 
 
@@ -177,7 +177,7 @@ class _TlsTransport(Transport):
         self._records = memoryview(bytearray(_TLS_RECORDS))
 
     def handshake(self, deadline: float) -> None:
-        """Raises ssl.SSLError, Stuck at the deadline."""
+        """Do the TLS handshake. Raises ssl.SSLError, Stuck at the deadline."""
         while True:
             try:
                 self._tls.do_handshake()
@@ -193,7 +193,7 @@ class _TlsTransport(Transport):
         while True:
             with self._lock:
                 try:
-                    # With a buffer it returns a number, whatever its stub says.
+                    # With a buffer it returns a number, contrary to its type stub.
                     return cast("int", cast("object", self._tls.read(len(buffer), buffer)))
                 except ssl.SSLWantReadError:
                     pass
@@ -203,7 +203,7 @@ class _TlsTransport(Transport):
                 return None
 
     def _receive(self, timeout: float) -> bool:
-        """Whether something came from the socket for TLS to read; the end of the stream counts."""
+        """Pass bytes from the socket to TLS; return whether any came. The end of the stream counts."""
         count = super().recv_into(self._records, timeout)
         if count is None:
             return False
@@ -224,5 +224,6 @@ class _TlsTransport(Transport):
         try:
             super().send([data], deadline)
         except Stuck:
-            # What was encrypted must follow what was encrypted before, so not having written any of it is no way back.
+            # Encrypted data must follow the data encrypted before it, so the stream is broken even if nothing of it was
+            # written.
             raise Stuck(True) from None
