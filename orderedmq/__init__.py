@@ -1,8 +1,8 @@
 """Ordered message queues with the semantics of RocketMQ's ordered messages, for Spark Structured Streaming.
 
-``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. Here is what is used beside them:
-``connect`` for a broker of one's own, ``Producer`` to write messages from Python, ``prepare_spark`` before a session
-where nothing is set up for Spark, ``register`` where Spark cannot find the source by itself, and the errors.
+``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
+``connect`` opens a connection to a broker, ``Producer`` writes messages from Python, ``prepare_spark`` finds a Java before the
+first session, ``register`` makes the format known where Spark cannot find it. ``OrderedMQError`` is the base of all errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Credentials", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register"]
 
-#: What is loaded when it is first used: pyarrow comes along, which Spark's look-up of data sources should not load.
+#: Names that are loaded on first use: they import pyarrow, which Spark's look-up of data sources should not load.
 _HOMES = {
     "connect": "orderedmq.connections",
     "Producer": "orderedmq.tools.producer",
@@ -35,13 +35,14 @@ _HOMES = {
 def register(spark: Any) -> None:
     """Make the format known where Spark says DATA_SOURCE_NOT_FOUND.
 
-    That is in a session that cannot find it (code shipped as a zip, a Spark Connect artifact), and in each thread that your code starts:
-    Spark looks for Python's formats in the thread's active session, and such a thread has none. It is given this one.
+    Spark says so in a session that cannot find the format (code shipped as a zip, a Spark Connect artifact), and in each thread
+    that your code starts: Spark looks for Python's formats in the thread's active session, and such a thread has none. It gets
+    this session.
     """
     import pyspark_orderedmq
 
     spark.dataSource.register(pyspark_orderedmq.DefaultSource)
-    # Not in Spark Connect, where threads of the server look.
+    # Spark Connect needs no active session here: its server's threads look for formats.
     if hasattr(type(spark), "_get_j_spark_session_class"):
         sessions = spark._get_j_spark_session_class(spark._jvm)
         if not sessions.getActiveSession().isDefined():

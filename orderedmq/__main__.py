@@ -1,4 +1,4 @@
-"""``python -m orderedmq``: the command, where its script is not on the path."""
+"""``python -m orderedmq``: the command, if its script is not on the path."""
 
 from orderedmq.cli import app
 

@@ -1,7 +1,8 @@
-"""What a broker does for the source, the sink and the command: four protocols.
+"""The interface of a broker to the source, the sink and the command: four protocols.
 
-Rules: both sides see only this page; they never branch on the kind of broker (``Capabilities`` says what differs by nature). Every
-mutation of a group carries the lock token under which it is made. The contract suite (tests/contract) holds each broker to it.
+Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says what differs by
+nature). Every mutation of a group carries the lock token under which it is made. The contract suite (tests/contract) checks
+each broker.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ class Capabilities:
     names_owner: bool
 
 
-#: What the kinds promise: option checks read it before there is a connection.
+#: The capabilities of each kind. Option checks read them before there is a connection.
 EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
 ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
 
 
 @dataclass(frozen=True)
 class QueueBounds:
-    """Offsets of the first message that is still there and of the next one to come."""
+    """Offsets of the first stored message and of the next message to come."""
 
     min_offset: int
     max_offset: int
@@ -63,7 +64,7 @@ class TopicInfo:
 
 
 class Keep(Enum):
-    """In place of a setting that stays as it is; None is a value of its own."""
+    """Stands for a setting that stays as it is, because None is a value itself."""
 
     KEEP = "keep"
 
@@ -84,7 +85,7 @@ class QueueInfo:
 class LockInfo:
     """A queue lock as ``lock list`` shows it; durations in seconds. ``held`` is false for a lock that was given back.
 
-    ``name``: what the owner calls itself, as far as it is known.
+    ``name``: the owner's name for people, if known.
     """
 
     group: str
@@ -121,12 +122,13 @@ class SourceRun:
 
 @dataclass(frozen=True)
 class SinkBatch:
-    """A batch as a sink knows it: (sink_id, batch_id) is published once; without a sink_id it has no identity.
+    """A sink's batch: (sink_id, batch_id) is published once; without a sink_id it has no identity.
 
-    ``run`` is the Spark run that writes it, if any: what its tasks registered as their sources binds the publish. ``group``: the consumer
-    group in which a broker that knows nothing of sinks keeps what they did, if the user names one. ``job`` names the job that writes it:
-    within it a partition has the same rows in each attempt; another job may have them in other partitions. Without one, all attempts have
-    the same partitions. ``topic`` is that of all rows, where there is only one.
+    ``run`` is the Spark run that writes the batch, if any: the source ranges that its tasks registered bind the publish.
+    ``group`` is the consumer group that keeps the sink's bookmarks, if the user names one and the broker needs one. ``job``
+    names the Spark job that writes the batch: within a job a partition has the same rows in each attempt; another job may have
+    them in other partitions. Without a job, all attempts have the same partitions. ``topic`` is the topic of all rows, if there
+    is only one.
     """
 
     sink_id: str | None
@@ -139,7 +141,7 @@ class SinkBatch:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one writing task hands to the commit: its rows by token, counted per queue."""
+    """The result of one writing task, for the commit: the token of its rows, and their number per queue."""
 
     token: str
     partition: int
@@ -148,27 +150,27 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Published:
-    """Outcome of a publish: ``replayed`` when the batch was there already and nothing was done."""
+    """The outcome of a publish: ``replayed`` if the batch had been published before, so that nothing was done."""
 
     replayed: bool
     ranges: Mapping[MessageQueue, OffsetRange]
 
 
 class Log(Protocol):
-    """Messages: where they are, and how to get and add them."""
+    """The messages of topics and queues: where they are, reading and appending them."""
 
     @property
     def tail_loss(self) -> str:
-        """How a queue of such a broker comes to end before an offset that it once had: the cause in errors' texts."""
+        """Why a queue of such a broker may end before an offset that it once had, for error messages."""
 
     def reading(self, how: Reading) -> Log:
-        """The same log for a reader with these settings, as far as the broker has them."""
+        """The same log with a reader's settings, as far as the broker has them."""
 
     def topics(self) -> list[TopicInfo]:
         """Every topic, sorted by name."""
 
     def topic(self, name: str) -> TopicInfo:
-        """Raises TopicError MISSING."""
+        """The topic of that name. Raises TopicError MISSING."""
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be read, in order. Raises TopicError MISSING."""
@@ -177,22 +179,23 @@ class Log(Protocol):
         """The queues that messages may be sent to, in the order that selectors index. Raises TopicError MISSING."""
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """What to keep with the next offsets of a topic's queues, to know the topic again; "" while nothing tells it from another.
+        """A text to keep with the queues' next offsets, by which `is_another` recognises the topic.
 
-        Raises TopicError MISSING.
+        It is "" while nothing identifies the topic. Raises TopicError MISSING.
         """
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        """Whether the topic was deleted and created since `anchor` gave this, as far as can be seen; "" is never another's.
+        """Whether the topic was deleted and created again since it had this anchor, as far as can be seen; false for "".
 
-        May be asked often: a broker that has to look may believe for some seconds that nothing changed. Raises TopicError MISSING.
+        It may be called often: a broker that must read something may repeat its last answer for some seconds. Raises TopicError
+        MISSING.
         """
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
         """Current bounds; a queue that does not exist is left out."""
 
     def change(self) -> int | None:
-        """A number that differs from an earlier one if anything changed since; None where the broker cannot tell."""
+        """A number that differs from an earlier one if anything changed since; None if the broker cannot tell."""
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
         """Offset of the first message stored at or after ``timestamp`` (µs since the epoch), else the queue's end."""
@@ -209,11 +212,11 @@ class Log(Protocol):
         columns: tuple[str, ...],
         incarnation: str | None = None,
     ) -> pa.RecordBatch:
-        """Rows from ``offset`` on, without a gap, in ``columns`` order; at least one if there is one, else none.
+        """Rows from ``offset`` on, without a gap, with ``columns`` in their order. Empty only at the queue's end.
 
-        Fewer than ``max_messages`` is no sign of the end. Raises TopicError MISSING; DataLossError AGED_OUT when ``offset`` lies before the
-        first message, BEYOND_END when it lies behind the end, TOPIC_RECREATED when ``incarnation`` is given (what `anchor` gave) and the
-        topic is another; StoreError CORRUPT when a checksum fails.
+        Fewer rows than ``max_messages`` do not mean that the queue ends. Raises TopicError MISSING; DataLossError AGED_OUT if
+        ``offset`` lies before the first message, BEYOND_END if it lies behind the end, TOPIC_RECREATED if ``incarnation`` (from
+        `anchor`) is given and the topic is another; StoreError CORRUPT if a checksum fails.
         """
 
     def pull_matching(
@@ -226,21 +229,27 @@ class Log(Protocol):
         matching: Filter,
         incarnation: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
-        """The rows that match of [``offset``, next), perhaps none, and next: where to go on.
+        """The matching rows of [``offset``, next), perhaps none, and next, the offset to go on at.
 
-        next lies at most ``max_messages`` behind ``offset``, and above it unless the queue ends there. Else as `pull`.
+        next is at most ``max_messages`` above ``offset``, and equal to it only if the queue ends there. Otherwise as `pull`.
         """
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
-        """Whether the brokers of these topics can filter so. Raises OptionError INVALID for SQL that is none, and UNSUPPORTED."""
+        """Check that the topics' brokers support the filter.
+
+        Raises OptionError UNSUPPORTED, or INVALID if the SQL does not parse.
+        """
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
-        """Whether the account may read these topics, as the group. Raises RocketMQError NO_PERMISSION that names all that it may not."""
+        """Check that the account may read the topics as the group.
+
+        Raises RocketMQError NO_PERMISSION with all missing rights.
+        """
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
-        """Add rows (any of the PRODUCER_COLUMNS, ``body`` required) durably; returns where they stand.
+        """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) durably; returns their offsets.
 
-        Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, StoreFullError; nothing is added then.
+        Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, StoreFullError; then no row is added.
         """
 
 
@@ -248,31 +257,31 @@ class Groups(Protocol):
     """Members, queue locks and group offsets."""
 
     def join(self, owner: str) -> Client:
-        """Make this process known as a client of ``owner``; whoever asks later whether it is alive gets the truth."""
+        """Register this process as a client of ``owner``, so that others can tell whether it is alive."""
 
     def leave(self, client: Client) -> None:
-        """The client is gone; its locks should have been given back before."""
+        """Remove the client. Its locks should have been given back before."""
 
     def heartbeat(self, group: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
-        """Be a member of the group, for as long as a lock lives. Returns who is one, by client id, this client included."""
+        """Be a member of the group for a lock's life. Returns all members, by client id, this client included."""
 
     def cut_off(self, client: Client) -> bool:
-        """Whether the connection is gone that made the client a member, so that it is none before its next heartbeat. Asks nobody."""
+        """Whether the client lost the connection that made it a member, so that it needs a heartbeat. Sends no request."""
 
     def members(self, group: str) -> list[Member]:
-        """Who is a member of the group now, by client id."""
+        """The group's current members, by client id."""
 
     def lock(self, group: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
         """Ask for each queue on its own; a queue that this client holds is renewed under the same epoch."""
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """Prolong; never grants a free queue. Returns the tokens that are *lost*."""
+        """Prolong the locks. Never grants a free queue. Returns the tokens that are *lost*."""
 
     def check(self, token: LockToken) -> bool:
-        """Whether the token is still the queue's, without prolonging it."""
+        """Whether the token still holds its queue. Prolongs the lock only if the broker has no other way to tell."""
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """Those whose queue is not theirs any more, without prolonging the others."""
+        """The tokens that no longer hold their queues. The others are not prolonged."""
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         """Give queues back, after ``linger`` seconds at most (a task may still be at work). A stale token changes nothing."""
@@ -294,27 +303,30 @@ class Groups(Protocol):
         """
 
     def reset_number(self, group: str) -> int:
-        """How often the group was reset; a checkpoint that knows a lower number follows the group's offsets."""
+        """How often the group was reset. A checkpoint with a lower number follows the group's offsets."""
 
 
 class Staging(Protocol):
-    """The rows of one attempt of one writing task; invisible until they are published, where that is atomic (Capabilities)."""
+    """The rows of one attempt of one writing task; invisible until published, if publishing is atomic (Capabilities)."""
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before."""
 
     def receipt(self) -> Receipt:
-        """Everything added is durable; no more rows."""
+        """Make everything added durable and return its receipt. No more rows may be added."""
 
     def abandon(self) -> None:
-        """Forget what was staged; where publishing is not atomic, what was sent stays."""
+        """Forget the staged rows. If publishing is not atomic, rows that were sent stay."""
 
 
 class Outbox(Protocol):
-    """Writing in batches that are there once; invisible before they are published, where that is atomic (Capabilities)."""
+    """Writes batches, each once; invisible until published, if publishing is atomic (Capabilities)."""
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
-        """A task of ``run`` reads ``offsets``: the publish of that run's batch is bound to the token."""
+        """Register that a task of ``run`` reads ``offsets``.
+
+        The publish of that run's batch requires the token to be current.
+        """
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
         """A staging area for one attempt of one task."""
@@ -329,8 +341,8 @@ class Outbox(Protocol):
     ) -> Published:
         """Make the receipts' rows visible, in (partition, row) order, once per (sink_id, batch_id).
 
-        Raises LockError LOST when a source epoch registered by this run is stale, SinkError REPLAY_DIFFERS,
-        BATCH_TOO_OLD, OUT_OF_ORDER, TOKEN_GONE; nothing is visible then, where publishing is atomic.
+        Raises LockError LOST if a source epoch registered by this run is stale, SinkError REPLAY_DIFFERS, BATCH_TOO_OLD,
+        OUT_OF_ORDER, TOKEN_GONE; then no row is visible, if publishing is atomic.
         """
 
     def discard(self, receipts: Sequence[Receipt]) -> None:
@@ -349,7 +361,7 @@ class Admin(Protocol):
         retention_bytes: int | None = None,
         compression: str = DEFAULT_COMPRESSION,
     ) -> TopicInfo:
-        """Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT."""
+        """Create a topic. Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT."""
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         """Grow a topic to ``queues`` queues (never shrinks). Keys map to other queues from then on."""
@@ -365,7 +377,7 @@ class Admin(Protocol):
     def describe_topic(self, name: str) -> list[QueueInfo]: ...
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
-        """Delete whole chunks that lie before the given offsets, or by the topic's retention; messages deleted per queue."""
+        """Delete whole chunks before the given offsets, or by the topic's retention. Returns the number deleted per queue."""
 
     def groups(self) -> list[str]: ...
 
@@ -376,18 +388,21 @@ class Admin(Protocol):
         """Set group offsets from outside, clear the queues' lineage, raise the reset number. GroupError IN_USE unless forced."""
 
     def require_unused(self, group: str) -> None:
-        """Raises GroupError IN_USE when a process that lives owns a queue of the group, or is a member of it."""
+        """Raises GroupError IN_USE if a live process owns a queue of the group or is a member of it."""
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         """Forget a group's offsets, locks and members; its dead letters stay. GroupError MISSING, or IN_USE unless forced."""
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
-        """Take held locks away, and return which. GroupError IN_USE when a holder is alive, unless forced: it then loses the queue."""
+        """Take held locks away; return their queues.
+
+        GroupError IN_USE if a holder is alive, unless forced: it then loses them.
+        """
 
     def locks(self, group: str | None = None) -> list[LockInfo]: ...
 
     def members(self, group: str) -> list[MemberInfo]:
-        """Who is a member of the group now, in the order in which they joined."""
+        """The group's current members, in the order in which they joined."""
 
 
 class Broker(Protocol):
@@ -397,7 +412,7 @@ class Broker(Protocol):
     def capabilities(self) -> Capabilities: ...
     @property
     def identity(self) -> str:
-        """What tells this broker from another of its kind (embedded: the store id)."""
+        """A text that identifies this broker among others of its kind (embedded: the store id)."""
 
     @property
     def log(self) -> Log: ...

@@ -1,8 +1,8 @@
-"""Short tracebacks where Spark calls: an error of this package arrives in a notebook as its one line, not under two screens of frames.
+"""Shortens the tracebacks of errors that reach Spark. A notebook then shows one line, not two screens of frames.
 
-Spark shows the frames of a Python source or sink twice, and our errors say what, where and the remedy in one line; the way there helps
-nobody who cannot change it. Rules: only OrderedMQError is shortened, any other error is a fault and keeps everything. What a user's own
-function raised stays as the cause. The whole traceback goes to the logger ``orderedmq``, level DEBUG.
+Spark shows the frames of a Python source or sink twice, and our errors say what, where and the remedy in one line; a user
+cannot do anything with the frames. Rules: only OrderedMQError is shortened; any other error is a fault and keeps everything. An
+exception of the user's own function stays as the cause. The whole traceback goes to the logger ``orderedmq``, level DEBUG.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("orderedmq")
 
 
 def concise(call: Callable[P, T]) -> Callable[P, T]:
-    """The same function, whose errors of this package have no frames and causes; also while a generator that it returns is run."""
+    """The same function, but errors of this package have no frames or causes, also those from a generator that it returns."""
 
     @functools.wraps(call)
     def short(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -37,7 +37,7 @@ def concise(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def concise_calls(kind: C) -> C:
-    """The class with its constructor and its public methods concise: those that Spark calls."""
+    """The class, with its constructor and public methods, which Spark calls, made concise."""
     for name, member in list(vars(kind).items()):
         if isinstance(member, FunctionType) and (name == "__init__" or not name.startswith("_")):
             setattr(kind, name, concise(member))
@@ -57,5 +57,5 @@ def _cut(error: OrderedMQError) -> OrderedMQError:
 
 
 def _users(error: OrderedMQError) -> BaseException | None:
-    """What the user's own code raised, if it did."""
+    """The exception of the user's own code, if it raised one."""
     return error.__cause__ if error.from_users_code else None

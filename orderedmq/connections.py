@@ -1,4 +1,4 @@
-"""Connections to brokers: the one place that knows which kinds there are."""
+"""Connections to brokers. Only this module knows which kinds of broker there are."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def connect(
 ) -> Broker:
     """A connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr`` ("host:port;host:port").
 
-    A context manager. Nothing is created before the first topic. ``identity``: of the broker that the caller expects, refused otherwise
-    (StoreError OTHER_MACHINE, RocketMQError
-    OTHER_CLUSTER). ``map_size``: the embedded store's greatest size in bytes (default: 1 TiB of address space).
-    Raises OptionError when none or both are given.
+    A context manager. Nothing is created before the first topic. ``identity``: that of the broker which the caller expects;
+    another one is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER). ``map_size``: the embedded store's greatest
+    size in bytes (default: 1 TiB of address space). Raises OptionError CONFLICT if neither or both of ``path`` and
+    ``namesrv_addr`` are given.
     """
     if (path is None) == (namesrv_addr is None):
         raise OptionError("CONFLICT", "connect needs either a path (the embedded broker) or namesrv_addr (a RocketMQ cluster)")
@@ -46,7 +46,8 @@ def connect(
 def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = False) -> Broker:
     """A connection to the broker that options name.
 
-    ``seen_here``: this machine had the broker ``identity`` at that place, so if it has not any more, it was replaced, moved or deleted.
+    ``seen_here``: the broker ``identity`` was there on this machine, so if it is missing now, it was replaced, moved or
+    deleted.
     """
     if endpoint.path is not None:
         from orderedmq.embedded.broker import EmbeddedBroker
@@ -56,16 +57,17 @@ def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = 
 
 
 _kept: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}
-#: The store that each of the last runs of queries wrote to.
+#: The identity of the store that each of the last runs of queries wrote to.
 _written: dict[tuple[Endpoint, str], str] = {}
 _MOST_RUNS: Final = 100
 
 
 def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
-    """A connection that stays open for the life of this process: an executor's worker runs many short tasks.
+    """A connection that stays open for the life of this process, because an executor's worker runs many short tasks.
 
-    A fork leads to a new one. One to a store that is not there any more raises StoreError when it is used, until a query of the store
-    that is there now comes. ``run``: a query's run that writes; it is refused (StoreError REPLACED) where it came with another store before.
+    A process gets a new one after a fork. A connection to a store that is gone raises StoreError when it is used, until a query
+    of the store that is there now comes. ``run``: a query's run that writes; it is refused (StoreError REPLACED) if it wrote to
+    another store before.
     """
     if run and endpoint.path is not None and _remembered(endpoint, run, identity) != identity:
         from orderedmq.embedded.store_file import not_the_same
@@ -82,7 +84,7 @@ def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
 
 
 def _close_former(endpoint: Endpoint) -> None:
-    """Connections to stores that were at this place: open files of theirs would keep their room on the disk."""
+    """Close connections to stores that were at this path before: their open files would keep their space on the disk."""
     for key, (pid, broker) in list(_kept.items()):
         if key[0] == endpoint and pid == os.getpid():
             broker.close()

@@ -1,6 +1,6 @@
-"""Where a broker is: a directory, or a cluster's nameservers and how to be let in. What options, partitions and lock tokens carry.
+"""A broker's address: a directory, or a cluster's nameservers with an account and TLS. Partitions and lock tokens carry it.
 
-Rules: as in declared.py. An Endpoint is pickled to executors with its secrets; no repr, message or column of it shows them.
+Rules: as in declared.py. An Endpoint is pickled to executors with its secrets; no repr, message or column shows them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
 from orderedmq.options.values import conflict, invalid, parse_bool, parse_path
 
 if TYPE_CHECKING:
-    # Also for who describes an account and knows no kind of broker.
+    # Exported also to code that describes an account without knowing the kinds of broker.
     from orderedmq.rocketmq.net.transport import TlsOptions as TlsOptions
     from orderedmq.rocketmq.wire.acl import Credentials as Credentials
 
-#: Options of an account, and the variables of the environment from which the command takes them: everyone on a machine sees arguments.
+#: An account's options, and the environment variables from which the command takes them: any user of a machine sees arguments.
 ACCOUNT: Final = {
     "accessKey": "ORDEREDMQ_ACCESS_KEY",
     "secretKey": "ORDEREDMQ_SECRET_KEY",
@@ -32,7 +32,7 @@ _TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword"
 class Endpoint:
     """Exactly one of ``path``, the absolute directory of an embedded broker, and ``namesrv_addr``, "host:port;host:port" of a cluster.
 
-    Files of ``tls`` are on each machine that runs Spark.
+    The files of ``tls`` must be on each machine that runs Spark.
     """
 
     path: str | None = None
@@ -54,7 +54,7 @@ class Endpoint:
 
 
 def account() -> dict[str, str]:
-    """The options of the account in the environment, if there is one."""
+    """The account's options that are set in the environment."""
     return {name: os.environ[variable] for name, variable in ACCOUNT.items() if os.environ.get(variable)}
 
 

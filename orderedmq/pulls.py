@@ -1,4 +1,4 @@
-"""Messages of a queue up to an end that is known, pull by pull."""
+"""Reads a queue up to a known end, pull by pull."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def pulls(
 ) -> Iterator[pa.RecordBatch]:
     """The messages from ``begin`` to ``end``, in order and without a gap, at most ``max_messages`` in a batch.
 
-    It never waits for messages: each pull gives some, or the queue ends there. Raises DataLossError BEYOND_END then, because it had messages
-    up to ``end`` when that was read; else as `Log.pull`.
+    It never waits for messages. If a pull is empty, the queue ends before ``end``, which it had when ``end`` was read: that
+    raises DataLossError BEYOND_END. Otherwise it raises the errors of `Log.pull`.
     """
     while begin < end:
         batch = log.pull(queue, begin, min(max_messages, end - begin), max_bytes, columns)

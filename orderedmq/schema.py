@@ -1,6 +1,6 @@
-"""The one Arrow schema of messages, and cutting it to columns. Pure.
+"""The one Arrow schema of messages, and the selection of its columns. Pure.
 
-Apart from `model`, so that who needs names and limits only (the command's help) does not load pyarrow.
+It is apart from `model`, so that code which needs only names and limits (the command's help) does not load pyarrow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orderedmq.errors import SchemaError
 PROPERTIES_TYPE: Final = pa.map_(pa.string(), pa.string())
 TIMESTAMP_TYPE: Final = pa.timestamp("us", tz="UTC")
 
-#: The currency between brokers, source and sink. ``properties`` comes only when asked for by name.
+#: The schema of messages between brokers, source and sink. ``properties`` is read only if it is asked for by name.
 MESSAGE_SCHEMA: Final = pa.schema(
     [
         pa.field("topic", pa.string()),
@@ -34,7 +34,7 @@ MESSAGE_SCHEMA: Final = pa.schema(
 )
 #: Without an explicit choice a reader gets every column but ``properties``.
 DEFAULT_COLUMNS: Final = tuple(name for name in MESSAGE_SCHEMA.names if name != "properties")
-#: What a producer may set; the rest is the broker's.
+#: The columns that a producer may set. The broker sets the others.
 PRODUCER_COLUMNS: Final = ("body", "tags", "keys", "sharding_key", "properties")
 PRODUCER_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in PRODUCER_COLUMNS])
 

@@ -1,8 +1,8 @@
-"""Text that is not UTF-8: what a message's tags, keys and properties become then, on either broker. Pure and vectorised.
+"""Makes tags, keys and properties that are not UTF-8 readable, on either broker. Pure and vectorised.
 
-Rules: text is what Java makes of its bytes (``new String(bytes, UTF_8)``), U+FFFD for each malformed sequence. So a column shows what Java's
-consumers see, a key chooses the queue that it chooses in Java, and what is written again is what Java would write. Bodies are bytes and
-are not looked at.
+Rules: bytes become the text that Java reads (``new String(bytes, UTF_8)``), with U+FFFD for each malformed sequence. So a
+column shows the text that Java's consumers see, a key chooses the queue that it chooses in Java, and a message that is written
+again is the one that Java would write. Bodies are bytes and are not looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Int64s = npt.NDArray[np.int64]
 
 #: The columns of a message whose text a producer chooses.
 TEXTS: Final = ("tags", "keys", "sharding_key", "properties")
-#: Half of a pair of UTF-16 in UTF-8's form, complete or cut off: one malformed sequence to Java, two or three to Python.
+#: A UTF-16 surrogate encoded like UTF-8, complete or cut off: one malformed sequence in Java, two or three in Python.
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 _REPLACEMENT: Final = "\ufffd".encode()
 
@@ -42,9 +42,9 @@ def text_of(data: bytes) -> str:
 
 
 def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
-    """A column whose texts are all UTF-8, and the numbers of its rows that had other bytes.
+    """The column with all texts in UTF-8, and the numbers of the rows that had other bytes.
 
-    Any type is taken, and stays; binary is no text. Of a map's names that become the same, the last one counts.
+    Any type is accepted, and kept; binary does not count as text. If names of a map become the same, the last one counts.
     """
     kind = column.type
     if _is_valid(column):
@@ -60,7 +60,7 @@ def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
 
 
 def valid_rows(batch: pa.RecordBatch, names: Iterable[str] = TEXTS) -> tuple[pa.RecordBatch, Int64s]:
-    """As `valid`, for those of a batch's columns that have one of the names."""
+    """The same as `valid`, for the columns of a batch that have one of the names."""
     found = []
     for name in names:
         at = batch.schema.get_field_index(name)
@@ -87,7 +87,7 @@ def _is_valid(column: pa.Array) -> bool:
 
 
 def _is_utf8(column: pa.Array) -> bool:
-    """Most text is ASCII, which shows in one look at all bytes together."""
+    """Whether all strings are UTF-8. Most text is ASCII, which one look at all bytes shows."""
     if not len(column):
         return True
     _, offsets, data = column.buffers()
@@ -106,7 +106,7 @@ def _is_utf8(column: pa.Array) -> bool:
 
 
 def _plain(value: pa.Scalar, malformed: list[bytes]) -> Any:
-    """A value for Python; bytes that are not UTF-8 are added to ``malformed``."""
+    """The Python value of a scalar. Bytes that are not UTF-8 are added to ``malformed``."""
     kind = value.type
     if not value.is_valid:
         return None

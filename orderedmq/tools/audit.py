@@ -268,7 +268,7 @@ class _Found:
 
 
 def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s, Bools, Bools]:
-    """For each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has its identity, whether it is duplicated."""
+    """For each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has it at all, whether it is duplicated."""
     count = len(expected.key)
     key = np.concatenate((expected.key, actual.key))
     identity = np.concatenate((expected.id, actual.id))
