@@ -1,1 +1,1 @@
-"""Topics and queues of a cluster: where messages lie, pulling and sending them."""
+"""Topics and queues of a cluster: finding, pulling and sending messages."""

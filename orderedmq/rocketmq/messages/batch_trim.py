@@ -1,4 +1,4 @@
-"""What is made of the rows of a pull before they are handed over. Pure."""
+"""Trims and validates the rows of a pull before they reach the caller. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.decode import decode
 from orderedmq.rocketmq.codec.row_decoder import Unreadable
 
-#: Bytes that a stored message has besides its body, about.
+#: Approximate bytes of a stored message besides its body.
 _OVERHEAD: Final = 300
 #: See `Log.tail_loss`.
 TAIL_LOSS: Final = (
@@ -34,7 +34,7 @@ def decoded(
     malformed: Callable[[MessageQueue, Sequence[int]], None],
     tags: frozenset[str] = frozenset(),
 ) -> tuple[pa.RecordBatch, int]:
-    """As `decode`, with queue_offset among the columns. Raises DataLossError UNREADABLE."""
+    """Return what `decode` returns, with queue_offset among the columns. Raises DataLossError UNREADABLE."""
     note = partial(malformed, queue)
     asked = columns if "queue_offset" in columns else (*columns, "queue_offset")
     try:
@@ -44,7 +44,7 @@ def decoded(
 
 
 def once(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows by offset: answers that reach into the next range have messages of it, too."""
+    """Return the rows by offset, each once: an answer that reaches into the next range repeats its messages."""
     offsets = batch.column("queue_offset").to_numpy()
     if (offsets[1:] > offsets[:-1]).all():
         return batch
@@ -52,7 +52,7 @@ def once(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) -> pa.RecordBatch:
-    """The rows up to the first offset that is missing. Raises DataLossError AGED_OUT when that is the first one."""
+    """Return the rows before the first missing offset. Raises DataLossError AGED_OUT if ``offset`` itself is missing."""
     offsets = batch.column("queue_offset").to_numpy()
     right = offsets == np.arange(offset, offset + len(offsets))
     if right.all() and len(offsets) == end - offset:
@@ -64,7 +64,7 @@ def unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) 
 
 
 def average(batch: pa.RecordBatch, received: int, before: float | None) -> float:
-    """Bytes of a body, about: half of what these have, half of what was known before."""
+    """Return the approximate bytes of a body: the mean of this batch's average and the average known before."""
     if "body" in batch.schema.names:
         now: float = pc.sum(pc.binary_length(batch.column("body"))).as_py() / batch.num_rows
     else:
@@ -73,7 +73,7 @@ def average(batch: pa.RecordBatch, received: int, before: float | None) -> float
 
 
 def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
-    """The first rows whose bodies fit into ``max_bytes``, at least one. Only a batch with bodies can be judged."""
+    """Return the first rows whose bodies fit into ``max_bytes``, at least one; without the column body, all rows."""
     if "body" not in batch.schema.names or batch.num_rows < 2:
         return batch
     sums = np.cumsum(pc.binary_length(batch.column("body")).to_numpy().astype(np.int64))

@@ -1,8 +1,8 @@
-"""The Log protocol over a cluster: where messages are, pulling and appending them.
+"""The Log protocol over a RocketMQ cluster: finds, pulls and appends messages.
 
-Brokers answer questions about the bounds of a queue that does not exist as if it were an empty one, so the route is asked first. A route
-that the nameserver does not have any more says little: one that was restarted has none until the brokers report to it, up to 30 s
-later. The brokers themselves decide then.
+Brokers answer a request for the bounds of a queue that does not exist as for an empty queue, so the route is checked first. If
+the nameserver has no route, that proves little: a restarted one has none until the brokers report to it, up to 30 s later. The
+brokers themselves decide then.
 """
 
 from __future__ import annotations
@@ -36,22 +36,23 @@ from orderedmq.rocketmq.wire.route import Route, user_topics
 
 T = TypeVar("T")
 
-#: Seconds for a question with all its retries.
+#: Seconds for a request with all its retries.
 TIMEOUT: Final = 30.0
-#: Seconds for which a route that the nameserver gave just now is not asked for again.
+#: Seconds until a route from the nameserver is requested again.
 FRESH: Final = 1.0
-#: Seconds for which a topic is believed to be the one that it was.
+#: Seconds until a topic is compared with its anchor again.
 BELIEVED: Final = 10.0
 _MOST_COMPARED: Final = 10_000
-#: The incarnation of every topic: brokers keep nothing that tells one from an earlier one of its name. What can be seen, `anchor` tells.
+#: The incarnation of every topic: brokers keep nothing that distinguishes it from an earlier one of its name; `anchor` does, if
+#: possible.
 ONLY_INCARNATION: Final = ""
-#: A limit of less than so many average messages is looked at, not guessed.
+#: A limit of fewer average messages than this is measured, not estimated.
 _EXACT_MESSAGES: Final = 64
 _US_PER_MS: Final = 1000
 
 
 class RocketMQLog:
-    """The Log protocol. Thread-safe."""
+    """The Log protocol over a cluster. Thread-safe."""
 
     tail_loss = TAIL_LOSS
 
@@ -62,11 +63,11 @@ class RocketMQLog:
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
-        #: Topics and anchors that were compared: when, and whether the topic is another.
+        #: By topic and anchor: when they were compared, and whether the topic is another one.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
 
     def reading(self, how: Reading) -> RocketMQLog:
-        """As the protocol has it. Tasks come one after another: what is known of the queues is kept."""
+        """See `Log.reading`. The log is kept, since later tasks benefit from what it knows of the queues."""
         if how not in self._readers:
             self._readers[how] = RocketMQLog(self._client, how)
         return self._readers[how]
@@ -74,15 +75,15 @@ class RocketMQLog:
     # -- topics
 
     def topics(self) -> list[TopicInfo]:
-        """Every topic of a user, dead letters included, static topics not; those that come or go meanwhile may be missing."""
+        """Return the users' topics, with dead letters, without static topics; those created or deleted meanwhile may be missing."""
         deadline = _soon()
-        # A nameserver that was restarted does not list those that this object has seen.
+        # A restarted nameserver may not list topics that this object has seen.
         listed = {*self._client.topics(deadline), *self._confirmed}
         names = user_topics(listed, self._client.cluster(deadline))
         return [TopicInfo(name, len(route.subscribe_set()), ONLY_INCARNATION) for name, route in self._routes(names)]
 
     def _routes(self, names: Sequence[str]) -> Iterator[tuple[str, Route]]:
-        """Routes of those topics that exist, asked for all at once."""
+        """Yield the routes of those topics that exist, requested all at once."""
         deadline = _soon()
         sent: list[Pending[Route]] = []
         try:
@@ -102,7 +103,7 @@ class RocketMQLog:
             yield name, route
 
     def _routed(self, name: str, pending: Pending[Route] | None) -> Route:
-        """The answer to a question that was sent, or if there is none, to another one. Raises as `route`."""
+        """Return the answer of ``pending``; if there is none, request the route again. Raises as `route`."""
         if pending is not None:
             try:
                 return pending.result()
@@ -118,17 +119,17 @@ class RocketMQLog:
         return list(self.route(topic).subscribe_set())
 
     def targets(self, topic: str) -> list[MessageQueue]:
-        """As the protocol has it: a topic may have fewer for writing while it shrinks, and a broker may be for reading only."""
+        """See `Log.targets`. A shrinking topic may have fewer queues for writing, and a broker may be read-only."""
         self._confirmed.pop(topic, None)
         return list(self.route(topic).publish_list())
 
     def forget(self, topic: str) -> None:
-        """The next looks at the topic's route and at whether it is the same ask anew."""
+        """Forget the topic's route and the comparisons with its anchors: their next uses ask the servers."""
         self._confirmed.pop(topic, None)
         self._compared = {pair: found for pair, found in self._compared.items() if pair[0] != topic}
 
     def route(self, topic: str) -> Route:
-        """Where the topic's queues are now, up to 1 s ago. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
+        """Return the topic's route, up to 1 s old if a nameserver answers. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
         deadline = _soon()
         now = time.monotonic()
         if now - self._confirmed.get(topic, float("-inf")) < FRESH:
@@ -144,7 +145,7 @@ class RocketMQLog:
         return route
 
     def _still_there(self, topic: str, deadline: float) -> Route:
-        """The last known route of a topic that the nameserver does not have, if a broker has it. Raises TopicError MISSING."""
+        """Return the last route of a topic that the nameserver lacks, if a broker has the topic. Raises TopicError MISSING."""
         try:
             route = self._client.route(topic, deadline)
             for name, broker in route.brokers.items():
@@ -156,7 +157,7 @@ class RocketMQLog:
         raise missing_topic(topic)
 
     def require(self, queue: MessageQueue) -> None:
-        """Raises TopicError MISSING or NO_SUCH_QUEUE for a queue that cannot be read."""
+        """Raise TopicError MISSING or NO_SUCH_QUEUE for a queue that cannot be read."""
         found = self.route(queue.topic).subscribe_set()
         if queue not in found and not self._existing([queue]):
             raise TopicError(
@@ -165,7 +166,7 @@ class RocketMQLog:
             )
 
     def _existing(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-        """As `asking.existing`."""
+        """Return ``queues`` without those known to be gone; see `fan_out.existing`."""
 
         def route(topic: str, fresh: bool) -> Route:
             if fresh:
@@ -177,14 +178,14 @@ class RocketMQLog:
     # -- incarnations
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """As the protocol has it: a message that was read. One question, while messages are there before the offsets."""
+        """See `Log.anchor`: the anchor is a message before the offsets. Costs one request while such messages are stored."""
         there = self.route(topic).subscribe_set()
         of_queues = {queue: at for queue, at in offsets.items() if queue in there}
         found = self._puller.named(lambda group: anchor_before(self._client, group, of_queues))
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
-        """As the protocol has it; a message that aged out, or whose queue is gone, tells nothing. Looked at every 10 s."""
+        """See `Log.is_another`. A message that aged out, or whose queue is gone, proves nothing. Compares every 10 s."""
         now = time.monotonic()
         at, another = self._compared.get((topic, anchor), (float("-inf"), False))
         if not another and now - at >= BELIEVED:
@@ -204,9 +205,9 @@ class RocketMQLog:
     # -- bounds
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
-        """As the protocol has it. Raises RocketMQUnavailableError for a queue of a broker that is away, or unknown."""
+        """See `Log.bounds`. Raises RocketMQUnavailableError for a queue of a broker that is away or unknown."""
         asked = self._existing(queues)
-        # The least first: a queue's beginning read after its end could lie behind it.
+        # The minimum first: read after the maximum, it could be higher.
         found = ask_queues(
             self._client,
             [(queue, make(queue)) for queue in asked for make in (message_requests.min_offset, message_requests.max_offset)],
@@ -215,18 +216,18 @@ class RocketMQLog:
         return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(found[0::2], found[1::2]))}
 
     def _bounds_of(self, queue: MessageQueue) -> QueueBounds:
-        """Raises TopicError MISSING or NO_SUCH_QUEUE."""
+        """Return a queue's bounds. Raises TopicError MISSING or NO_SUCH_QUEUE."""
         found = self.bounds([queue])
         if queue not in found:
             self.require(queue)
         return found[queue]
 
     def change(self) -> None:
-        """Brokers have no number that tells."""
+        """Return None: brokers have no such number."""
         return
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        """As the protocol has it; brokers keep milliseconds, which are compared as µs."""
+        """See `Log.offset_at`. Brokers keep milliseconds, which are compared as µs."""
         bounds = self._bounds_of(queue)
         ms = -(-timestamp // _US_PER_MS)
         hint = self._client.call(
@@ -235,14 +236,14 @@ class RocketMQLog:
         return first_at(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
 
     def stored(self, queue: MessageQueue, offset: int) -> int:
-        """When the message at an offset was stored, in µs since the epoch. Raises DataLossError AGED_OUT or BEYOND_END."""
+        """Return the store time of the message at an offset, in µs since the epoch. Raises DataLossError AGED_OUT, BEYOND_END."""
         row = next(pulls(self, queue, offset, offset + 1, 1, 0, ("store_timestamp",)))
         return int(row.column(0).cast(pa.int64())[0].as_py())
 
     # -- messages
 
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
-        """As the protocol has it where the first few messages decide; further on, an estimate from the sizes of those pulled last."""
+        """See `Log.advance`. Exact if the first few messages decide; otherwise estimated from the sizes of those pulled last."""
         if begin >= end:
             return begin
         average = self._puller.average(queue)
@@ -265,7 +266,7 @@ class RocketMQLog:
         columns: tuple[str, ...],
         incarnation: str | None = None,
     ) -> pa.RecordBatch:
-        """As the protocol has it. An ``incarnation`` is looked at every 10 s."""
+        """See `Log.pull`. Checks an ``incarnation`` every 10 s."""
         select_schema(columns)
         return self._pulled(queue, incarnation, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
 
@@ -279,7 +280,7 @@ class RocketMQLog:
         matching: Filter,
         incarnation: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
-        """As the protocol has it; have SQL checked before (`require_filter`): brokers let everything through that is none."""
+        """See `Log.pull_matching`. Check SQL first (`require_filter`): brokers return all messages if it does not parse."""
         select_schema(columns)
         return self._pulled(
             queue, incarnation, lambda: self._puller.pull_matching(queue, offset, max_messages, max_bytes, columns, matching)
@@ -297,13 +298,13 @@ class RocketMQLog:
             raise missing_topic(queue.topic) from None
         except RocketMQError as error:
             if error.sub in ("SERVER_ERROR", "INVALID_PARAMETER"):
-                # A queue that is gone is one of these, or it is something else.
+                # A broker answers with one of these for a queue that is gone, but also for other reasons.
                 self.forget(queue.topic)
                 self.require(queue)
             raise
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
-        """As the protocol has it: every broker of the topics is asked about SQL. Tags need no asking."""
+        """See `Log.require_filter`. Every broker of the topics checks SQL. Tags need no check."""
         if not matching.sql:
             return
         deadline = _soon()
@@ -319,13 +320,14 @@ class RocketMQLog:
                     raise _no_filter(error, matching, name) from error
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
-        """As the protocol has it; asked only in the name of an account."""
+        """See `Log.require_rights`. Checks only if the client has an account."""
         access.require(self._client, rights.of_source(topics, group), rights.SOURCE)
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
-        """As the protocol has it, and readers see the rows when it returns. Without other producers they stand without a gap.
+        """See `Log.append`. Readers see the rows when it returns. Without other producers the rows have no gap.
 
-        A topic that is deleted meanwhile is MISSING, too, and is not made anew; a part of the rows may have been in it.
+        Raises TopicError MISSING for a topic that is deleted meanwhile, too, and does not create it again; some rows may have
+        been in it.
         """
         check_topic(queue.topic, writing=True)
         self.require(queue)
@@ -337,7 +339,7 @@ class RocketMQLog:
 
 
 def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
-    """What a broker's refusal of a filter means (ClientManageProcessor.checkClientConfig)."""
+    """Return the error that a broker's refusal of a filter stands for (ClientManageProcessor.checkClientConfig)."""
     if error.sub == "FILTER":
         return OptionError("INVALID", f"option filterSql: {matching.sql!r} is not SQL of RocketMQ: {error.message}")
     if error.sub == "SERVER_ERROR" and "not support" in error.message:

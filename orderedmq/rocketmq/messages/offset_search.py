@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 
 def first_at(late: Callable[[int], bool], low: int, high: int, hint: int) -> int:
-    """The first offset in [low, high) that is ``late``, else ``high``; once late, all further ones are.
+    """Return the first offset in [low, high) that is ``late``, else ``high``. Every offset after a late one is late, too.
 
-    Two questions if ``hint`` is right: it may lie anywhere. A broker before 5.1.1 answers a search for a time with the nearest
-    message, which may be too early, and any broker with an offset outside of the bounds (ConsumeQueue.getOffsetInQueueByTime).
+    ``hint`` may be any offset; if it is right, two calls of ``late`` are enough. A broker before 5.1.1 answers a search for a
+    time with the nearest message, which may be too early, and any broker with an offset outside the bounds
+    (ConsumeQueue.getOffsetInQueueByTime).
     """
     at = min(max(hint, low), high)
     step = 1

@@ -1,15 +1,16 @@
-"""Pulls of one queue: many on their way at once, put in order as they come, decoded in one go.
+"""Pulls one queue with many requests in flight, puts the answers in order, and decodes them together.
 
-A broker gives 32 messages or 256 KiB at once, whatever is asked (MessageStoreConfig.maxTransferCountOnMessageInMemory), 8 or 64 KiB of
-what it must read from disk; so requests for what is predicted to follow are sent before the answer comes. An answer is believed as far as
-it goes: where it ends short, the rest is asked for again; where it says that messages are not there, the bounds decide what that
-means. A ProcessQueue keeps the order and bounds the memory.
+A broker returns at most 32 messages or 256 KiB per pull, whatever is requested
+(MessageStoreConfig.maxTransferCountOnMessageInMemory), and 8 messages or 64 KiB of what it must read from disk. So requests for
+the ranges predicted to follow are sent before the answer comes. If an answer ends short, the rest is requested again. If it
+says that there are no messages, the bounds decide what that means. A ProcessQueue keeps the order and bounds the memory.
 
-With a filter, brokers look at some 800 messages for a pull and answer with those that match, so that ranges of so many are asked for side
-by side; where an answer says to go on is believed.
+With a filter, a broker scans some 800 messages per pull and returns those that match. So ranges of this size are requested side
+by side, and the offset at which an answer says to continue is trusted.
 
-Rules: rows come without a gap, or there is a DataLossError. What a filter left out and what is being deleted at this moment look alike;
-from when on the broker says that messages are gone, it is a DataLossError, as is a message that cannot be read; 120 s idle: TIMEOUT.
+Rules: rows come without a gap, or a DataLossError is raised. Messages that a filter left out look like messages that are just
+being deleted. Once the broker says that messages are gone, a DataLossError is raised, as for a message that cannot be read.
+After 120 s without progress, TIMEOUT is raised.
 """
 
 from __future__ import annotations
@@ -50,41 +51,41 @@ from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 
 T = TypeVar("T")
 
-#: Pulls on their way for one queue.
+#: Pulls in flight for one queue.
 IN_FLIGHT: Final = 32
-#: What the first pull asks for, to learn how many a broker gives.
+#: Messages that the first pull requests, to learn how many a broker returns.
 MOST_MESSAGES: Final = 1024
-#: Messages that a broker looks at for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
+#: Messages that a broker scans for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
 SCANNED: Final = 800
-#: Seconds after which that is learned anew: messages that were on disk are in memory by then.
+#: Seconds until a broker's limit is learned again: messages that were on disk are in memory by then.
 _LEARNED: Final = 5.0
-#: Seconds for which the size of bodies is taken to be what it was.
+#: Seconds until the average body size is measured again.
 _MEASURED: Final = 10.0
-#: Seconds for which one pull may take; it is sent again after that.
+#: Seconds that one pull may take before it is sent again.
 _PULL_TIMEOUT: Final = 15.0
-#: Seconds for which a replica that failed is not asked.
+#: Seconds for which a replica that failed is not used.
 _REPLICA_AGAIN: Final = 30.0
-#: Answers to wait for while there are more on their way: to wake up for each would cost more than to deal with it.
+#: Answers to wait for while more are in flight: waking up for each one would cost more than handling it.
 _WAKE: Final = 8
-#: Seconds between looks at whether time is up.
+#: Seconds between checks whether time is up.
 _TICK: Final = 1.0
-#: Bytes that a stored message has besides its body, at least.
+#: The least bytes of a stored message besides its body.
 _LEAST_OVERHEAD: Final = 91
 
 
 @dataclass
 class _Known:
-    """What earlier pulls of a queue told."""
+    """What earlier pulls of a queue have shown."""
 
-    #: Messages that the broker gives at once, and when that was learned.
+    #: Messages that the broker returns per pull, and when that was learned.
     step: int = 32
     learned: float = float("-inf")
     end: int = 0
-    #: The broker's replica that it said to read from (PullResult.suggestWhichBrokerId).
+    #: The replica that the broker suggested to read from (PullMessageResponseHeader.suggestWhichBrokerId).
     replica: int = MASTER_ID
-    #: Until when no other than the master is asked: a replica failed.
+    #: Until when only the master is used, because a replica failed.
     only_master: float = float("-inf")
-    #: Bytes of a body, about, and when that was measured.
+    #: Approximate bytes of a body, and when that was measured.
     body_bytes: float | None = None
     measured: float = float("-inf")
     #: Bytes of the last answer.
@@ -104,9 +105,10 @@ class Puller:
         self._note = MalformedText().note
 
     def named(self, ask: Callable[[str], T]) -> T:
-        """What ``ask`` gives in the name of the group of every broker's own, or of the reader's, where the account may read in no other.
+        """Run ``ask`` as TOOLS_CONSUMER; if the account lacks permission for it, run it as the reader's own group.
 
-        Not in the reader's before: a pull in its name would take a reset by RocketMQ's own tools from those whose commit is to notice it.
+        The reader's group is not tried first: a pull in its name would consume a reset by RocketMQ's own tools, which the
+        group's next commit has to notice.
         """
         try:
             return ask(self._group)
@@ -119,18 +121,18 @@ class Puller:
         return found
 
     def knows(self, queue: MessageQueue) -> bool:
-        """Whether the queue was there when it was last pulled from."""
+        """Return whether the queue existed when it was last pulled."""
         return queue in self._known
 
     def average(self, queue: MessageQueue) -> float | None:
-        """Bytes of a body, about, of those pulled last; None if nothing was in the last 10 s."""
+        """Return the approximate bytes of the bodies pulled last; None if there were none in the last 10 s."""
         known = self._known.get(queue)
         return known.body_bytes if known is not None and time.monotonic() - known.measured < _MEASURED else None
 
     def pull(
         self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
     ) -> pa.RecordBatch:
-        """See `Log.pull`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        """Pull rows; see `Log.pull`. Raises RocketMQUnavailableError TIMEOUT, too."""
         parts, end, known = self._fetch(queue, offset, max_messages, max_bytes, None)
         if not parts:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
@@ -142,7 +144,7 @@ class Puller:
     def pull_matching(
         self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...], matching: Filter
     ) -> tuple[pa.RecordBatch, int]:
-        """See `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
+        """Pull the rows that match; see `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
         parts, end, _ = self._fetch(queue, offset, max_messages, max_bytes, matching)
         batch, end = decoded(queue, parts, columns, offset, end, max_bytes, self._note, frozenset(matching.tags))
         batch = once(batch)
@@ -170,7 +172,7 @@ class Puller:
 
 
 class _Wanted(NamedTuple):
-    """Messages from ``offset`` on until their bodies have ``max_bytes``, with at most about ``hold`` bytes held and on their way."""
+    """Messages from ``offset`` on until their bodies have ``max_bytes``; at most about ``hold`` bytes are held and in flight."""
 
     offset: int
     max_messages: int
@@ -180,10 +182,10 @@ class _Wanted(NamedTuple):
 
 
 class _Fetch:
-    """One pull: responses for offsets [offset, offset + max_messages), until there are enough.
+    """One pull: collects responses for offsets [offset, offset + max_messages) until there are enough.
 
-    Requests are for ranges that do not overlap, and an answer is never longer than its request, so responses that were put in order
-    are the messages in order; with a filter an answer may reach into the next range, and what it says of that is not counted on.
+    Requests are for ranges that do not overlap, and an answer is never longer than its request, so responses in order are
+    messages in order. With a filter an answer may reach into the next range; what it says of that range is not used.
     """
 
     def __init__(
@@ -203,16 +205,16 @@ class _Fetch:
         self._wanted = wanted
         self._offset = offset = wanted.offset
         self._matching = wanted.matching
-        #: No offset from here on is asked for; it sinks when the queue turns out to end, or to have lost messages.
+        #: No offset from here on is requested. It is lowered if the queue turns out to end, or to have lost messages.
         self._stop = offset + wanted.max_messages
-        #: The next offset to ask for, and ranges below it that are to be asked for again, at a time.
+        #: The next offset to request, and (time, begin, count) of ranges below it to request again at that time.
         self._next = offset
         self._again: list[tuple[float, int, int]] = []
         self._in_flight = 0
-        #: What is to be asked, by connection, with who takes the answer.
+        #: Requests to send, by connection, each with the callback for its answer.
         self._asked: dict[Connection, list[tuple[Request[PullResult], Callable[[Pending[PullResult]], None]]]] = {}
         self._connections: dict[int, Connection] = {}
-        #: What has come, from the connections' threads, and how many of it are worth waking up for.
+        #: Answers from the connections' threads, and how many of them are worth waking up for.
         self._answers: deque[tuple[int, int, int, Pending[PullResult]]] = deque()
         self._enough = 1
         self._bell = threading.Event()
@@ -224,7 +226,7 @@ class _Fetch:
         self._last: OrderedMQError | None = None
 
     def run(self) -> tuple[list[memoryview], int]:
-        """Responses in order, and the offset behind the last one's messages. Raises TopicError, DataLossError, RocketMQError."""
+        """Return responses in order, and the offset after their messages. Raises TopicError, DataLossError, RocketMQError."""
         while True:
             done = self._reached()
             if done >= self._stop:
@@ -244,7 +246,7 @@ class _Fetch:
         return parts, at
 
     def _reached(self) -> int:
-        """Everything below this offset has come."""
+        """Return the offset below which everything has come."""
         pending = self._held.pending()
         return pending[0].end if pending and pending[0].begin == self._offset else self._offset
 
@@ -290,7 +292,7 @@ class _Fetch:
         self._asked.setdefault(connection, []).append((request, lambda pending: self._answered(begin, count, replica, pending)))
 
     def _write(self) -> None:
-        """What was asked goes out, in one piece."""
+        """Send the collected requests, with one write per connection."""
         asked, self._asked = self._asked, {}
         for connection, requests_of_it in asked.items():
             connection.send_all(requests_of_it, time.monotonic() + min(_PULL_TIMEOUT, self._patience))
@@ -309,7 +311,7 @@ class _Fetch:
     # --- what comes
 
     def _receive(self) -> None:
-        """Wait for some answers, or until something is to be asked again. Raises RocketMQUnavailableError TIMEOUT."""
+        """Wait for some answers, or until a range is due again. Raises RocketMQUnavailableError TIMEOUT."""
         now = time.monotonic()
         if now - self._held.last_pull > self._patience:
             why = f": {self._last.message}" if self._last is not None else ""
@@ -327,18 +329,18 @@ class _Fetch:
             self._take(*self._answers.popleft())
 
     def _answered(self, begin: int, count: int, replica: int, pending: Pending[PullResult]) -> None:
-        """In a connection's thread."""
+        """Collect an answer, in a connection's thread."""
         self._answers.append((begin, count, replica, pending))
         if len(self._answers) >= self._enough:
             self._bell.set()
 
     def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
-        """No answer: ask again after a while, the master, and by a new route unless the broker was only busy."""
+        """Request a range without an answer again, later, from the master; by a new route unless the broker was only busy."""
         self._last = error
         self._failures += 1
         self._known.replica = MASTER_ID
         if replica != MASTER_ID:
-            # One that may not be read from (slaveReadEnable) says that it is busy, and its master goes on naming it.
+            # A replica that may not be read from (slaveReadEnable) answers that it is busy, and its master keeps suggesting it.
             self._known.only_master = time.monotonic() + _REPLICA_AGAIN
         if error.sub != "BUSY":
             self._client.doubt(self._queue.topic)
@@ -349,7 +351,7 @@ class _Fetch:
         try:
             result = pending.result()
         except OrderedMQError as error:
-            # A replica does not know yet all that its master does: it copies topics and groups every 10 s.
+            # A replica may not know all topics and groups of its master yet: it copies them every 10 s.
             if replica == MASTER_ID and not isinstance(error, RocketMQUnavailableError):
                 raise
             self._failed(error, begin, count, replica)
@@ -360,7 +362,7 @@ class _Fetch:
         ):
             self._found(result, begin, count)
         elif replica != MASTER_ID:
-            # A slave does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
+            # A replica does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
             self._known.replica = MASTER_ID
             self._ask_again(begin, count, 0.0)
             return
@@ -373,7 +375,7 @@ class _Fetch:
         if self._matching is not None and begin < result.min_offset:
             self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
             return
-        # Behind what was asked for when messages in between were deleted; what is missing shows when they are decoded.
+        # next_begin_offset is beyond the range if messages in between were deleted; decoding shows which ones are missing.
         end = min(result.next_begin_offset, begin + count)
         if end <= begin:
             raise ProtocolError(
@@ -387,7 +389,7 @@ class _Fetch:
         self._responses[begin] = (end, memoryview(result.body))
         short = end < begin + count
         given, step = end - begin, self._known.step
-        # Only an answer to more than is known to come says what the broker's limit is; at the queue's end not even that.
+        # Only an answer to a request for more than the known limit shows the broker's limit, and only before the queue's end.
         more = count > step or count == MOST_MESSAGES
         if self._matching is None and (given > step or (more and (end < result.max_offset or not short))):
             self._known.step, self._known.learned = given, now
@@ -399,7 +401,7 @@ class _Fetch:
             self._ask_again(end, begin + count - end, 0.0)
 
     def _not_found(self, result: PullResult, begin: int, count: int) -> None:
-        """Nothing came: the end, messages that are gone, or a broker that needs a moment."""
+        """Handle an answer without messages: the queue's end, messages that are gone, or a broker that needs a moment."""
         if begin < result.min_offset:
             self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
         elif begin == result.max_offset:
@@ -408,7 +410,7 @@ class _Fetch:
             asked = f"offset {begin} was asked for"
             self._end_at(begin, beyond_end(self._queue, result.max_offset, asked, TAIL_LOSS))
         else:
-            # There is something: not visible yet, just being deleted, or a reset by an admin that is over now.
+            # There are messages: not visible yet, just being deleted, or the pull met an admin's reset, which is over now.
             self._last = RocketMQUnavailableError(
                 "BUSY", f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"
             )

@@ -1,8 +1,9 @@
-"""Rows of one queue sent in batches, in order, each message once.
+"""Sends rows of one queue in batches, in order, each message once.
 
-A broker appends a batch whole or not at all, in the order in which requests come, so one is on its way for a queue at a time. Where an
-answer is missing, nobody knows: the connection is dropped, what is still in the broker's queue is waited for, and then the queue is
-searched for the first message's UNIQ_KEY. Producers of RocketMQ send again without a look, and make duplicates.
+A broker appends a batch whole or not at all, in the order in which requests arrive, so one request per queue is in flight at a
+time. If an answer is missing, the outcome is unknown. Then the sender drops the connection, waits until the broker has handled
+what it received, and searches the queue for the first message's UNIQ_KEY. RocketMQ's producers send again without a search, and
+make duplicates.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
 
-#: Brokers know producers by a group, and do not ask whether it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
+#: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
 PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 #: Seconds for one request.
 _SEND_TIMEOUT: Final = 15.0
 #: Seconds for a batch with all its retries.
 _PATIENCE: Final = 60.0
-#: Seconds after which a request that a broker got is done or refused (waitTimeMillsInSendQueue is 200 ms), and what is done can be seen.
+#: Seconds after which a broker has done or refused a request that it received (waitTimeMillsInSendQueue is 200 ms), and readers
+#: see what it did.
 SETTLED: Final = 1.0
-#: Seconds within which acknowledged messages are seen by readers; it takes a few ms.
+#: Seconds to wait at most until readers see acknowledged messages; it takes a few ms.
 _VISIBLE: Final = 10.0
 _POLL: Final = 0.001
 _LOOK_MESSAGES: Final = 16384
@@ -42,7 +44,7 @@ _LOOK_BYTES: Final = 64 * 1024 * 1024
 
 
 class Sender:
-    """Sends for any thread; one request is on its way for each queue."""
+    """Sends for any thread, with one request in flight per queue."""
 
     def __init__(self, client: Client, puller: Puller) -> None:
         self._client = client
@@ -57,16 +59,16 @@ class Sender:
         self._keys = UniqueKeys(secrets.token_bytes(4), self._pid, secrets.randbits(32))
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
-        """See `Log.append`. Raises RocketMQError when a broker refuses, RocketMQUnavailableError; a part of the rows may be there then."""
+        """Append rows; see `Log.append`. Raises RocketMQError or RocketMQUnavailableError; some rows may be stored then."""
         checked = normalise(rows, f"queue {queue}")
         keys = self.unique_keys(checked.num_rows)
-        # All before any is sent: a row that cannot be sent refuses the others, too.
+        # All rows are encoded before any is sent, so that a row that cannot be sent refuses the others, too.
         bodies = list(encode(checked, keys, f"queue {queue}"))
         if not bodies:
             end = self._ask_end(queue)
             return OffsetRange(end, end)
         with self._locks[queue]:
-            # Nothing of this process stands behind what it sends now.
+            # Messages that are sent from here on are stored at this offset or beyond.
             end = self._ask_end(queue)
             begin = None
             for body in bodies:
@@ -78,18 +80,18 @@ class Sender:
         return OffsetRange(begin, end)
 
     def unique_keys(self, count: int) -> pa.Array:
-        """UNIQ_KEYs that nobody else makes."""
+        """Return UNIQ_KEYs that no other producer makes."""
         if self._pid != os.getpid():
-            # In a child after fork: the parent makes the same keys, and its threads may have held the locks.
+            # In a child after a fork: the parent would make the same keys, and its threads may have held the locks.
             self._begin()
         with self._keys_lock:
             return self._keys.take(count, time.time_ns() // 1_000_000)
 
     def send(self, queue: MessageQueue, body: SendBody, key: str, begin: int) -> int:
-        """Send one body until it is stored; returns its first offset.
+        """Send one body until it is stored; return its first offset.
 
-        ``key`` is its first message's UNIQ_KEY, which no message below offset ``begin`` has. The caller sees to it that nothing else is
-        on its way for the queue.
+        ``key`` is its first message's UNIQ_KEY, which no message below offset ``begin`` has. The caller ensures that no other
+        request is in flight for the queue.
         """
         deadline = time.monotonic() + _PATIENCE
         request = message_requests.send(
@@ -114,14 +116,14 @@ class Sender:
                 return found
 
     def _settle_and_look(self, queue: MessageQueue, key: str, begin: int, deadline: float) -> int | None:
-        """Where the message with UNIQ_KEY ``key`` stands at or behind ``begin``, when nothing of it can be on its way any more."""
+        """Wait until the request can no longer be in flight; return the offset, from ``begin`` on, of the message with ``key``."""
         try:
             address = self._client.address(queue.topic, queue.broker_name, deadline)
             self._client.drop(address)
         except RocketMQUnavailableError:
-            # Its connection has ended with it.
+            # The broker is down, so the connection has ended, too.
             pass
-        # Only a broker that answers goes on with what it was sent before it was paused or cut off.
+        # Wait for an answer first: a broker that was paused or cut off handles earlier requests only when it works again.
         self._ask_end(queue)
         time.sleep(SETTLED)
         end = self._ask_end(queue)
@@ -137,7 +139,7 @@ class Sender:
         return None
 
     def await_visible(self, queue: MessageQueue, end: int) -> None:
-        """Return when readers see the messages below ``end``: a broker acknowledges before it has indexed them (ReputMessageService)."""
+        """Wait until readers see the messages below ``end``; a broker acknowledges them before indexing (ReputMessageService)."""
         limit = time.monotonic() + _VISIBLE
         while self._ask_end(queue) < end and time.monotonic() < limit:
             time.sleep(_POLL)

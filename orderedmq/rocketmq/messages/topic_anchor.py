@@ -1,8 +1,8 @@
-"""What tells a topic from a later one of its name: where one of its messages lies in its broker's commit log.
+"""Detects a topic that was deleted and created again, by the position of one of its messages in the broker's commit log.
 
-A broker keeps nothing about a topic's making. But places in a commit log are given once: if the message at an offset of a queue lies where
-it lay before, the queue is the one from before; if it lies elsewhere, or the queue ends before it, the topic was deleted and made again
-(or the broker lost its messages, which is no better). A message that was deleted by age tells nothing.
+A broker does not record when a topic was created, but uses each position in its commit log once. If the message at an offset of
+a queue is at the same position as before, the queue is the same. If it is elsewhere, or the queue ends before it, the topic was
+created again (or the broker lost its messages, which is no better). A message that was deleted by age proves nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BEYOND: Final = -1
 
 
 class Anchor(NamedTuple):
-    """A message: its queue and offset, and its place in the broker's commit log."""
+    """A message: its queue and offset, and its position in the broker's commit log."""
 
     broker_name: str
     queue_id: int
@@ -37,13 +37,16 @@ class Anchor(NamedTuple):
 
 
 def parse_anchor(text: str) -> Anchor | None:
-    """The anchor that a text is; None for one that is none."""
+    """Return the anchor that a text stands for; None if it is not an anchor."""
     found = _TEXT.fullmatch(text)
     return Anchor(found[1], int(found[2]), int(found[3]), int(found[4], 16)) if found else None
 
 
 def anchor_before(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> Anchor | None:
-    """The message before the highest of these offsets of one topic, which is the last to be deleted; None if no queue has one there."""
+    """Return the message before the highest of a topic's offsets that has one; None if no queue has a message there.
+
+    The highest comes first, since its message is the last to be deleted.
+    """
     for queue, offset in sorted(offsets.items(), key=lambda item: (-item[1], item[0])):
         place = _place(client, group, queue, offset - 1) if offset > 0 else None
         if place is not None and place != _BEYOND:
@@ -52,13 +55,13 @@ def anchor_before(client: Client, group: str, offsets: Mapping[MessageQueue, int
 
 
 def holds(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None:
-    """Whether the topic is the one of the anchor; None when its message was deleted by age, so that nobody knows."""
+    """Return whether the topic is the anchor's; None if that is unknown because the message was deleted by age."""
     place = _place(client, group, MessageQueue(topic, anchor.broker_name, anchor.queue_id), anchor.offset)
     return None if place is None else place == anchor.place
 
 
 def _place(client: Client, group: str, queue: MessageQueue, offset: int) -> int | None:
-    """Where the message at an offset lies in the commit log; _BEYOND when the queue ends before it, None when it was deleted."""
+    """Return a message's position in the commit log; _BEYOND if the queue ends before it, None if it was deleted."""
     request = message_requests.pull(queue, group, offset, 1)
     result = client.call(request, time.monotonic() + _TIMEOUT, topic=queue.topic, broker_name=queue.broker_name)
     if result.status is PullStatus.FOUND:
