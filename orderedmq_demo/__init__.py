@@ -1,1 +1,4 @@
-"""The Spark job of ``orderedmq demo``. A package of its own: ``orderedmq`` imports neither Spark nor what does."""
+"""The Spark job of ``orderedmq demo``.
+
+A package of its own, because ``orderedmq`` never imports Spark, directly or indirectly.
+"""

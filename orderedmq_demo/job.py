@@ -1,12 +1,13 @@
-"""The demo's streaming query, in a process of its own so that it can be killed: flights in, what follows from their order out.
+"""The demo's streaming query: reads flights and writes turnarounds, in a process of its own so that it can be killed.
 
     python -m orderedmq_demo.job STORE CHECKPOINT QUEUES EVENTS_PER_BATCH
 
-STORE is the absolute directory of an embedded broker, or a cluster's nameservers; an account is in the environment, as the command's is.
+STORE is the absolute directory of an embedded broker, or a cluster's nameservers. An account comes from the environment, as for
+the command.
 
-An aircraft's state must outlive a restart, so it is Spark's: one group per queue, not per aircraft. A queue is the unit of order and
-already has all events of its aircraft, so a batch is a few calls on columns instead of thousands on rows (a quarter of the time), and the
-rows of a queue leave in one task, in order.
+The state of an aircraft must survive a restart, so Spark keeps it, in one group per queue and not per aircraft. A queue is the
+unit of order and has all events of its aircraft. So a batch takes a few calls on columns instead of thousands on rows (a
+quarter of the time), and one task writes the rows of a queue, in order.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from orderedmq.demo.turnaround import follow
 from orderedmq.endpoint import account
 from orderedmq.java import ensure_java
 
-#: Where Spark's own files go, in the working directory: a killed Spark leaves them behind.
+#: The folder of Spark's own files, in the working directory: a killed Spark leaves them behind.
 SCRATCH: Final = "spark"
 
 
 def queue_by_queue(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any]:
-    """One queue's events of a batch; ``state`` is what ``follow`` knew after the last one."""
+    """Process one queue's events of a batch. ``state``: what ``follow`` returned after the batch before."""
     import pandas as pd
     import pyarrow as pa
 
-    # A shuffle keeps no order, the offset has it.
+    # A shuffle does not keep the order. The offset restores it.
     events = pd.concat(list(frames)).sort_values("queue_offset")
     known, messages = follow(state.get[0] if state.exists else None, pa.array(events["body"], pa.binary()))
     state.update((known,))
@@ -40,7 +41,7 @@ def queue_by_queue(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any
 
 def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> None:
     ensure_java()
-    # Both before the JVM starts: it hands its environment on to the workers.
+    # Set before the JVM starts, which hands its environment on to the workers.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     from pyspark.sql import SparkSession
@@ -51,7 +52,7 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> Non
         SparkSession.builder.master("local[2]")
         .appName("orderedmq-demo")
         .config("spark.driver.memory", "1g")
-        # For a job of a minute on two cores, the collector that starts fastest.
+        # The collector that starts fastest, for a job of a minute on two cores.
         .config("spark.driver.extraJavaOptions", f'-XX:+UseSerialGC "-Djava.io.tmpdir={scratch}"')
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -61,7 +62,7 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> Non
         .getOrCreate()
     )
     java: Any = spark._jvm
-    # What started us needs it to kill the job as a whole.
+    # The parent process needs this to kill the whole job.
     print(json.dumps({"jvm": java.java.lang.ProcessHandle.current().pid()}), flush=True)  # noqa: T201
     broker = {"path": store} if os.path.isabs(store) else account() | {"namesrvAddr": store}
     flights = (

@@ -1,7 +1,7 @@
 """The command ``orderedmq``: topics, messages, groups, locks and dead letters of a broker, the audit, and the demo.
 
-Rule: a command's module, and with it pyarrow and what else it needs, is loaded when the command is called, or its own help or completion is
-asked for. ``--version``, ``--help`` and the completion of a command's name load none of it.
+Rule: a command's module, with pyarrow and its other imports, is loaded only for that command, its own help or its own
+completion. ``--version``, ``--help`` and the completion of a command's name load no command's module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 import orderedmq
 from orderedmq.cli.shell import EXIT_CODES, JsonOption, NamesrvOption, PathOption, Shell, commands
 
-#: Commands that have commands: the module, and what --help says.
+#: Groups of commands: module and help text.
 GROUPS: Final = {
     "topic": ("topics", "Create, inspect, alter, trim and delete topics."),
     "group": ("groups", "How far consumer groups are; seek and delete."),
@@ -23,7 +23,7 @@ GROUPS: Final = {
     "dlq": ("dlq", "Dead letters: messages that a listener gave up. List and replay."),
     "rocketmq": ("rocketmq", "A RocketMQ on this machine."),
 }
-#: The other commands: the module, and the first paragraph of its help.
+#: The other commands: module and first paragraph of the help text.
 COMMANDS: Final = {
     "produce": ("produce", "Write a message per line of a file or of standard input: the line is the body."),
     "peek": (
@@ -47,7 +47,7 @@ COMMANDS: Final = {
 
 
 def load(name: str) -> Any:
-    """The command ``name`` itself, with its module."""
+    """Import the module of the command ``name`` and return the command."""
     if name in GROUPS:
         return typer.main.get_group(import_module(f"orderedmq.cli.{GROUPS[name][0]}").app)
     app = commands("")
@@ -56,7 +56,7 @@ def load(name: str) -> Any:
 
 
 class _Lazy(TyperGroup):
-    """A group whose commands are names and help texts until one is called."""
+    """A group that has only the names and help texts of its commands until one is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, found, rest = super().resolve_command(ctx, args)

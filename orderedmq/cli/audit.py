@@ -1,4 +1,4 @@
-"""``orderedmq audit``: what a pipeline did to its messages."""
+"""``orderedmq audit``: shows what a pipeline did to its messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def compare(
     The rule of order: for each key, the first occurrences in ACTUAL stand in the order that they have in EXPECTED. Keys are what counts:
     queues may be others, and in other numbers.
     """
-    # pyarrow's datasets bring pandas along, half a second that the help needs not.
+    # Imported here: pyarrow's datasets import pandas, which takes half a second that --help does not need.
     from orderedmq.tools.audit import audit
     from orderedmq.tools.audit_sides import TableSide, TopicSide
 
@@ -83,7 +83,7 @@ def compare(
     if not ({"/", "."} & {*expected, *actual}) and (id_column or order_column):
         raise OptionError("CONFLICT", "options --id-column and --order-column are of Parquet, and both sides are topics")
     with shell.broker() as broker:
-        # ACTUAL first: what comes meanwhile can then be missing there, but never be unexpected.
+        # The ends of ACTUAL are read first: a message that arrives meanwhile can then be missing there, but never unexpected.
         second = side(actual, broker)
         first = side(expected, broker)
         with shell.progress("comparing", first.messages + second.messages) as bar:
@@ -97,7 +97,7 @@ def compare(
 
 
 def show(shell: Shell, found: Audit) -> None:
-    """The report for a person."""
+    """Print the report as tables and sentences."""
     sides = [vars(found.expected) | {"side": "expected"}, vars(found.actual) | {"side": "actual"}]
     shell.show(
         sides,

@@ -1,4 +1,4 @@
-"""``orderedmq check``: whether a store is sound."""
+"""``orderedmq check``: tells whether a store is sound."""
 
 from __future__ import annotations
 

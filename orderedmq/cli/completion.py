@@ -1,6 +1,6 @@
-"""Names for the shell's completion: the topics and groups of the broker that the line names so far.
+"""The shell's completion of topics and groups, from the broker that the command line names so far.
 
-Rules: it is quick (a cluster gets two seconds), silent where the broker cannot be reached, and makes nothing.
+Rules: completion takes at most two seconds, prints nothing if the broker cannot be reached, and creates nothing.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from orderedmq.errors import OrderedMQError
 if TYPE_CHECKING:
     from orderedmq.broker import Broker
 
-#: Seconds that somebody who pressed TAB waits at most.
+#: Maximum seconds that a user waits after TAB.
 PATIENCE: Final = 2.0
 
 
 def topics(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The topics that begin so."""
+    """Return the topics whose names begin with ``incomplete``."""
     return _names(ctx, incomplete, lambda broker: [topic.name for topic in broker.log.topics()])
 
 
 def groups(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The consumer groups that begin so."""
+    """Return the consumer groups whose names begin with ``incomplete``."""
     return _names(ctx, incomplete, lambda broker: broker.admin.groups())
 
 
@@ -41,7 +41,7 @@ def _names(ctx: typer.Context, incomplete: str, look: Callable[[Broker], list[st
         except (OrderedMQError, OSError):
             return
 
-    # A daemon: one that still waits for a cluster does not keep the shell waiting.
+    # A daemon thread: if it still waits for a cluster, it does not keep the process alive.
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(PATIENCE)
@@ -49,6 +49,6 @@ def _names(ctx: typer.Context, incomplete: str, look: Callable[[Broker], list[st
 
 
 def _shell(ctx: typer.Context) -> Shell:
-    """The broker's options of the line, the innermost first."""
+    """Return the broker options of the command line. Those of an inner command override those of an outer one."""
     above = Shell() if ctx.parent is None else _shell(ctx.parent)  # type: ignore[arg-type]
     return Shell(ctx.params.get("path") or above.path, namesrv=ctx.params.get("namesrv") or above.namesrv)

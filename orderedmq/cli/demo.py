@@ -1,4 +1,4 @@
-"""``orderedmq demo``: a year of flights, a killed job, and the proof that nothing happened."""
+"""``orderedmq demo``: a year of flights, a killed job, and the proof that no event was lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def demo(
 
 
 def _step(shell: Shell, what: str, run: Callable[[Progress], T]) -> T:
-    """Run a step under a bar that follows what it says is done."""
+    """Run a step under a progress bar, which shows the progress that the step reports."""
     with shell.progress(what) as bar:
         return run(bar.at)
 

@@ -1,4 +1,4 @@
-"""``orderedmq dlq``: messages that a listener gave up, and sending them again."""
+"""``orderedmq dlq``: shows messages that a listener gave up, and sends them again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orderedmq.tools.dead_letters import DeadLetter, Replayed, dead_letter_queue
 
 app = commands("Dead letters: messages that a listener gave up. List and replay.")
 
-#: Characters of a body in a table.
+#: Maximum characters of a body or an error in a table.
 _PREVIEW: Final = 80
 
 

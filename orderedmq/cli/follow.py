@@ -1,4 +1,4 @@
-"""``orderedmq peek --follow``: messages as they come."""
+"""``orderedmq peek --follow``: shows messages as they arrive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orderedmq.cli.shell import Shell, console
 from orderedmq.errors import DataLossError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
-#: Seconds between two looks where the broker does not tell cheaply that nothing changed, and where it does.
+#: Seconds between two polls of a broker that has no cheap sign of a change, and of one that has.
 _LOOK: Final = 0.5
 _GLANCE: Final = 0.1
 
@@ -28,9 +28,10 @@ def arrivals(
     pull: Pull,
     note: Callable[[str], None],
 ) -> Iterator[list[pa.RecordBatch]]:
-    """Batches of messages from ``positions`` on, as they come, without an end; each queue's in order. A queue that is new is read whole.
+    """Yield batches of messages from ``positions`` on as they arrive, without end, in order within each queue.
 
-    Raises TopicError MISSING when the topic is deleted, DataLossError TOPIC_RECREATED.
+    A new queue is read from its first message. Raises TopicError MISSING if the topic is deleted, DataLossError TOPIC_RECREATED
+    if a queue ends before its position.
     """
     while True:
         changed = log.change()
@@ -52,7 +53,7 @@ def arrivals(
             if begin < at.max_offset:
                 batch = pull(queue, begin, at.max_offset)
                 begin += batch.num_rows
-                # None where the broker has lost its tail since it told the bounds.
+                # The batch is empty if the broker has lost its tail since it gave the bounds.
                 found += [batch] if batch.num_rows else []
             positions[queue] = begin
         if found:
@@ -64,7 +65,7 @@ def arrivals(
 
 
 class Lines:
-    """Messages for a person, one line each: a table would have to know the widest of those to come."""
+    """Prints messages, one line each. The column widths of a table would depend on messages that have not arrived yet."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
@@ -72,7 +73,7 @@ class Lines:
         self._place = 0
 
     def show(self, rows: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]) -> None:
-        """JSON lines, or lines of place, offset, time, key and body; on their way when it returns."""
+        """Print and flush messages: as JSON lines, or as lines of queue, offset, time, key, tag and body."""
         from rich.text import Text
 
         for row in rows:

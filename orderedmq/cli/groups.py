@@ -1,4 +1,4 @@
-"""``orderedmq group``: how far consumer groups are, who is in them, setting their offsets, deleting them."""
+"""``orderedmq group``: shows the progress and members of consumer groups, sets their offsets, and deletes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autoc
 
 
 def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
-    """Who has a queue; ``lock`` None: nobody. ``owner`` is whole, as errors have it."""
+    """Return the fields for a queue's owner, all None without a lock. ``owner`` is the full client id, as in errors."""
     return {
         "owner": lock and lock.client_id,
         "query": lock and lock.owner,
@@ -59,7 +59,7 @@ def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
         "filter": subscription.filter,
         "room": member.room,
         "heartbeat_age": round(seen.age, 3),
-        # Who is not is no member any more.
+        # A dead one is no member any more.
         "alive": True,
     }
 

@@ -1,4 +1,4 @@
-"""How a command chooses a sharding key's queue: options that several commands have."""
+"""The options of several commands that say how a sharding key chooses its queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SelectorOption = Annotated[
 
 
 def chosen_keying(selector: KeyedSelectorName | None, key_type: KeyType | None) -> Keying | None:
-    """None: neither was given. Raises OptionError CONFLICT."""
+    """Return the keying of both options, None if neither was given. Raises OptionError CONFLICT if they exclude each other."""
     if selector is None and key_type is None:
         return None
     if selector == "mod" and key_type == "text":

@@ -1,4 +1,4 @@
-"""Lines of a file or a terminal as messages: where one ends, and what is body, key, tag and property in it."""
+"""Turns lines of a file or a terminal into messages: finds their ends, and their body, key, tag and properties."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, PROPERTIES_TYPE
 from orderedmq.tools import json_field
 from orderedmq.tools.json_field import BadJson
 
-#: Bytes of lines that are appended at once; what comes slowly is appended after so many seconds.
+#: Maximum bytes of lines that are appended at once, and seconds after which lines that arrive slowly are appended.
 BLOCK_BYTES: Final = 8 * 1024 * 1024
 LINGER: Final = 0.2
-#: A line longer than any message can be is not worth collecting.
+#: Bytes after which an unfinished line is refused: no message can be that long.
 _LONGEST: Final = 2 * MAX_BODY_BYTES
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a line is: a JSON object, or a body with or without a key before it.
+    """The form of a line: a JSON object, or a body with or without a key before it.
 
-    ``key``, ``tags_field`` and the values of ``property_fields`` are fields of the objects; ``tags`` and ``properties`` are the same for all
-    messages.
+    ``key``, ``tags_field`` and the values of ``property_fields`` name fields of the objects. ``tags`` and ``properties`` are
+    the same for all messages.
     """
 
     json: bool = False
@@ -46,7 +46,7 @@ class Form:
 
 
 def read_lines(source: IO[bytes]) -> Iterator[tuple[int, pa.Array]]:
-    """Blocks of whole lines with the number of the first one, from 1."""
+    """Yield blocks of whole lines, each with the number of its first line (from 1). Raises SchemaError WRONG_TYPE."""
     first, rest = 1, b""
     for block in _blocks(source):
         whole, newline, tail = block.rpartition(b"\n")
@@ -64,7 +64,7 @@ def read_lines(source: IO[bytes]) -> Iterator[tuple[int, pa.Array]]:
 
 
 def _stripped(lines: list[bytes]) -> pa.Array:
-    """Without the carriage returns of a file from Windows."""
+    """Return lines without the carriage returns of a file from Windows."""
     column = pa.array(lines, pa.binary())
     returned = pc.ends_with(column, b"\r")
     if not pc.any(returned).as_py():
@@ -73,7 +73,7 @@ def _stripped(lines: list[bytes]) -> pa.Array:
 
 
 def _blocks(source: IO[bytes]) -> Iterator[bytes]:
-    """What there is, up to BLOCK_BYTES; never waiting longer than LINGER once there is something."""
+    """Yield the input in blocks of up to BLOCK_BYTES. A block that has bytes waits at most LINGER seconds for more."""
     try:
         descriptor = source.fileno()
     except (OSError, io.UnsupportedOperation):
@@ -100,7 +100,7 @@ def _blocks(source: IO[bytes]) -> Iterator[bytes]:
 
 
 def messages(lines: pa.Array, first: int, form: Form) -> pa.RecordBatch:
-    """Messages of lines, the first of which has the number ``first``. Raises SchemaError or MessageError that names a line."""
+    """Return the messages of lines that are numbered from ``first``. Raises SchemaError or MessageError that names a line."""
     numbers: Sequence[int] = range(first, first + len(lines))
     keys = tags = None
     properties: list[pa.Array] = []
@@ -109,7 +109,7 @@ def messages(lines: pa.Array, first: int, form: Form) -> pa.RecordBatch:
         if pc.any(blank).as_py():
             numbers = pa.array(np.asarray(numbers)).filter(pc.invert(blank)).to_pylist()
             lines = lines.filter(pc.invert(blank))
-        # Without a key the objects are still looked at: a field that none has.
+        # Without a key the lines are still checked to be JSON objects, by reading a field that hardly any object has.
         keys = _field(lines, form.key or "", numbers)
         if form.key is None:
             keys = None
@@ -152,7 +152,7 @@ def messages(lines: pa.Array, first: int, form: Form) -> pa.RecordBatch:
 
 
 def _field(objects: pa.Array, name: str, numbers: Sequence[int]) -> pa.Array:
-    """The text of a field; null where it is missing or null. Raises SchemaError WRONG_TYPE."""
+    """Return the text of a field, null where it is missing or null. Raises SchemaError WRONG_TYPE."""
     try:
         return json_field.values(objects, name)
     except BadJson as error:

@@ -1,4 +1,4 @@
-"""``orderedmq lock``: who owns which queue, and taking a lock away."""
+"""``orderedmq lock``: shows the owners of queues, and takes locks away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orderedmq peek``: a look at messages, without a group and without moving anything."""
+"""``orderedmq peek``: shows messages, without a group and without moving an offset."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def peek(
     if offset is not None and (queue is None or last is not None):
         raise OptionError("CONFLICT", "option --offset needs --queue, and excludes --last")
     if key is not None:
-        # As it is shown.
+        # In the form in which keys are shown.
         key = text_of(os.fsencode(key))
     with shell.broker() as broker:
         queues = broker.log.queues(topic)
@@ -109,7 +109,7 @@ def peek(
 def _follow(
     shell: Shell, look: Look, topic: str, queue: MessageQueue | None, offset: int | None, last: int | None, count: int | None
 ) -> None:
-    """Show what comes, until Ctrl-C or until ``count`` messages were shown."""
+    """Show messages as they arrive, until Ctrl-C or until ``count`` messages were shown."""
 
     def there() -> list[MessageQueue]:
         found = look.log.queues(topic)
@@ -141,14 +141,14 @@ def _follow(
 
 @dataclass(frozen=True)
 class Look:
-    """What is looked at: some columns of messages, all or those of one sharding key."""
+    """Reads some columns of messages, of all or of those with one sharding key."""
 
     log: Log
     columns: tuple[str, ...]
     key: str | None
 
     def pull(self, queue: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
-        """Messages of whatever key from ``begin`` on, times as numbers."""
+        """Return messages of all keys from ``begin`` on, with times as numbers."""
         return self._shown(self.log.pull(queue, begin, min(_PULL_ROWS, end - begin), _PULL_BYTES, self.columns))
 
     def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -161,7 +161,10 @@ class Look:
     def some(
         self, queue: MessageQueue, at: QueueBounds, offset: int | None, most: int, *, backwards: bool
     ) -> list[pa.RecordBatch]:
-        """The first or last ``most`` messages of a queue. Raises DataLossError where they are not there any more."""
+        """Return the first or last ``most`` messages of a queue, or some more.
+
+        Raises DataLossError if they are gone meanwhile.
+        """
         begin, end = at.min_offset if offset is None else _begin(queue, at, offset), at.max_offset
         if backwards and self.key is None:
             begin = max(begin, end - most)
@@ -180,7 +183,7 @@ class Look:
 
 
 def _begin(queue: MessageQueue, at: QueueBounds, offset: int) -> int:
-    """Raises OffsetError BEYOND_END."""
+    """Return ``offset``, or the queue's first offset if that is greater. Raises OffsetError BEYOND_END."""
     if offset > at.max_offset:
         raise OffsetError(
             "BEYOND_END",
@@ -190,7 +193,7 @@ def _begin(queue: MessageQueue, at: QueueBounds, offset: int) -> int:
 
 
 def _rows(parts: list[pa.RecordBatch]) -> list[dict[str, Any]]:
-    """Messages in the order of their arrival. Each queue's stay in order: their times never go back."""
+    """Return messages in the order of their arrival. Those of one queue stay in order, because its times never go back."""
     if not parts:
         return []
     table = pa.Table.from_batches(parts)
@@ -211,7 +214,7 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def body_fields(body: bytes) -> dict[str, Any]:
-    """A body as text if it is UTF-8, else in hexadecimal digits."""
+    """Return a body as text if it is UTF-8, else in hexadecimal digits."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -219,5 +222,5 @@ def body_fields(body: bytes) -> dict[str, Any]:
 
 
 def body_text(row: dict[str, Any]) -> str:
-    """The same for a table."""
+    """Return the text of a row's body for a table."""
     return f"0x{row['body_hex']}" if row["body"] is None else row["body"]

@@ -1,7 +1,7 @@
-"""Owners and members under names that people can tell apart. Pure.
+"""Short names of owners and members that tell them apart. Pure.
 
-A client id is as long as it must be to be the only one of its kind: a query's 32 digits, its host, its process, a random number. In a table
-each gets the shortest name that no other one there has; JSON has the whole.
+A client id is long because it is unique: a query's 32 digits, its host, its process, a random number. A table shows the
+shortest name of each client that no other client in the table has. JSON has the whole id.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ _SHORT = 8
 
 
 def named(rows: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
-    """The owners of rows, with what they call themselves."""
+    """Return the owners of rows, with the names of their queries."""
     return {row["owner"]: row.get("query_name") for row in rows if row.get("owner") is not None}
 
 
 def short_names(clients: Mapping[str, str | None]) -> dict[str, str]:
-    """The shortest name of each client that no other one has. ``clients``: what each calls itself, if it does."""
+    """Return the shortest name of each client that no other one has.
+
+    ``clients``: client ids, with query names if they have one.
+    """
     left = {client: _names(client, name) for client, name in clients.items()}
     while True:
         seen = Counter(names[0] for names in left.values())
@@ -37,7 +40,7 @@ def short_names(clients: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _names(client: str, name: str | None) -> list[str]:
-    """Names of a client, from the shortest to its id."""
+    """Return the names of a client, from the shortest to its id."""
     ours = _OURS.fullmatch(client)
     if ours is None:
         # A consumer in Java is <ip>@<pid>#<time>.
@@ -47,7 +50,7 @@ def _names(client: str, name: str | None) -> list[str]:
 
 
 def owner_columns(short: Mapping[str, str]) -> tuple[Column, ...]:
-    """Who has a queue, and for how long still."""
+    """Return the columns for a queue's owner and the life of its lock."""
     return (
         Column("owner", "owner", short.__getitem__),
         Column("lock_age", "renewed", duration, right=True, spare=2),

@@ -1,7 +1,7 @@
-"""Queues as people read and type them: TOPIC/BROKER/QUEUE, or a short form where it says the same. Pure.
+"""Queues as people read and type them: TOPIC/BROKER/QUEUE, or a short form that means one queue. Pure.
 
-Rules: a number of a queue is never an index into a list: over several brokers each has a queue 0. A short form that fits several queues is
-refused with the choices. JSON has the fields topic, broker and queue_id.
+Rules: a queue's number is never an index into a list, because each of several brokers has a queue 0. A short form that fits
+several queues is refused with the choices. JSON has the fields topic, broker and queue_id.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from orderedmq.cli.shell import Column
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
-#: As many choices as an error names.
+#: Maximum choices that an error names.
 _CHOICES: Final = 8
 
 
@@ -23,7 +23,7 @@ def queue_fields(queue: MessageQueue) -> dict[str, Any]:
 
 
 def columns(rows: Sequence[Mapping[str, Any]], *, topic: bool = True) -> tuple[Column, ...]:
-    """The columns that say where; the embedded broker has one name, which says nothing."""
+    """Return the columns that name a queue. The name of the embedded broker is left out, because it is always the same."""
     brokers = any(row["broker"] not in (None, EMBEDDED_BROKER) for row in rows)
     return (
         *((Column("topic", "topic"),) if topic else ()),
@@ -33,7 +33,7 @@ def columns(rows: Sequence[Mapping[str, Any]], *, topic: bool = True) -> tuple[C
 
 
 def topic_of(text: str) -> str:
-    """The topic of TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE. Raises OptionError INVALID."""
+    """Return the topic of TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE. Raises OptionError INVALID."""
     topic, *rest = text.split("/")
     if not topic or len(rest) > 2 or (rest and not (all(rest) and _is_number(rest[-1]))):
         raise OptionError(
@@ -44,14 +44,17 @@ def topic_of(text: str) -> str:
 
 
 def in_topic(text: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
-    """Of a topic's queues, those of TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE. Raises OptionError INVALID, TopicError."""
+    """Return the queues of a topic that TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE means.
+
+    Raises OptionError INVALID, TopicError.
+    """
     topic = topic_of(text)
     rest = text[len(topic) + 1 :]
     return [one(rest, queues)] if rest else list(queues)
 
 
 def one(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """The one queue of a topic that QUEUE, BROKER/QUEUE or TOPIC/BROKER/QUEUE means.
+    """Return the one queue of a topic that QUEUE, BROKER/QUEUE or TOPIC/BROKER/QUEUE means.
 
     Raises OptionError INVALID, TopicError NO_SUCH_QUEUE or AMBIGUOUS.
     """
@@ -71,7 +74,7 @@ def one(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
 
 
 def spans(queues: Sequence[MessageQueue]) -> str:
-    """Queues of a topic for a message: ``0 to 7``, or ``broker-a/0 to broker-a/3, broker-b/0``."""
+    """Return queues of a topic as text for a message: ``0 to 7``, or ``broker-a/0 to broker-a/3, broker-b/0``."""
     said = []
     for broker, of_broker in groupby(sorted(queues), key=lambda queue: queue.broker_name):
         numbers = [queue.queue_id for queue in of_broker]

@@ -1,4 +1,4 @@
-"""``orderedmq produce``: lines or JSON objects into a topic, many at once."""
+"""``orderedmq produce``: writes lines or JSON objects to a topic, many at once."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def produce(
 
 
 def _named(texts: Sequence[str], option: str) -> dict[str, str]:
-    """NAME=VALUE, or NAME alone for a field of that name. Raises OptionError INVALID."""
+    """Parse texts NAME=VALUE; for --property-field also NAME alone, for the field of that name. Raises OptionError INVALID."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -176,7 +176,10 @@ def _opened(file: Path | None, shell: Shell) -> IO[bytes]:
 
 
 def _ensure(broker: Broker, topic: str, queues: int | None) -> None:
-    """The topic is there, with the number of queues that was asked for."""
+    """Require the topic to have ``queues`` queues if given; create it if it is missing.
+
+    Raises TopicError MISSING or QUEUE_COUNT, StoreError MISSING.
+    """
     try:
         found = broker.log.topic(topic).queues
     except (TopicError, StoreError) as error:

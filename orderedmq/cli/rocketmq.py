@@ -1,4 +1,4 @@
-"""``orderedmq rocketmq``: a RocketMQ on this machine, to try things with."""
+"""``orderedmq rocketmq``: runs RocketMQ servers on this machine, for trying things out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, jars
 
 app = commands("A RocketMQ on this machine.")
 
-#: Where nothing else is said; in the working directory, so that it is seen.
+#: The default folder, in the working directory, where the user sees it.
 DEFAULT_FOLDER: Final = "rocketmq-data"
 
 
@@ -56,7 +56,10 @@ def up(
 
 
 def _require_own(folder: Path) -> None:
-    """Servers lie in a folder of their own: a new one, or one where they were before. Raises ServersError FOLDER_IN_USE."""
+    """Require a folder of the servers' own: a missing or empty one, or that of an earlier run.
+
+    Raises ServersError FOLDER_IN_USE.
+    """
     try:
         others = [] if (folder / "namesrv").is_dir() else sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:

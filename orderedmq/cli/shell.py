@@ -1,4 +1,4 @@
-"""What all commands share: options, where output goes, and how an error becomes a line and an exit code.
+"""The parts that all commands share: options, output, and the mapping of errors to a line and an exit code.
 
 Rules: results go to standard output, as tables on a terminal, else as one JSON object per line; progress, notes and errors go to
 standard error. A command is a function of a Shell and its own parameters.
@@ -40,7 +40,7 @@ REFUSED: Final = 1
 USAGE: Final = 2
 MISSING: Final = 3
 INTERRUPTED: Final = 130
-#: As a shell reports a program that SIGPIPE ended.
+#: The exit code that a shell reports for a program that SIGPIPE ended.
 PIPE_CLOSED: Final = 141
 EXIT_CODES: Final = (
     "Exit codes: 0 done; 1 refused or failed, or an audit or a check found something; 2 wrong usage; 3 no such store, topic, queue or group; "
@@ -71,7 +71,7 @@ JsonOption = Annotated[
 ]
 
 
-#: What the command has in place of options of the source and the sink. Only names that are no other words.
+#: The command's flags and variables in place of options of the source and the sink. Only option names that are not plain words.
 _TYPED: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
 _OPTION: Final = re.compile(rf"\b(?:options? )?({'|'.join(_TYPED)})\b")
 
@@ -83,7 +83,7 @@ class Column(NamedTuple):
     title: str
     text: Callable[[Any], str] = str
     right: bool = False
-    #: What a table does without where it is too wide for the terminal: the highest first, 0 never.
+    #: A table that is too wide for the terminal drops columns: the highest number first, 0 never.
     spare: int = 0
 
 
@@ -101,7 +101,7 @@ class Shell:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The broker that is meant. Raises OptionError CONFLICT, INVALID, MISSING or UNSUPPORTED."""
+        """The broker that the options name. Raises OptionError CONFLICT, INVALID, MISSING or UNSUPPORTED."""
         if self.namesrv is None:
             return Endpoint(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
         if self.path is not None:
@@ -127,9 +127,9 @@ class Shell:
         none: str = "nothing",
         one_line: bool = False,
     ) -> None:
-        """Rows as a table of ``columns``, or whole as JSON lines. ``none``: what a person reads when there is no row.
+        """Print rows as a table of ``columns``, or whole as JSON lines.
 
-        ``one_line``: see `table`.
+        ``none``: the text in place of a table without rows. ``one_line``: see `table`.
         """
         if self.json:
             for row in rows:
@@ -142,27 +142,30 @@ class Shell:
         shown.print(table(rows, columns, title, one_line=one_line, width=shown.width))
 
     def emit(self, row: Mapping[str, Any]) -> None:
-        """One JSON object."""
+        """Print one JSON object."""
         typer.echo(json.dumps(row, ensure_ascii=False))
 
     def say(self, text: str) -> None:
-        """A line for a person, on a terminal or asked for."""
+        """Print a line for people, unless the output is JSON."""
         if not self.json:
             typer.echo(text)
 
     def done(self, row: Mapping[str, Any], text: str) -> None:
-        """The outcome of a command that changes something."""
+        """Print the outcome of a command that changes something: ``row`` as JSON, or ``text``."""
         if self.json:
             self.emit(row)
         else:
             typer.echo(text)
 
     def note(self, text: str) -> None:
-        """A line beside the results."""
+        """Print a line to standard error, apart from the results."""
         typer.echo(text, err=True)
 
     def ask(self, question: str, yes: bool) -> None:
-        """Go on only if the user agrees. Raises OptionError MISSING where nobody can be asked."""
+        """Ask the user to agree, unless ``yes``; exit otherwise.
+
+        Raises OptionError MISSING if standard input is no terminal.
+        """
         if yes:
             return
         if not sys.stdin.isatty():
@@ -175,9 +178,9 @@ class Shell:
     def progress(
         self, what: str, total: int | None = None, text: Callable[[float], str] | None = None, *, typing: bool = False
     ) -> Iterator[Bar]:
-        """A bar on standard error, if that is a terminal. ``text``: how a number of what is counted is written.
+        """Show a progress bar on standard error, if that is a terminal. ``text`` formats the numbers.
 
-        ``typing``: somebody types lines there meanwhile, over which nothing is drawn.
+        ``typing``: draw nothing, because the user types lines on the terminal meanwhile.
         """
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -195,7 +198,7 @@ class Shell:
 
 @dataclass
 class Bar:
-    """A progress bar that says what is done, of how much, and how fast."""
+    """A progress bar that shows the amount done, the total and the speed."""
 
     progress: Progress
     task: TaskID
@@ -221,7 +224,7 @@ def console(stderr: bool = False) -> Console:
 
     class Plain(Console):
         def on_broken_pipe(self) -> None:
-            # Rich would leave with exit code 1.
+            # Rich would exit with code 1.
             raise BrokenPipeError
 
     return Plain(stderr=stderr, highlight=False)
@@ -235,9 +238,9 @@ def table(
     one_line: bool = False,
     width: int | None = None,
 ) -> Table:
-    """Rows as a table of ``columns``. Wider than ``width``, it does without spare columns.
+    """Return rows as a table of ``columns``. A table that is wider than ``width`` drops its spare columns.
 
-    ``one_line``: where a row is still too wide, texts are cut instead of folded.
+    ``one_line``: if a row is still too wide, texts are cut instead of folded.
     """
     from rich.console import Console
     from rich.measure import Measurement
@@ -262,7 +265,7 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: 
             column.title,
             justify="right" if column.right else "left",
             overflow="ellipsis" if one_line else "fold",
-            # What may be wrapped is made narrower first; below it is cut nevertheless.
+            # Rich narrows columns that may be wrapped first. Their texts are cut nevertheless, by the no_wrap below.
             no_wrap=one_line and column.right,
         )
     for row in rows:
@@ -276,7 +279,7 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: 
 
 
 def commands(help_text: str, *, add_completion: bool = False, **settings: Any) -> typer.Typer:
-    """A command that has commands."""
+    """Return a group of commands."""
     return typer.Typer(
         help=help_text,
         no_args_is_help=True,
@@ -291,7 +294,7 @@ def commands(help_text: str, *, add_completion: bool = False, **settings: Any) -
 def command(
     app: typer.Typer, name: str, **settings: Any
 ) -> Callable[[Callable[Concatenate[Shell, P], None]], Callable[Concatenate[Shell, P], None]]:
-    """Make a function a command of ``app``, with the options that all have and errors as exit codes."""
+    """Make a function a command of ``app``, with the shared options, and with errors as exit codes."""
 
     def register(function: Callable[Concatenate[Shell, P], None]) -> Callable[Concatenate[Shell, P], None]:
         call: Callable[..., None] = function
@@ -319,7 +322,7 @@ def command(
         ]
         run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in shared}
-        # Typer would look through the wrapper and see the function's own parameters.
+        # Otherwise Typer would look through the wrapper and see the function's own parameters.
         del run.__wrapped__
         app.command(name, **settings)(run)
         return function
@@ -329,7 +332,7 @@ def command(
 
 @contextlib.contextmanager
 def exit_codes() -> Iterator[None]:
-    """Errors become a line on standard error and an exit code."""
+    """Turn errors into a line on standard error and an exit code."""
     try:
         yield
     except OrderedMQError as error:
@@ -337,13 +340,13 @@ def exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read has enough. Python flushes once more at its end, which must not fail again.
+        # The reader has closed the pipe. Python flushes once more at its end, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(PIPE_CLOSED) from None
 
 
 def typed(message: str) -> str:
-    """A message with what to type in place of the names of options, where the command has another word."""
+    """Return a message with the command's flags in place of the names of options."""
     return _OPTION.sub(lambda found: _TYPED[found[1]], message)
 
 
@@ -388,12 +391,12 @@ def yes_no(value: bool) -> str:
 
 
 def moment(micros: int | None) -> str | None:
-    """A time of a broker (µs since 1970) in UTC."""
+    """Return a time of a broker (µs since 1970) as text in UTC."""
     if micros is None:
         return None
     return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def short_moment(text: str) -> str:
-    """The same for a table."""
+    """Return a text of ``moment`` in short, for a table."""
     return f"{text[:10]} {text[11:19]}"

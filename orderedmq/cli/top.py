@@ -1,4 +1,4 @@
-"""``orderedmq top``: a live view of queues, their owners and how far behind they are."""
+"""``orderedmq top``: a live view of queues, their owners and their lag."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def top(
 
 
 def _look(broker: Broker, group: str | None, rates: Rates) -> list[Row]:
-    """The queues of all groups, or of one. Raises GroupError MISSING for that one."""
+    """Return a row for each queue of all groups, or of one. Raises GroupError MISSING if that one is missing."""
     rows: dict[tuple[str, str, str, int], Row] = {}
     for name in broker.admin.groups() if group is None else [group]:
         try:
@@ -88,7 +88,7 @@ def _look(broker: Broker, group: str | None, rates: Rates) -> list[Row]:
         except GroupError:
             if group is not None:
                 raise
-            # Deleted a moment ago.
+            # The group was deleted a moment ago.
             continue
         rows |= {(name, *each.queue): queue_row(each) for each in found}
     speeds = rates.see(time.monotonic(), {key: row["offset"] for key, row in rows.items()})
@@ -131,7 +131,7 @@ def _sleep(seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _quit_key() -> Iterator[Callable[[float], bool]]:
-    """A function that waits so many seconds and says whether q was pressed meanwhile."""
+    """Yield a function that waits the given seconds, and returns True as soon as q is pressed."""
     if not sys.stdin.isatty():
         yield _sleep
         return
@@ -145,7 +145,7 @@ def _quit_key() -> Iterator[Callable[[float], bool]]:
         until = time.monotonic() + seconds
         while select.select([keys], [], [], max(0.0, until - time.monotonic()))[0]:
             pressed = os.read(keys, 1)
-            # Nothing: the terminal was closed.
+            # No byte: the terminal was closed.
             if pressed in (b"q", b"Q", b""):
                 return True
         return False

@@ -32,7 +32,7 @@ _KEPT = (
 
 
 def parse_retention(text: str) -> float:
-    """Seconds of a duration of an option, or of days. Raises OptionError INVALID."""
+    """Return the seconds of a duration, such as 30m or 7d. Raises OptionError INVALID."""
     days = text.strip().removesuffix("d")
     if days != text.strip() and days.isascii() and days.isdigit():
         return int(days) * 86400.0
@@ -179,7 +179,7 @@ def alter(
 
 
 def _changed(text: str | None, parse: Callable[[str], T]) -> T | Keep | None:
-    """What an option asks for: nothing, no limit, or a value."""
+    """Return what an option asks for: Keep.KEEP if it is not given, None for no limit, else the parsed value."""
     if text is None:
         return Keep.KEEP
     return None if text.strip().lower() == "none" else parse(text)

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-#: The topics that it reads and writes; the second one is the name of the consumer group, too.
+#: The topics that the job reads and writes. The second one is the name of its consumer group, too.
 IN: Final = "flights"
 OUT: Final = "turnarounds"

