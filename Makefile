@@ -1,12 +1,12 @@
 # Everything runs from .venv, which `make setup` creates; nothing needs to be activated.
-# PYTHON=/path/to/python3.12 chooses the interpreter that .venv is made with; ARGS="-k name" goes to pytest; SEEDS=100000 to simulate.
+# PYTHON=/path/to/python3.12 chooses the interpreter of .venv; ARGS="-k name" is passed to pytest; SEEDS=100000 to simulate.
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Two scopes of tests at a time, each by one process (tests/scopes.py); ARGS="-n0" runs them one after the other.
+# Two processes run the tests, one scope at a time each (tests/scopes.py); ARGS="-n0" runs all in one process.
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
-# Spark comes as source: pip makes a wheel of it only to unpack it again, and most time of that went into compressing jars.
+# Spark comes as source: pip builds a wheel of it and unpacks it again. Most of that time went into compressing its jars.
 UNCOMPRESSED := $(VENV)/uncompressed.cfg
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 

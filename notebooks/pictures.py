@@ -1,4 +1,4 @@
-"""The notebooks' pictures: lanes of queues, the way of an order, lag and locks; hand-overs; what a listener did."""
+"""The notebooks' pictures: messages in queues, paths of orders, lag, locks, hand-overs, and calls of a listener."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shop import Look, Turn
 from orderedmq.broker import LockInfo
 from orderedmq.lock import LOCK_LIFE
 
-#: Okabe and Ito's colours, which colour-blind people can tell apart, and whether black or white is read better on each.
+#: Okabe and Ito's colours, which colour-blind people can tell apart, and the text colour that is easier to read on each.
 PALETTE = {
     "#0072B2": "white",
     "#E69F00": "black",
@@ -28,7 +28,7 @@ PALETTE = {
 }
 COLOURS = list(PALETTE)
 INK, QUIET, FAINT = "#222222", "#6B6B6B", "#DDDDDD"
-#: What a listener answered: its colour, and in words.
+#: The answers of a listener: colour and label.
 ANSWERS = {
     "SUCCESS": ("#009E73", "success"),
     "SUSPEND_CURRENT_QUEUE_A_MOMENT": ("#E69F00", "suspend"),
@@ -52,7 +52,7 @@ plt.rcParams.update(
 
 
 def lanes(messages: pa.Table, length: int) -> Figure:
-    """The first ``length`` messages of each queue: a dot with the order's number, a colour for each order.
+    """Draw the first ``length`` messages of each queue: a dot with the order's number, a colour for each order.
 
     ``messages`` has queue_id, queue_offset and sharding_key, sorted by queue and offset.
     """
@@ -62,7 +62,7 @@ def lanes(messages: pa.Table, length: int) -> Figure:
     for row in messages.to_pylist():
         queue, offset, key = row["queue_id"], row["queue_offset"], row["sharding_key"]
         if offset < length:
-            # By first appearance, so that orders which stand side by side differ.
+            # Colours go by first appearance, so that neighbouring orders differ.
             colour = colours.setdefault(key, COLOURS[len(colours) % len(COLOURS)])
             axes.plot(offset, queue, "o", color=colour, markersize=18)
             axes.text(offset, queue, _number(key), ha="center", va="center_baseline", fontsize=8, color=PALETTE[colour])
@@ -75,7 +75,7 @@ def lanes(messages: pa.Table, length: int) -> Figure:
 
 
 def paths(messages: pa.Table, orders: Sequence[str]) -> Figure:
-    """Where the events of ``orders`` stand in their queues; ``messages`` has tags as well. Grey: messages of other orders."""
+    """Draw the events of ``orders`` in their queues, with messages of other orders in grey. ``messages`` has tags as well."""
     rows = messages.to_pylist()
     figure, axes = _figure(0.75 * len(orders) + 1.2)
     names, first, last = [], [], []
@@ -87,7 +87,7 @@ def paths(messages: pa.Table, orders: Sequence[str]) -> Figure:
         colour = COLOURS[lane % len(COLOURS)]
         axes.plot(offsets, [lane] * len(offsets), "o-", color=colour, markersize=9, linewidth=2.5)
         for at, (event, offset) in enumerate(zip(events, offsets)):
-            # Neighbours may stand close together: names take turns above and below.
+            # Neighbours may be close together, so names alternate above and below.
             axes.annotate(
                 event["tags"],
                 (offset, lane),
@@ -114,7 +114,7 @@ def paths(messages: pa.Table, orders: Sequence[str]) -> Figure:
 
 
 def lag(waiting: Sequence[Mapping[int, int]]) -> Figure:
-    """Messages that wait in each queue after each micro-batch: ``waiting[batch][queue]``. Marks where new ones arrived."""
+    """Draw the lag of each queue after each micro-batch: ``waiting[batch][queue]``. Marks where new messages arrived."""
     queues = sorted(waiting[0])
     figure, panels = plt.subplots(1, len(queues), figsize=(10, 2.7), sharey=True, layout="constrained")
     batches = range(len(waiting))
@@ -144,7 +144,7 @@ def lag(waiting: Sequence[Mapping[int, int]]) -> Figure:
 
 
 def locks(looks: Mapping[str, Sequence[LockInfo]]) -> Figure:
-    """The locks of a group at several moments: ``looks[title]``. A bar is the life that is left if nobody renews it."""
+    """Draw the locks of a group at several moments: ``looks[title]``. A bar is a lock's remaining life without renewal."""
     longest = max(len(look) for look in looks.values())
     figure, panels = plt.subplots(
         1, len(looks), figsize=(10, 0.5 * longest + 1.3), sharex=True, sharey=True, layout="constrained", squeeze=False
@@ -165,7 +165,10 @@ def locks(looks: Mapping[str, Sequence[LockInfo]]) -> Figure:
 
 
 def group(looks: Mapping[str, Look]) -> Figure:
-    """A group at several moments: ``looks[title]``. A bar is a queue's next offset, its colour the owner; below the title the members."""
+    """Draw a group at several moments: ``looks[title]``.
+
+    A bar is a queue's next offset, its colour the owner; titles list members.
+    """
     queues = list(next(iter(looks.values())).offsets)
     longest = max(offset for look in looks.values() for offset in look.offsets.values())
     figure, panels = plt.subplots(
@@ -193,7 +196,10 @@ def group(looks: Mapping[str, Look]) -> Figure:
 
 
 def turns(turns: Sequence[Turn], moments: Mapping[str, float]) -> Figure:
-    """Who had which queue when, with the first and last offset. Notches: micro-batches; ``moments[name]``: seconds since 1970."""
+    """Draw the turns of owners over time, with first and last offset.
+
+    Notches: micro-batches; ``moments[name]``: s since 1970.
+    """
     queues = sorted({turn.queue for turn in turns})
     start = min(at.timestamp() for turn in turns for at in turn.done)
     figure, axes = _figure(0.75 * len(queues) + 1.4)
@@ -208,7 +214,7 @@ def turns(turns: Sequence[Turn], moments: Mapping[str, float]) -> Figure:
         )  # fmt: skip
     for number, (name, moment) in enumerate(moments.items()):
         axes.axvline(moment - start, color=QUIET, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
-        # Moments may be close together: names take turns in height.
+        # Moments may be close together, so names alternate in height.
         axes.annotate(
             name,
             (moment - start, 1),
@@ -226,7 +232,7 @@ def turns(turns: Sequence[Turn], moments: Mapping[str, float]) -> Figure:
 
 
 def hand_over(messages: pa.Table, taken: Sequence[Turn], around: int) -> Figure:
-    """The last messages of each queue before a turn began and the first ones in it. Strong: orders that are on both sides.
+    """Draw the last messages of each queue before a turn and the first ones in it. Strong: orders that are on both sides.
 
     ``messages`` has queue_id, queue_offset, sharding_key and owner, sorted by queue and offset.
     """
@@ -258,7 +264,7 @@ def hand_over(messages: pa.Table, taken: Sequence[Turn], around: int) -> Figure:
 
 
 def calls(diary: Sequence[Mapping[str, Any]], given_up: Sequence[str]) -> Figure:
-    """Each call of a listener: a dot with the order's number, in the lane of its queue, coloured by what came of it.
+    """Draw each call of a listener: a dot with the order's number, in the lane of its queue, coloured by the answer.
 
     ``diary`` has at (seconds since 1970), queue, order and answer; the last refused call of an order that was ``given_up`` is marked.
     """
@@ -292,7 +298,7 @@ def calls(diary: Sequence[Mapping[str, Any]], given_up: Sequence[str]) -> Figure
 
 
 def batches(found: Sequence[Mapping[str, Any]]) -> Figure:
-    """Which offsets of each queue a micro-batch has written, its number in the middle.
+    """Draw the offsets that each micro-batch has written to each queue, with its number in the middle.
 
     ``found`` has a row for each queue_id and batch, with the first offset, ``min(queue_offset)``, and the number of messages, ``count(1)``.
     """
@@ -314,7 +320,7 @@ def batches(found: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def second_chance(messages: pa.Table, order: str, refused: int, again: int) -> Figure:
-    """The queue of ``order``, whose message at offset ``refused`` was a dead letter and was sent again, to offset ``again``.
+    """Draw the queue of ``order``, whose message at offset ``refused`` was a dead letter, sent again to offset ``again``.
 
     ``messages`` has queue_id, queue_offset, sharding_key and tags, sorted by offset.
     """
@@ -346,19 +352,19 @@ def second_chance(messages: pa.Table, order: str, refused: int, again: int) -> F
 
 def _figure(height: float) -> tuple[Figure, Axes]:
     figure, axes = plt.subplots(figsize=(10, height), layout="constrained")
-    # A figure is shown once, where a cell returns it.
+    # Closed, so that a figure is shown only once, where a cell returns it.
     plt.close(figure)
     return figure, axes
 
 
 def _dots(kinds: Collection[tuple[str, str]]) -> tuple[list[Line2D], list[str]]:
-    """Handles and labels of a legend: colours and what they mean."""
+    """Return handles and labels of a legend: colours and their meanings."""
     handles = [Line2D([], [], marker="o", linestyle="", color=colour, markersize=9) for colour, _ in kinds]
     return handles, [meaning for _, meaning in kinds]
 
 
 def _colour(name: str) -> str:
-    """The colour of a query that is named after one."""
+    """Return the colour of a query, which is named after its colour."""
     return {"blue": COLOURS[0], "orange": COLOURS[1]}[name]
 
 
@@ -367,7 +373,7 @@ def _whole_numbers(most: int = 9) -> MaxNLocator:
 
 
 def _lane_names(axes: Axes, names: Sequence[str]) -> None:
-    """Lanes from top to bottom, with names instead of an axis."""
+    """Order lanes from top to bottom, with names instead of an axis."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)

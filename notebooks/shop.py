@@ -1,4 +1,4 @@
-"""A small shop for the notebooks: its order events, a quiet local Spark, and what queries did and said, in short."""
+"""Helpers of the notebooks: the order events of a small shop, a quiet local Spark, and short reports on queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ OPENING = datetime(2024, 5, 6, 8, tzinfo=UTC)
 
 
 def order_events(orders: int, seed: int) -> pa.Table:
-    """The events of ``orders`` orders as they happen: each order in its own order, many orders at once. Same seed, same events."""
+    """Return the events of ``orders`` orders by time: each order's steps in order, many orders at once.
+
+    Same seed, same events.
+    """
     chance = random.Random(seed)
     happened = []
     for number in range(1, orders + 1):
@@ -46,7 +49,7 @@ def order_events(orders: int, seed: int) -> pa.Table:
 
 
 def with_a_date_of_its_own(events: pa.Table, order: str, step: str) -> pa.Table:
-    """``events``, one of them by somebody who writes dates like 06.05.2024 08:10."""
+    """Return ``events``, where the one of ``order`` and ``step`` has a date in another format, such as 06.05.2024 08:10."""
     rows = events.to_pylist()
     for row in rows:
         if (row["sharding_key"], row["tags"]) == (order, step):
@@ -56,12 +59,12 @@ def with_a_date_of_its_own(events: pa.Table, order: str, step: str) -> pa.Table:
 
 
 def local_spark(folder: Path, threads: int = 2) -> SparkSession:
-    """Spark on some threads of this machine. What its JVM has to say goes to ``spark.log`` in ``folder``."""
+    """Return a Spark session on some threads of this machine. The log of its JVM goes to ``spark.log`` in ``folder``."""
     builder = SparkSession.builder.master(f"local[{threads}]").appName("explore")
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        # A short life: the JVM compiles quickly rather than well.
+        # The JVM lives for a short time, so it compiles quickly rather than well.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.driver.memory": "1g",
         "spark.sql.session.timeZone": "UTC",
@@ -76,7 +79,7 @@ def local_spark(folder: Path, threads: int = 2) -> SparkSession:
 
 @contextlib.contextmanager
 def _error_output_to(file: Path) -> Iterator[None]:
-    """What a process that is started meanwhile writes to its standard error goes to ``file``, for as long as it lives."""
+    """Send the standard error of processes that are started meanwhile to ``file``, for as long as they live."""
     ours = os.dup(2)
     theirs = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(theirs, 2)
@@ -89,7 +92,7 @@ def _error_output_to(file: Path) -> Iterator[None]:
 
 
 def what_orderedmq_said(error: PySparkException, names: Mapping[str, str] | None = None) -> str:
-    """The line of Spark's error that this project wrote: owners by their ``names``, else shortened, without machine and process."""
+    """Return orderedmq's line of a Spark error, with owners by ``names`` or shortened, without machine and process."""
     lines = [line.strip() for line in str(error).splitlines() if "[ORDEREDMQ_" in line]
     line = lines[0][lines[0].index("[ORDEREDMQ_") :]
     line = re.sub(r" \(\w+@[^)]*\)", "", line)
@@ -97,12 +100,15 @@ def what_orderedmq_said(error: PySparkException, names: Mapping[str, str] | None
 
 
 def next_of(offset: str) -> Mapping[str, Any]:
-    """The part of an offset in Spark's progress report that says what is read next."""
+    """Return the next offset of each queue from an offset in Spark's progress report."""
     return json.loads(offset)["next"]
 
 
 def owner_of(query: StreamingQuery) -> str:
-    """What locks and members call this query. Waits for its first progress report; raises the error of a query that fails before."""
+    """Return the owner of a query's locks.
+
+    Waits for its first progress report; raises the error of a query that fails before.
+    """
     wait_until(lambda: not query.isActive or (query.lastProgress and query.lastProgress.sources[0].endOffset))
     if error := query.exception():
         raise error
@@ -119,7 +125,7 @@ class Look:
 
 
 def look(broker: Broker, group: str, names: Mapping[str, str]) -> Look:
-    """The group now; its queries by their ``names``."""
+    """Return the group as it is now, with queries by ``names``."""
     queues = group_queues(broker, group)
     return Look(
         members=sorted(names[seen.member.owner] for seen in broker.admin.members(group)),
@@ -130,7 +136,7 @@ def look(broker: Broker, group: str, names: Mapping[str, str]) -> Look:
 
 @dataclass
 class Turn:
-    """One owner's time with a queue: the offsets from ``begin`` to ``end`` (exclusive), and when each of its micro-batches was done."""
+    """One owner's turn with a queue: the offsets from ``begin`` to ``end`` (exclusive), and when each micro-batch was done."""
 
     queue: int
     owner: str
@@ -140,7 +146,10 @@ class Turn:
 
 
 def turns(messages: pa.Table) -> list[Turn]:
-    """Who had which queue when. ``messages`` has queue_id, queue_offset, owner and store_timestamp, sorted by queue and offset."""
+    """Return the turns of owners with queues.
+
+    ``messages`` has queue_id, queue_offset, owner and store_timestamp, sorted by queue and offset.
+    """
     found: list[Turn] = []
     for row in messages.to_pylist():
         queue, offset, owner, at = row["queue_id"], row["queue_offset"], row["owner"], row["store_timestamp"]
@@ -154,13 +163,13 @@ def turns(messages: pa.Table) -> list[Turn]:
 
 
 def orderedmq_command(store: str, words: str) -> str:
-    """What ``orderedmq`` prints on a terminal."""
+    """Run the command ``orderedmq`` and return what it prints on a terminal."""
     command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", store, "--no-json", *words.split()]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
-    """Raises TimeoutError when ``condition`` does not come true in time."""
+    """Wait until ``condition`` is true. Raises TimeoutError after ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
