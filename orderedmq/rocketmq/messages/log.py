@@ -75,7 +75,7 @@ class RocketMQLog:
     # -- topics
 
     def topics(self) -> list[TopicInfo]:
-        """Return the users' topics, with dead letters, without static topics; those created or deleted meanwhile may be missing."""
+        """Return the users' topics and dead letters, without static topics. Those that come or go meanwhile may be missing."""
         deadline = _soon()
         # A restarted nameserver may not list topics that this object has seen.
         listed = {*self._client.topics(deadline), *self._confirmed}
@@ -129,7 +129,10 @@ class RocketMQLog:
         self._compared = {pair: found for pair, found in self._compared.items() if pair[0] != topic}
 
     def route(self, topic: str) -> Route:
-        """Return the topic's route, up to 1 s old if a nameserver answers. Raises TopicError MISSING, RocketMQError STATIC_TOPIC."""
+        """Return the topic's route, up to 1 s old if a nameserver answers.
+
+        Raises TopicError MISSING, RocketMQError STATIC_TOPIC.
+        """
         deadline = _soon()
         now = time.monotonic()
         if now - self._confirmed.get(topic, float("-inf")) < FRESH:
@@ -236,14 +239,14 @@ class RocketMQLog:
         return first_at(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
 
     def stored(self, queue: MessageQueue, offset: int) -> int:
-        """Return the store time of the message at an offset, in µs since the epoch. Raises DataLossError AGED_OUT, BEYOND_END."""
+        """Return the store time of a message, in µs since the epoch. Raises DataLossError AGED_OUT or BEYOND_END."""
         row = next(pulls(self, queue, offset, offset + 1, 1, 0, ("store_timestamp",)))
         return int(row.column(0).cast(pa.int64())[0].as_py())
 
     # -- messages
 
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
-        """See `Log.advance`. Exact if the first few messages decide; otherwise estimated from the sizes of those pulled last."""
+        """See `Log.advance`. Exact if the first few messages decide, else estimated from the sizes of those pulled last."""
         if begin >= end:
             return begin
         average = self._puller.average(queue)

@@ -172,7 +172,7 @@ class Puller:
 
 
 class _Wanted(NamedTuple):
-    """Messages from ``offset`` on until their bodies have ``max_bytes``; at most about ``hold`` bytes are held and in flight."""
+    """Messages from ``offset`` on until their bodies have ``max_bytes``, with at most about ``hold`` bytes not yet returned."""
 
     offset: int
     max_messages: int

@@ -116,7 +116,7 @@ class Sender:
                 return found
 
     def _settle_and_look(self, queue: MessageQueue, key: str, begin: int, deadline: float) -> int | None:
-        """Wait until the request can no longer be in flight; return the offset, from ``begin`` on, of the message with ``key``."""
+        """Wait until the request cannot be in flight any more; return the offset of the message with ``key`` (>= ``begin``)."""
         try:
             address = self._client.address(queue.topic, queue.broker_name, deadline)
             self._client.drop(address)
@@ -139,7 +139,7 @@ class Sender:
         return None
 
     def await_visible(self, queue: MessageQueue, end: int) -> None:
-        """Wait until readers see the messages below ``end``; a broker acknowledges them before indexing (ReputMessageService)."""
+        """Wait until readers see the messages below ``end``: a broker acknowledges before it indexes (ReputMessageService)."""
         limit = time.monotonic() + _VISIBLE
         while self._ask_end(queue) < end and time.monotonic() < limit:
             time.sleep(_POLL)
