@@ -29,7 +29,7 @@ from orderedmq.model import MessageQueue
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Gauge
 
-lag_log = logging.getLogger("orderedmq.core.lag")
+lag_log = logging.getLogger("orderedmq.lag")
 
 #: Upper bounds in seconds: a small batch takes a few hundred milliseconds, a batch over a large backlog minutes.
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -40,7 +40,7 @@ class LagListener(StreamingQueryListener):
     """Exports the lag of every query of a session that reads orderedmq; ignores other queries.
 
     prometheus: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``.
-    log: a line per query and micro-batch to the logger ``orderedmq.core.lag``, level INFO.
+    log: a line per query and micro-batch to the logger ``orderedmq.lag``, level INFO.
 
     An error of this listener never reaches Spark: it is logged as a warning, once per kind.
     """

@@ -161,7 +161,7 @@ def token(broker: Broker) -> LockToken:
 
 MEMBER = """
 import sys
-from orderedmq.membership import Subscription
+from orderedmq.core.membership import Subscription
 client = broker.groups.join("them")
 broker.groups.heartbeat("g", client, Subscription("shared", "orders", "averagely"))
 broker.groups.lock("g", client, broker.log.queues("orders"))

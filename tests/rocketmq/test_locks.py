@@ -181,9 +181,9 @@ def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(usual
 
 RUN = """
 import sys, time
-from orderedmq.membership import Subscription
+from orderedmq.core.membership import Subscription
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.client import Client
+from orderedmq.rocketmq.net.client import Client
 address, group, topic = sys.argv[1:]
 broker = RocketMQBroker(address)
 client = broker.groups.join("query")

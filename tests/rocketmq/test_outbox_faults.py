@@ -297,9 +297,9 @@ import sys
 from orderedmq.broker import SinkBatch
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq import encode
-from orderedmq.rocketmq.client import Client
-from orderedmq.rocketmq.log import RocketMQLog
-from orderedmq.rocketmq.outbox import RocketMQOutbox
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
 from tests.rocketmq.outbox_world import numbered, rows
 address, sink, topic, broker, number = sys.argv[1:]
 encode.TARGET_BYTES = 2000

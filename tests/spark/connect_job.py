@@ -82,7 +82,7 @@ def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
     """Run a query and return the lag lines and metrics of a listener in the client."""
     registry = CollectorRegistry()
     kept = Kept(registry)
-    logger = logging.getLogger("orderedmq.core.lag")
+    logger = logging.getLogger("orderedmq.lag")
     logger.setLevel(logging.INFO)
     logger.addHandler(kept)
     listener = LagListener(registry=registry)

@@ -34,7 +34,7 @@ def queue(number: int, query: str = "lagging") -> str:
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "orderedmq.core.lag"]
+    return [record.getMessage() for record in caplog.records if record.name == "orderedmq.lag"]
 
 
 def told(caplog: pytest.LogCaptureFixture, batches: int) -> None:
@@ -65,7 +65,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def listener(rig: Rig, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[LagListener]:
-    caplog.set_level(logging.INFO, logger="orderedmq.core.lag")
+    caplog.set_level(logging.INFO, logger="orderedmq.lag")
     listener = LagListener(registry=registry)
     rig.spark.streams.addListener(listener)
     yield listener

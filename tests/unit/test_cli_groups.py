@@ -38,7 +38,7 @@ SHARED = Subscription("shared", "a", "averagely")
 #: Holds queue 0 of topic a in group g until it is killed.
 HOLDER = """
 import sys, time, orderedmq
-from orderedmq.membership import Subscription
+from orderedmq.core.membership import Subscription
 with orderedmq.connect(sys.argv[1]) as broker:
     client = broker.groups.join("child")
     broker.groups.heartbeat("g", client, Subscription("exclusive", "a"))

@@ -420,7 +420,7 @@ def test_a_fork_opens_its_own_environment_and_leaves_the_parents_alone(path: Pat
         import os, sys
         import pyarrow as pa
         from orderedmq import connect
-        from orderedmq.membership import Subscription
+        from orderedmq.core.membership import Subscription
         broker = connect(sys.argv[1])
         queue = broker.log.queues("orders")[0]
         rows = pa.record_batch({"body": [b"a"]})

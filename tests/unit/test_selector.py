@@ -303,7 +303,7 @@ def test_a_function_is_loaded_by_name(tmp_path, monkeypatch):
         "no_such_module:pick": "ModuleNotFoundError.*every executor",
         ".relative:pick": "cannot be loaded",
         "picks:other": "has no other",
-        "picks:number": "no function but int",
+        "picks:number": "not a function but int",
         "broken:pick": "RuntimeError",
     }.items():
         with pytest.raises(OptionError, match=f"INVALID.*messageQueueSelector.*{says}") as caught:
@@ -315,7 +315,7 @@ def test_the_factory_knows_the_selectors_by_name():
     assert isinstance(selector("hash", 1), HashSelector)
     assert isinstance(selector("random", 1), RandomSelector)
     assert isinstance(selector("queueId", 1), QueueIdSelector)
-    with pytest.raises(OptionError, match=r"INVALID.*'Hash' is no selector; use hash, mod, random, queueId"):
+    with pytest.raises(OptionError, match=r"INVALID.*'Hash' is not a selector; use hash, mod, random, queueId"):
         selector("Hash", 1)
 
 
