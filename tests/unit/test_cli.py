@@ -258,7 +258,7 @@ def test_an_error_says_what_to_type(text: Run, broker: Broker, arguments: list[s
 @pytest.mark.parametrize(
     ("account", "address", "says"),
     [
-        ({}, "here", "--namesrv: 'here' is no address of a RocketMQ server: host:port is expected"),
+        ({}, "here", "--namesrv: 'here' is not the address of a RocketMQ server: host:port is expected"),
         ({"ORDEREDMQ_ACCESS_KEY": "a"}, "h:1", "ORDEREDMQ_ACCESS_KEY needs ORDEREDMQ_SECRET_KEY; set both, or neither"),
     ],
 )

@@ -145,8 +145,8 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
         rows(5)
     assert caught.value.condition == "ORDEREDMQ_DATA_LOSS.UNREADABLE"
     assert caught.value.message == (
-        f"message 5 of queue T/a/0 cannot be read: its body of {len(packed)} bytes of zstd becomes more than 16777216 bytes, the most "
-        "that is read; its producer sent it so, or the broker's commit log is damaged; failOnDataLoss=false goes on without it, with a "
+        f"message 5 of queue T/a/0 cannot be read: its body of {len(packed)} bytes of zstd expands to more than 16777216 bytes, the "
+        "limit; its producer sent it so, or the broker's commit log is damaged; failOnDataLoss=false goes on without it, with a "
         "warning"
     )
     assert (caught.value.behind, rows(6)) == (6, [6, 7])
@@ -216,7 +216,7 @@ def test_a_broker_that_answers_to_ask_again_at_once_for_ever_is_an_error_in_time
     with pytest.raises(RocketMQUnavailableError) as caught:
         pull(QUEUE, 3, 6, 1 << 20, COLUMNS)
     assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.TIMEOUT"
-    assert "queue T/a/0 gave nothing at offset 3 for 0.5 s" in caught.value.message
+    assert "queue T/a/0 returned no messages at offset 3 for 0.5 s" in caught.value.message
     assert "NO_MATCHED_MESSAGE" in caught.value.message
     assert time.monotonic() - began >= 0.5
     # Not in a turn without a pause.

@@ -216,7 +216,7 @@ def test_after_an_error_a_stream_has_no_place_to_go_on_at() -> None:
     with pytest.raises(ProtocolError):
         decoder.feed(framed(b"x") + framed(JSON_ANSWER))
     for _ in range(2):
-        with pytest.raises(ProtocolError, match="no JSON"):
+        with pytest.raises(ProtocolError, match="not JSON"):
             decoder.next_command()
 
 

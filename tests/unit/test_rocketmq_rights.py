@@ -67,7 +67,7 @@ def test_what_to_type_keeps_what_the_account_has() -> None:
     [
         (ResponseCode.NO_PERMISSION, SECOND.format("Group:billing"), "lacks Group:billing Sub; ", "updateAcl -c CLUSTER -s User:reader "),
         (ResponseCode.SYSTEM_ERROR, FIRST.format("group:billing"), "lacks groupPerms billing=SUB; ", "plain_acl.yml"),
-        (ResponseCode.SYSTEM_ERROR, "AclException: Need admin permission for request", "lacks admin: true", "an account that is one"),
+        (ResponseCode.SYSTEM_ERROR, "AclException: Need admin permission for request", "lacks admin: true", "an administrator's account"),
         (ResponseCode.NO_PERMISSION, "the topic[a] pulling message is forbidden", "code 16", "the permissions of topic and broker"),
     ],
 )  # fmt: skip

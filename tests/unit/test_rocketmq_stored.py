@@ -170,10 +170,10 @@ def test_a_response_cut_off_anywhere_is_refused(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("at", "number", "why"),
     [
-        (0, 0, "says that it has 0 bytes"),
-        (0, -1, "says that it has -1 bytes"),
-        (0, 90, "says that it has 90 bytes"),
-        (0, 2**31 - 1, "says that it has 2147483647 bytes"),
+        (0, 0, "announces 0 bytes"),
+        (0, -1, "announces -1 bytes"),
+        (0, 90, "announces 90 bytes"),
+        (0, 2**31 - 1, "announces 2147483647 bytes"),
         (4, -875286124, "magic number 0xcbd43194"),
         (4, 0, "magic number 0x00000000"),
         (36, 0x10, "that does not fit"),

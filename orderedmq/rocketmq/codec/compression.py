@@ -34,7 +34,7 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     except (zlib.error, OSError, pa.ArrowException) as error:
         raise BodyError(f"its body of {len(body)} bytes is not {codec} ({error})".replace("\n", " ")) from error
     if len(plain) > MAX_BYTES:
-        raise BodyError(f"its body of {len(body)} bytes of {codec} becomes more than {MAX_BYTES} bytes, the most that is read")
+        raise BodyError(f"its body of {len(body)} bytes of {codec} expands to more than {MAX_BYTES} bytes, the limit")
     return plain
 
 

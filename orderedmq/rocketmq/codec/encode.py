@@ -210,7 +210,7 @@ class _Properties:
             row = int(np.argmax(sizes))
             raise MessageError(
                 "PROPERTIES_TOO_LARGE",
-                f"row {self._first + row} for {self._where} has properties of {sizes[row]} bytes, its tags and keys among them; at most "
+                f"row {self._first + row} for {self._where} has properties of {sizes[row]} bytes, including its tags and keys; at most "
                 f"{most} can be sent",
             )
         # Each property brings one separator of each kind; any further one is in a name or a value.

@@ -71,11 +71,11 @@ def unique_key_time(text: str, now_ms: int) -> int:
 
 def _bytes(text: str) -> bytes:
     if len(text) not in (32, 56):
-        raise ValueError(f"{text!r} is no message id: it has {len(text)} characters, not 32 or 56")
+        raise ValueError(f"{text!r} is not a message id: it has {len(text)} characters, not 32 or 56")
     try:
         return binascii.unhexlify(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is no message id: it has characters that are no hex digits") from error
+        raise ValueError(f"{text!r} is not a message id: some characters are not hex digits") from error
 
 
 def month_start(now_ms: int) -> int:

@@ -63,5 +63,5 @@ def bad_property(name: str, value: str | None) -> str | None:
     if not value:
         return "has no value: leave it out"
     if any(separator in text for separator in "\x01\x02" for text in (name, value)):
-        return "has the character \\x01 or \\x02, which RocketMQ separates properties with: take it out"
+        return "has the character \\x01 or \\x02, which separates properties in RocketMQ: remove it"
     return None

@@ -96,8 +96,8 @@ def malformed(what: str) -> ProtocolError:
     """Return a ProtocolError for bytes that are not messages."""
     return ProtocolError(
         "PROTOCOL",
-        f"a broker's answer cannot be read: {what}; the connection or the broker's commit log is damaged, or it is no RocketMQ broker: "
-        "read again, and look at the broker's log if it stays",
+        f"a broker's answer cannot be read: {what}; the connection or the broker's commit log is damaged, or the server is not a "
+        "RocketMQ broker: try again, and look at the broker's log if it fails again",
     )
 
 
@@ -112,7 +112,7 @@ def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
         raise malformed(f"{left} bytes at byte {at} are too few for a record")
     size, magic, crc, queue_id, flag, queue_offset, physical, sys_flag, born = _HEAD.unpack_from(data, at)
     if not MIN_SIZE <= size <= left:
-        raise malformed(f"the record at byte {at} says that it has {size} bytes, there are {left}")
+        raise malformed(f"the record at byte {at} announces {size} bytes, but {left} are left")
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise malformed(f"the record at byte {at} has the magic number {magic & 0xFFFFFFFF:#010x}")
     end = at + size
@@ -186,7 +186,7 @@ def parse_batch(data: bytes) -> Iterator[InnerMessage]:
             raise malformed(f"{left} bytes at byte {at} of a batch are too few for a message")
         size, _, _, flag, length = _INNER.unpack_from(data, at)
         if not INNER_MIN_SIZE <= size <= left:
-            raise malformed(f"the message at byte {at} of a batch says that it has {size} bytes, there are {left}")
+            raise malformed(f"the message at byte {at} of a batch announces {size} bytes, but {left} are left")
         end, place = at + size, at + _INNER.size
         if not 0 <= length <= end - place - 2:
             raise malformed(f"the message at byte {at} of a batch has a body of {length} bytes, which does not fit its size")

@@ -344,7 +344,7 @@ class RocketMQLog:
 def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
     """Return the error that a broker's refusal of a filter stands for (ClientManageProcessor.checkClientConfig)."""
     if error.sub == "FILTER":
-        return OptionError("INVALID", f"option filterSql: {matching.sql!r} is not SQL of RocketMQ: {error.message}")
+        return OptionError("INVALID", f"option filterSql: {matching.sql!r} is not valid SQL for RocketMQ: {error.message}")
     if error.sub == "SERVER_ERROR" and "not support" in error.message:
         return OptionError(
             "UNSUPPORTED",

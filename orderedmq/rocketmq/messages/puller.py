@@ -317,8 +317,8 @@ class _Fetch:
             why = f": {self._last.message}" if self._last is not None else ""
             raise RocketMQUnavailableError(
                 "TIMEOUT",
-                f"queue {self._queue} gave nothing at offset {self._reached()} for {self._patience:g} s{why}; is its broker overloaded, or "
-                "its disk?",
+                f"queue {self._queue} returned no messages at offset {self._reached()} for {self._patience:g} s{why}; is its broker or the "
+                "disk overloaded?",
             )
         first = min((one[0] for one in self._again), default=now + _TICK)
         self._bell.clear()
@@ -379,7 +379,7 @@ class _Fetch:
         end = min(result.next_begin_offset, begin + count)
         if end <= begin:
             raise ProtocolError(
-                "PROTOCOL", f"queue {self._queue}: a pull at offset {begin} found messages and says to go on at {end}"
+                "PROTOCOL", f"queue {self._queue}: a pull at offset {begin} found messages and says to continue at {end}"
             )
         now = self._held.last_pull = time.monotonic()
         self._failures = 0
@@ -407,7 +407,7 @@ class _Fetch:
         elif begin == result.max_offset:
             self._end_at(begin, None)
         elif begin > result.max_offset:
-            asked = f"offset {begin} was asked for"
+            asked = f"offset {begin} was requested"
             self._end_at(begin, beyond_end(self._queue, result.max_offset, asked, TAIL_LOSS))
         else:
             # There are messages: not visible yet, just being deleted, or the pull met an admin's reset, which is over now.

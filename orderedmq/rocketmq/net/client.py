@@ -58,9 +58,7 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
     """Return the addresses of ``a:9876;b:9876`` in order, without duplicates. Raises RocketMQError ADDRESS."""
     found = tuple(dict.fromkeys(address.strip() for address in re.split("[;,]", text) if address.strip()))
     if not found:
-        raise RocketMQError(
-            "ADDRESS", f"{text[:200]!r} names no nameserver: host:port is expected, several with ';' between them"
-        )
+        raise RocketMQError("ADDRESS", f"{text[:200]!r} names no nameserver: host:port is expected, several separated by ';'")
     for address in found:
         parse_address(address)
     return found
@@ -216,8 +214,8 @@ class Client:
                     raise
             nobody = RocketMQUnavailableError(
                 "NO_BROKER",
-                f"the nameserver {';'.join(self.nameservers)} knows no broker, and so no topic {topic!r}: it was started just now, or no "
-                "broker reports to it; start one, or name another nameserver",
+                f"the nameserver {';'.join(self.nameservers)} knows no broker, so topic {topic!r} cannot be found: it has just started, or "
+                "no broker reports to it; start a broker, or name another nameserver",
             )
             failures += 1
             self._pause(RETRY.delay(failures, random.random()), deadline, nobody)
@@ -397,11 +395,11 @@ class Client:
     def _unreachable(self, address: str, why: str) -> RocketMQUnavailableError:
         """Return the error for a server that cannot be reached, with its role and what to check."""
         if address not in self.nameservers:
-            asked = "the nameserver says that a broker listens there: is it running, and is the address (its brokerIP1) one of this network?"
+            asked = "the nameserver lists a broker there: is it running, and is its address (brokerIP1) reachable from this machine?"
             return RocketMQUnavailableError("UNREACHABLE", f"{why}; {asked}")
         asked = "is a nameserver running there? Check the address in"
         return RocketMQUnavailableError(
-            "UNREACHABLE", why, Remedy(f"{asked} namesrvAddr", f"{asked} --namesrv (host:port, mostly port 9876)")
+            "UNREACHABLE", why, Remedy(f"{asked} namesrvAddr", f"{asked} --namesrv (host:port, usually port 9876)")
         )
 
     def _raise_closed(self) -> NoReturn:

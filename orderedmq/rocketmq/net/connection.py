@@ -137,7 +137,7 @@ class Connection:
         return cls(address, connect(address, deadline, tls), credentials=credentials, on_push=on_push)
 
     def __repr__(self) -> str:
-        return f"<Connection to {self.address}, {len(self._pending)} on their way{', ended' if self.closed else ''}>"
+        return f"<Connection to {self.address}, {len(self._pending)} in flight{', ended' if self.closed else ''}>"
 
     @property
     def closed(self) -> bool:
@@ -204,7 +204,7 @@ class Connection:
 
     def close(self) -> None:
         """End the connection; requests in flight end with CONNECTION_LOST. Returns when the socket is closed."""
-        self._cut("it was closed here")
+        self._cut("this client closed it")
         if threading.current_thread() is not self._reader:
             self._reader.join()
 
@@ -229,7 +229,7 @@ class Connection:
             self._transport.send(parts, deadline)
             return None
         except Stuck as error:
-            why = f"{self.address} did not read until the deadline"
+            why = f"{self.address} did not read before the deadline"
             broken = why if error.partial else None
         except OSError as error:
             why = broken = str(error)
@@ -278,9 +278,9 @@ class Connection:
                     self._received = True
                     self._dispatch(command)
             elif count == 0:
-                where = "" if decoder.at_boundary else " inside of a frame"
-                hint = "" if self._received else " before it answered anything; it may want TLS, or not want this client"
-                return f"{self.address} ended it{where}{hint}"
+                where = "" if decoder.at_boundary else " inside a frame"
+                hint = "" if self._received else " before any answer; it may require TLS, or refuse this client"
+                return f"{self.address} closed it{where}{hint}"
             if now >= tick:
                 tick = now + _TICK
                 for pending in list(self._pending.values()):
@@ -313,7 +313,7 @@ class Connection:
                 None, RocketMQUnavailableError(sub, f"{self.address} did not answer the {pending.request.what} in time")
             )
         if unheard is not None and time.monotonic() - unheard >= self._silence:
-            self._cut(f"{self.address} did not say anything for {self._silence:g} s")
+            self._cut(f"{self.address} sent nothing for {self._silence:g} s")
 
     # --- the end
 
@@ -333,7 +333,7 @@ class Connection:
         if not pending._began or self._stranger is not None:
             return self._unsent(pending.request, self._lost or "")
         return RocketMQUnavailableError(
-            "CONNECTION_LOST", f"no answer to the {pending.request.what}, which may have been done or not: {self._lost}"
+            "CONNECTION_LOST", f"no answer to the {pending.request.what}, which may or may not have been done: {self._lost}"
         )
 
     def _unsent(self, request: Request[Any], why: str) -> OrderedMQError:

@@ -70,7 +70,7 @@ def parse_address(address: str) -> tuple[str, int]:
     host, _, port = address.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
-        raise RocketMQError("ADDRESS", f"{address[:200]!r} is no address of a RocketMQ server: host:port is expected")
+        raise RocketMQError("ADDRESS", f"{address[:200]!r} is not the address of a RocketMQ server: host:port is expected")
     return host, int(port)
 
 
@@ -95,12 +95,12 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
     except (ssl.SSLEOFError, ConnectionError):
         opened.close()
         raise RocketMQUnavailableError(
-            "UNREACHABLE", f"{address} ended the TLS handshake: it may have no TLS, or be stopping"
+            "UNREACHABLE", f"{address} ended the TLS handshake: it may not support TLS, or be stopping"
         ) from None
     except ssl.SSLError as error:
         opened.close()
         why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
-        raise RocketMQError("TLS", f"no TLS with {address}: {why or error}") from None
+        raise RocketMQError("TLS", f"TLS with {address} failed: {why or error}") from None
     except (OSError, Stuck) as error:
         opened.close()
         raise RocketMQUnavailableError("UNREACHABLE", f"cannot connect to {address}: {error}") from None

@@ -46,12 +46,12 @@ def loads(text: bytes | bytearray | memoryview | str) -> Any:
             value, at = _value(text, _skip(text, 0), 0)
             at = _skip(text, at)
             if at != len(text):
-                raise _NotJson(at, "the text goes on behind its value") from None
+                raise _NotJson(at, "there is more text after the value") from None
             return value
     except _NotJson as error:
         raise _malformed(f"at character {error.at}: {error.why}") from None
     except RecursionError:
-        raise _malformed("it is nested too deep") from None
+        raise _malformed("it is nested too deeply") from None
     except ValueError as error:
         raise _malformed(str(error)) from None
 
@@ -65,11 +65,11 @@ def loads_object(text: bytes | bytearray | memoryview | str) -> dict[str, Any]:
 
 
 def _malformed(why: str) -> ProtocolError:
-    return ProtocolError("PROTOCOL", f"a server's answer is no JSON: {why}")
+    return ProtocolError("PROTOCOL", f"a server's answer is not JSON: {why}")
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 _standard = json.JSONDecoder(parse_constant=_refuse).decode

@@ -88,7 +88,7 @@ def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
     try:
         encoded = _json(header).encode()
     except UnicodeEncodeError as error:
-        raise ProtocolError("PROTOCOL", f"a request's field is no valid Unicode: {error.reason}") from None
+        raise ProtocolError("PROTOCOL", f"a request's field is not valid Unicode: {error.reason}") from None
     return _prefix(SerializeType.JSON, encoded, len(command.body)) + encoded, command.body
 
 
@@ -188,7 +188,7 @@ class FrameDecoder:
         if not 4 <= length <= self._max_frame:
             raise ProtocolError(
                 "PROTOCOL" if length < 4 else "FRAME_TOO_LARGE",
-                f"a frame says that it has {length} bytes, between 4 and {self._max_frame} are possible: {self._hint()}",
+                f"a frame announces {length} bytes, outside the range of 4 to {self._max_frame}: {self._hint()}",
             )
         if available < 8:
             return None
@@ -214,14 +214,14 @@ class FrameDecoder:
             return "it is a TLS alert, the server wants TLS"
         if first == b"HTTP":
             return "it is HTTP, not a RocketMQ server's port"
-        return "the peer is no RocketMQ server, or its stream is damaged"
+        return "the peer is not a RocketMQ server, or its stream is damaged"
 
 
 def _json_header(view: memoryview) -> RemotingCommand:
     try:
         header = json.loads(str(view, "utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("PROTOCOL", f"a header is no JSON: {error}") from None
+        raise ProtocolError("PROTOCOL", f"a header is not JSON: {error}") from None
     if not isinstance(header, dict):
         raise ProtocolError("PROTOCOL", f"a header is not an object but {type(header).__name__}")
     remark = header.get("remark")

@@ -80,7 +80,7 @@ def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
             if not isinstance(offsets, dict) or not all(
                 queue.isdigit() and isinstance(at, int) for queue, at in offsets.items()
             ):
-                raise ProtocolError("PROTOCOL", f"offsets of {name[:100]!r} are {str(offsets)[:100]!r}")
+                raise ProtocolError("PROTOCOL", f"offsets of {name[:100]!r} are malformed: {str(offsets)[:100]!r}")
             found.setdefault(group, {}).update((MessageQueue(topic, "", int(queue)), at) for queue, at in offsets.items())
         return found
 
@@ -237,7 +237,7 @@ def consumer_connections(group: str) -> Request[ConsumerConnections]:
 
 def _connection(fields: Any) -> ConsumerConnection:
     if not isinstance(fields, dict):
-        raise ProtocolError("PROTOCOL", f"a member's connection is {str(fields)[:100]!r}")
+        raise ProtocolError("PROTOCOL", f"a member's connection is malformed: {str(fields)[:100]!r}")
     return ConsumerConnection(
         field(fields, "clientId", str),
         field(fields, "clientAddr", str, ""),
@@ -253,7 +253,7 @@ def running_info(group: str, client_id: str) -> Request[Bytes | None]:
     """
     return Request(
         RequestCode.GET_CONSUMER_RUNNING_INFO,
-        f"question to member {client_id} of group {group}",
+        f"request to member {client_id} of group {group}",
         f"group {group!r}",
         lambda response: response.body if response.code == _SUCCESS else None,
         {"consumerGroup": group, "clientId": client_id, "jstackEnable": "false"},
@@ -317,5 +317,5 @@ def _lock_body(group: str, client_id: str, queues: Iterable[MessageQueue]) -> by
 
 def _queue(fields: Any) -> MessageQueue:
     if not isinstance(fields, dict):
-        raise ProtocolError("PROTOCOL", f"a queue is {str(fields)[:100]!r}")
+        raise ProtocolError("PROTOCOL", f"a queue is malformed: {str(fields)[:100]!r}")
     return MessageQueue(field(fields, "topic", str), field(fields, "brokerName", str), field(fields, "queueId", int))

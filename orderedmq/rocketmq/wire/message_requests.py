@@ -130,9 +130,7 @@ def send(
     for an empty body, which 5.x answers with a NullPointerException.
     """
     if not len(body):
-        raise MessageError(
-            "NULL_BODY", f"a message for queue {queue} has no body: RocketMQ takes none without at least one byte"
-        )
+        raise MessageError("NULL_BODY", f"a message for queue {queue} has an empty body: RocketMQ requires at least one byte")
     fields = {
         "a": group,
         "b": queue.topic,

@@ -101,10 +101,10 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             return TopicError("MISSING", f"{request.resource} does not exist: {said}")
         case ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             return GroupError(
-                "MISSING", f"{request.resource}: the consumer group does not exist and is not created by itself: {said}"
+                "MISSING", f"{request.resource}: the consumer group does not exist, and the broker does not create it: {said}"
             )
         case ResponseCode.SYSTEM_BUSY | ResponseCode.FLOW_CONTROL:
-            return RocketMQUnavailableError("BUSY", f"{said}; the server has too much to do at the moment")
+            return RocketMQUnavailableError("BUSY", f"{said}; the server is overloaded at the moment")
         case ResponseCode.SERVICE_NOT_AVAILABLE:
             return RocketMQUnavailableError(
                 "UNAVAILABLE", f"{said}; a disk may be full, or the server is a slave, starting or stopping"
@@ -117,7 +117,7 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             )
         case ResponseCode.MESSAGE_ILLEGAL:
             return RocketMQError(
-                "MESSAGE_ILLEGAL", f"{said}; a message is too large (maxMessageSize) or has a property that it may not"
+                "MESSAGE_ILLEGAL", f"{said}; a message is too large (maxMessageSize) or has a property that is not allowed"
             )
         case ResponseCode.INVALID_PARAMETER:
             return RocketMQError("INVALID_PARAMETER", said)

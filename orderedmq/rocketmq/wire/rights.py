@@ -120,10 +120,10 @@ def _by_resource(rights: Iterable[Right]) -> dict[tuple[Kind, str], list[Action]
 def said(refused: Refusal) -> str:
     """Return what the account lacks and how to grant it, for an error."""
     if refused.right is None:
-        return "the account lacks admin: true: ACL 1.0 lets administrators do this only; use an account that is one"
+        return "the account lacks admin: true, which ACL 1.0 requires for this; use an administrator's account"
     instead = f" (or {refused.instead})" if refused.instead is not None else ""
     lacks = f"the account lacks {spelled([refused.right], refused.acl)}{instead}; {grant(refused.acl, refused.account, [refused.right])}"
-    return lacks if refused.acl == 1 else f"{lacks} (with the ACTIONS that it has there already)"
+    return lacks if refused.acl == 1 else f"{lacks} (add the ACTIONS that it already has there)"
 
 
 def grant(acl: int, account: str | None, rights: Iterable[Right]) -> str:

@@ -152,7 +152,7 @@ def parse_route(topic: str, body: Bytes) -> Route:
     conf = _order_conf(field(fields, "orderTopicConf", str, ""))
     counts = [data.read_queues + data.write_queues for data in queues] + [count for _, count in conf]
     if sum(counts) > 2 * MAX_QUEUES:
-        raise ProtocolError("PROTOCOL", f"topic {topic!r} has {sum(counts)} queues, more than can be")
+        raise ProtocolError("PROTOCOL", f"topic {topic!r} has {sum(counts)} queues, more than are possible")
     return Route(topic, {broker.name: broker for broker in reversed(brokers)}, queues, conf)
 
 
@@ -183,13 +183,13 @@ def strings(values: object) -> tuple[str, ...]:
     if values is None:
         return ()
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ProtocolError("PROTOCOL", f"a list of names is {str(values)[:100]!r}")
+        raise ProtocolError("PROTOCOL", f"a list of names is malformed: {str(values)[:100]!r}")
     return tuple(values)
 
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ProtocolError("PROTOCOL", f"an object is expected, and there is {str(value)[:100]!r}")
+        raise ProtocolError("PROTOCOL", f"an object is expected instead of {str(value)[:100]!r}")
     return value
 
 
@@ -197,7 +197,7 @@ def _broker(fields: dict[str, Any]) -> BrokerData:
     addresses: dict[int, str] = {}
     for broker_id, address in field(fields, "brokerAddrs", dict, {}).items():
         if not _BROKER_ID.fullmatch(broker_id) or not isinstance(address, str):
-            raise ProtocolError("PROTOCOL", f"a broker's address is {broker_id[:40]!r}: {str(address)[:100]!r}")
+            raise ProtocolError("PROTOCOL", f"a broker's address is malformed: {broker_id[:40]!r}: {str(address)[:100]!r}")
         addresses[int(broker_id)] = address
     return BrokerData(field(fields, "brokerName", str), field(fields, "cluster", str, ""), addresses)
 
@@ -221,6 +221,6 @@ def _order_conf(text: str) -> tuple[tuple[str, int], ...]:
         name, _, rest = item.partition(":")
         count = rest.partition(":")[0]
         if not name or not re.fullmatch(r"[0-9]{1,6}", count):
-            raise ProtocolError("PROTOCOL", f"an order configuration is {text[:200]!r}")
+            raise ProtocolError("PROTOCOL", f"an order configuration is malformed: {text[:200]!r}")
         pairs.append((name, int(count)))
     return tuple(pairs)
