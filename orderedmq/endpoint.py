@@ -64,7 +64,7 @@ def parse_endpoint(given: Given) -> Endpoint:
         for name in (*ACCOUNT, "useTLS", *_TLS):
             if given.has(name):
                 raise conflict(
-                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (a store is guarded by files)"
+                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (file permissions protect a store)"
                 )
         text = given.text("path")
         return Endpoint(path=parse_path(DEFAULT_DIRECTORY if text is None else text, "path"))

@@ -159,7 +159,7 @@ def _nearby(
     if len(rooms) < len(members):
         client = next(client for client in members if client not in rooms)
         raise OptionError(
-            "MISSING", f"member {client!r} of the group says no room; set machineRoom in every query of the group"
+            "MISSING", f"member {client!r} of the group reports no room; set machineRoom in every query of the group"
         )
     clients_in: dict[str, list[str]] = {}
     for client, room in rooms.items():

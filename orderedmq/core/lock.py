@@ -86,8 +86,8 @@ class Refusal:
         if self.owner:
             return f"query {self.owner} ({self.client_id})"
         if self.client_id:
-            return f"a client that does not say so, a member of the group ({self.client_id}) or one that ended"
-        return "a client that is no member of the group: it ended and did not give its locks back"
+            return f"an unidentified client: another member of the group ({self.client_id}), or one that has exited"
+        return "a client that is not a member of the group: it has exited without giving its locks back"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,6 @@ def queues_in(topic: str, queues: Sequence[MessageQueue], rooms: Sequence[str]) 
             raise TopicError(
                 "NO_SUCH_QUEUE",
                 f"option machineRooms: topic {topic!r} has no queue in room {room!r}, that is, at a broker {room}@...; its brokers are "
-                f"{brokers}; drop the room, or make the topic at a broker there",
+                f"{brokers}; drop the room, or create the topic at a broker there",
             )
     return [queue for queue in queues if has_room(queue.broker_name, rooms)]

@@ -353,9 +353,9 @@ class OrderlyQueue:
     def _not_ours(self) -> LockError:
         return LockError(
             "LOST",
-            f"queue {self.queue} was {'dropped' if self._process.dropped else 'lost'} while a listener consumed it, the task stopped "
+            f"queue {self.queue} was {'dropped' if self._process.dropped else 'lost'} while a listener consumed it, so the task stopped "
             "before its next message: another query took the queue over, or the group was reset; restart this query, it goes on without "
-            "a gap and repeats what this task did",
+            "a gap and repeats this task's work",
         )
 
     def _uncommitted(self) -> ListenerError:

@@ -366,8 +366,8 @@ class Owner:
 
         ``group``: the group's offsets, read after the queues were locked. Queues of a broken lineage stay unplaced, so that the
         next boundary enters them at the group's offset. On a broker without lineage, a range counts as another owner's only if
-        the group's offset has reached its end: if this run dies before the next batch is logged, only that offset shows that
-        the range was left out.
+        the group's offset has reached its end. If a partly processed range were left out, and this run died before it logs the
+        next batch, nothing would tell that the rest was never processed.
         """
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, span in ranges(start, end).items():

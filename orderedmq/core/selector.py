@@ -100,8 +100,8 @@ class ModSelector(HashSelector):
         if len(keys.numbers) and (least := int(keys.numbers.min())) < 0:
             raise MessageError(
                 "BAD_KEY",
-                f"a sharding key is {least}, and the selector mod takes no negative numbers: in Java, too, id % queues of one is no "
-                "queue's number unless it is 0",
+                f"a sharding key is {least}, but the selector mod accepts no negative numbers: in Java, too, id % queues is then negative, "
+                "or 0 at best",
                 Remedy(
                     "filter such rows out, or set messageQueueSelector=hash", "leave such messages out, or give --selector hash"
                 ),
@@ -238,7 +238,7 @@ def load_function(path: str) -> SelectorFunction:
             raise _invalid(path, f"cannot be loaded: {module} has no {name}", "check the function's name")
         found = getattr(found, part)
     if not callable(found):
-        raise _invalid(path, f"is no function but {type(found).__name__}", "name a function of (keys, number of queues)")
+        raise _invalid(path, f"is not a function but {type(found).__name__}", "name a function of (keys, number of queues)")
     function: SelectorFunction = found
     return function
 
@@ -265,5 +265,5 @@ def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
         case "queueId":
             return QueueIdSelector()
     if ":" not in name:
-        raise _invalid(name, "is no selector", "use hash, mod, random, queueId, machineRoom or package.module:function")
+        raise _invalid(name, "is not a selector", "use hash, mod, random, queueId, machineRoom or package.module:function")
     return FunctionSelector(load_function(name), name)

@@ -72,7 +72,7 @@ def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) ->
     if strategy == "MACHINE_ROOM" and embedded:
         raise OptionError(
             "UNSUPPORTED",
-            f"option {_STRATEGY}={strategy} would leave all queues without an owner: it wants brokers named room@name, and the embedded "
+            f"option {_STRATEGY}={strategy} would leave all queues without an owner: it needs brokers named room@name, but the embedded "
             f"broker's name is {EMBEDDED_BROKER}; use AVG, or MACHINE_ROOM_NEARBY with machineRoom",
         )
     return allocation

@@ -71,7 +71,7 @@ SOURCE_OPTIONS: Final = (
     Option(
         "filterSql",
         None,
-        "with namesrvAddr, in place of tags: only messages whose properties fit, in RocketMQ's SQL: TAGS = 'A' AND amount > 5; the "
+        "with namesrvAddr, in place of tags: only messages whose properties match this RocketMQ SQL: TAGS = 'A' AND amount > 5; the "
         "brokers need enablePropertyFilter=true",
         "all messages",
     ),
@@ -93,7 +93,8 @@ SOURCE_OPTIONS: Final = (
     Option(
         "allocateMessageQueueStrategy",
         "AVG",
-        "shared: how, in all queries alike: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH|CONFIG|MACHINE_ROOM|MACHINE_ROOM_NEARBY",
+        "shared: how queues are divided, the same in all queries of the group: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH|CONFIG|MACHINE_ROOM|"
+        "MACHINE_ROOM_NEARBY",
     ),
     Option("allocateQueues", None, 'CONFIG: the queues of this query: {"orders": {"embedded": [0, 1]}}', "required by CONFIG"),
     Option(
@@ -105,13 +106,13 @@ SOURCE_OPTIONS: Final = (
     Option(
         "machineRoom",
         None,
-        "MACHINE_ROOM_NEARBY: where this query runs: a for brokers a@...; a room's queues go to the queries there, if any",
+        "MACHINE_ROOM_NEARBY: this query's room: a for brokers a@...; a room's queues go to the queries in it, if there are any",
         "required by MACHINE_ROOM_NEARBY",
     ),
     Option(
         "allocateInner", "AVG", "MACHINE_ROOM_NEARBY: how each room's queues are divided: AVG|AVG_BY_CIRCLE|CONSISTENT_HASH"
     ),
-    Option("lockTimeout", None, "how long to try for queue locks that somebody else holds", "10s, 75s with namesrvAddr"),
+    Option("lockTimeout", None, "how long to try for queue locks that another client holds", "10s, 75s with namesrvAddr"),
     Option(
         "startingOffsets",
         None,
@@ -119,26 +120,32 @@ SOURCE_OPTIONS: Final = (
         "committed with a consumerGroup, else as consumeFromWhere says",
     ),
     Option("endingOffsets", None, "batch only: where to end (exclusive), latest or JSON", "latest"),
-    Option("startingTimestamp", None, "begin at the first message stored then: ISO-8601 (UTC without a zone) or ms since 1970"),
-    Option("endingTimestamp", None, "batch only: end before the first message stored then; same forms"),
     Option(
-        "consumeFromWhere", "first", "where a group that never committed, or a query without one, begins: first|last|timestamp"
+        "startingTimestamp",
+        None,
+        "begin at the first message stored at this time or later: ISO-8601 (UTC without a zone) or ms since 1970",
+    ),
+    Option("endingTimestamp", None, "batch only: end before the first message stored at this time or later; same forms"),
+    Option(
+        "consumeFromWhere",
+        "first",
+        "where to begin if the group never committed, or there is no group: first|last|timestamp",
     ),
     Option("consumeTimestamp", None, "the time of consumeFromWhere=timestamp; same forms as startingTimestamp"),
-    Option(
-        "failOnDataLoss", "true", "fail when messages are gone that were not read; false: go on with a warning that counts them"
-    ),
-    Option("maxOffsetsPerTrigger", None, "stream only: at most so many messages in a micro-batch, filtered or not", "no limit"),
-    Option("minOffsetsPerTrigger", None, "stream only: wait until so many messages are there", "no waiting"),
-    Option("maxTriggerDelay", "15m", "stream only: wait no longer than that for minOffsetsPerTrigger"),
-    Option("maxBytesPerTrigger", None, "stream only: at most so many bytes in a micro-batch, such as 64m", "no limit"),
+    Option("failOnDataLoss", "true", "fail if unread messages are gone; false: go on with a warning that counts them"),
+    Option("maxOffsetsPerTrigger", None, "stream only: maximum messages per micro-batch, counted before filtering", "no limit"),
+    Option("minOffsetsPerTrigger", None, "stream only: minimum messages per micro-batch; it waits for them", "no waiting"),
+    Option("maxTriggerDelay", "15m", "stream only: maximum wait for minOffsetsPerTrigger"),
+    Option("maxBytesPerTrigger", None, "stream only: maximum bytes per micro-batch, such as 64m", "no limit"),
     Option("pullBatchSize", "16384", f"rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
     Option(
         "pullThresholdForQueue",
         "65536",
-        "with namesrvAddr: of a queue, a task holds at most so many messages that it has pulled ahead",
+        "with namesrvAddr: maximum messages that a task prefetches per queue",
     ),
-    Option("pullThresholdSizeForQueue", "100m", "with namesrvAddr: and at most about so many bytes"),
+    Option(
+        "pullThresholdSizeForQueue", "100m", "with namesrvAddr: maximum bytes that a task prefetches per queue, approximately"
+    ),
     Option("includeProperties", "false", "add the column properties"),
     Option("includeLockToken", "false", "add the column lock_token, which `consume_orderly` needs"),
 )
@@ -148,12 +155,12 @@ SINK_OPTIONS: Final = (
     Option(
         "shardingKey",
         "sharding_key",
-        "column of the sharding key; rows with one key go to one queue, in order. none: rows without a key, and without an order",
+        "column of the sharding key; rows with the same key go to the same queue, in order. none: rows have no key and no order",
     ),
     Option(
         "shardingKeyType",
         "auto",
-        "what a Java producer would hash: text (a String), int (an Integer) or long (a Long); auto: what the column's type is",
+        "how a Java producer would hash the key: as text (a String), int (an Integer) or long (a Long); auto: by the column's type",
     ),
     Option(
         "messageQueueSelector",
@@ -164,22 +171,25 @@ SINK_OPTIONS: Final = (
     Option(
         "machineRooms",
         None,
-        "machineRoom: a,b for brokers a@... and b@..., among whose queues the key's hash chooses; with namesrvAddr only",
+        "machineRoom, with namesrvAddr: a,b for brokers a@... and b@...; the key's hash chooses among their queues",
         "required by machineRoom",
     ),
     Option(
-        "topicQueueNums", None, f"create a missing topic with so many queues, 1 to {MAX_QUEUES}; assert it of others", "none"
+        "topicQueueNums",
+        None,
+        f"create a missing topic with this number of queues, 1 to {MAX_QUEUES}; an existing topic must have the same number",
+        "none",
     ),
     Option("orderBy", None, "columns that order the rows of a task, such as: created_at, id desc", "the rows' own order"),
     Option("orderBufferSize", "256m", "bytes that orderBy may hold in memory, per task"),
     Option(
         "onKeyConflict",
         None,
-        "one key in two tasks of a batch has no defined order: error|warn|ignore",
+        "if a key is in two tasks of a batch, so that its order is not defined: error|warn|ignore",
         "error, warn with namesrvAddr",
     ),
-    Option("onReplayDiffers", "error", "a repeated batch that is not what was committed: error|skip"),
-    Option("compression", None, "of a topic that is created: none|lz4", "lz4"),
+    Option("onReplayDiffers", "error", "if a repeated batch differs from the committed one: error|skip"),
+    Option("compression", None, "of a topic that the sink creates: none|lz4", "lz4"),
     Option(
         "sinkGroup",
         None,

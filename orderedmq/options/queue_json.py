@@ -24,7 +24,7 @@ def brokers(text: str, option: str, example: str) -> Iterator[tuple[str, str, ob
             f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else "bad number or nesting"
         )
         raise invalid(option, f"not JSON ({why}); write for example {example}") from error
-    for topic, inside in members(root, "the whole", "topics", option, example):
+    for topic, inside in members(root, "the whole JSON", "topics", option, example):
         try:
             check_topic(topic, writing=False)
         except TopicError as error:

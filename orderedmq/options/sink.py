@@ -124,10 +124,10 @@ class SinkOptions:
 def _key_type(given: Given, selector: str, key: str) -> GivenKeyType:
     chosen = given.value("shardingKeyType", choice(_SHARDING_KEY_TYPES))
     if key == NO_KEY and given.has("shardingKeyType"):
-        raise conflict("option shardingKeyType says how keys are hashed, and with shardingKey=none rows have none; drop one")
+        raise conflict("option shardingKeyType says how keys are hashed, but with shardingKey=none rows have no keys; drop one")
     if key == NO_KEY and selector == "mod":
         raise conflict(
-            "option messageQueueSelector=mod chooses by the key, and with shardingKey=none rows have none; name the key's column, or use "
+            "option messageQueueSelector=mod chooses by the key, but with shardingKey=none rows have no keys; name the key's column, or use "
             "random"
         )
     if selector == "mod" and chosen == "text":
@@ -148,8 +148,8 @@ def _machine_rooms(given: Given, selector: str, endpoint: Endpoint) -> tuple[str
     if endpoint.embedded:
         raise OptionError(
             "UNSUPPORTED",
-            f"option messageQueueSelector=machineRoom is not supported with path: it wants brokers named room@name, and the embedded broker's "
-            f"name is {EMBEDDED_BROKER}; use hash",
+            f"option messageQueueSelector=machineRoom is not supported with path: it needs brokers named room@name, but the embedded "
+            f"broker's name is {EMBEDDED_BROKER}; use hash",
         )
     if not rooms:
         raise OptionError("MISSING", "option messageQueueSelector=machineRoom needs the rooms to write to; set machineRooms")

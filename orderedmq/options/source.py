@@ -146,7 +146,7 @@ class SourceOptions:
         if most is not None and least is not None and least > most:
             raise conflict(f"option minOffsetsPerTrigger ({least}) is more than maxOffsetsPerTrigger ({most}); lower it")
         if given.has("maxTriggerDelay") and least is None:
-            raise OptionError("MISSING", "option maxTriggerDelay needs what it waits for; set minOffsetsPerTrigger")
+            raise OptionError("MISSING", "option maxTriggerDelay limits the wait for a minimum; set minOffsetsPerTrigger")
         return cls(
             endpoint=endpoint,
             topics=topics,
@@ -183,8 +183,8 @@ def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
         for name in ("pullThresholdForQueue", "pullThresholdSizeForQueue"):
             if given.has(name):
                 raise conflict(
-                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (from a store nothing is pulled ahead; "
-                    "pullBatchSize says how many rows a task has at once)"
+                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (a task does not prefetch from a store; "
+                    "pullBatchSize says how many rows it reads at once)"
                 )
         return USUAL
     return Reading(
@@ -342,7 +342,9 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     offsets = parse_offsets_json(text, option)
     for queue, offset in offsets.items():
         if offset == EARLIEST:
-            raise invalid(option, f"{queue} cannot end at {EARLIEST}, before anything; write {LATEST} (latest)")
+            raise invalid(
+                option, f"{queue} cannot end at {EARLIEST} (earliest), where nothing is left to read; write {LATEST} (latest)"
+            )
     return EndingOffsets("json", offsets=offsets)
 
 

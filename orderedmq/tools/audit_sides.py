@@ -153,7 +153,7 @@ class TableSide:
     def _numbers(self, column: pa.Array) -> Any:
         kind = column.type
         if column.null_count:
-            raise OptionError("INVALID", f"column {self._order!r} of {self.name} has nulls, it cannot say an order")
+            raise OptionError("INVALID", f"column {self._order!r} of {self.name} has nulls, so it cannot order the rows")
         if pa.types.is_date32(kind):
             column = column.cast(pa.int32())
         elif not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
@@ -215,7 +215,7 @@ def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: in
         row = int(pc.index(ids.is_null(), True).as_py())
         raise OptionError(
             "INVALID",
-            f"{where} {what} {first + row}: {why} to tell the message by; filter it out, or give another --id-field or --id-column",
+            f"{where} {what} {first + row}: {why} to identify the message; filter it out, or give another --id-field or --id-column",
         )
     return ids
 

@@ -199,7 +199,7 @@ def _replay(
         for piece in read(broker.log, queue, *span):
             if broker.groups.renew([proof]):
                 raise LockError(
-                    "LOST", f"this replay of {queue.topic} was stopped for too long, and another one began; it goes on there"
+                    "LOST", f"this replay of {queue.topic} paused for too long, and another one began, which goes on from here"
                 )
             _send(broker.log, _placed(piece, targets, to_topic, keying or Keying()))
             first, last = piece[0].offset, piece[-1].offset
@@ -296,9 +296,9 @@ def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapp
             )
             raise OptionError(
                 "MISSING",
-                f"dead letter {letter.offset} came from queue {origin}, which its key {key!r} chooses as a number, and as text it would go to "
-                f"{queue}: say how keys choose their queues, as their producer does: {how}, or --sharding-key-type text if the topic had "
-                "another number of queues then",
+                f"dead letter {letter.offset} came from queue {origin}, which its key {key!r} chooses as a number; as text it would go to "
+                f"{queue}: say how the producer's keys choose their queues: {how}, or --sharding-key-type text if the topic had another "
+                "number of queues then",
             )
 
 

@@ -99,7 +99,7 @@ def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[Me
         if offset < at.min_offset:
             raise OffsetError(
                 "INVALID",
-                f"queue {queue} begins at {at.min_offset}, what lay at {offset} was deleted by retention; {EARLIEST} is its beginning",
+                f"queue {queue} begins at {at.min_offset}, the message at {offset} was deleted by retention; {EARLIEST} is its beginning",
             )
         offsets[queue] = offset
     return offsets
