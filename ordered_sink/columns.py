@@ -47,7 +47,7 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
         if not (
             isinstance(pairs, MapType) and isinstance(pairs.keyType, StringType) and isinstance(pairs.valueType, StringType)
         ):
-            raise SchemaError("WRONG_TYPE", f"column 'properties' must be map<string,string>, it is {pairs.simpleString()}")
+            raise SchemaError("WRONG_TYPE", f"column 'properties' must be map<string,string>, but it is {pairs.simpleString()}")
     key = _key(schema, options)
     kind: KeyType = "text" if key is None else key_type(schema, key, options.sharding_key_type, options.selector)
     if options.topic is None and "topic" not in names:
@@ -61,12 +61,14 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
     known = {*PRODUCER_COLUMNS, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
     order = {column.name for column in options.order_by}
     for column in sorted(order - names):
-        raise SchemaError("MISSING_COLUMN", f"option orderBy names column {column!r}, the rows have {', '.join(schema.names)}")
+        raise SchemaError(
+            "MISSING_COLUMN", f"option orderBy names column {column!r}, but the rows have only {', '.join(schema.names)}"
+        )
     for name in schema.names:
         if name not in known | order:
             raise SchemaError(
                 "UNKNOWN_COLUMN",
-                f"column {name!r} is not a message's: drop it, put it into body or properties, or name it in shardingKey or orderBy",
+                f"column {name!r} is not part of a message: drop it, put it into body or properties, or name it in shardingKey or orderBy",
             )
     return Plan(key, "topic" if options.topic is None else None, kind)
 
@@ -78,18 +80,18 @@ def _key(schema: StructType, options: SinkOptions) -> str | None:
         if NO_KEY in schema.names:
             raise SchemaError(
                 "UNKNOWN_COLUMN",
-                f"shardingKey={NO_KEY} says that the rows have no key, and they have a column {NO_KEY!r}: drop it, or give it another name",
+                f"shardingKey={NO_KEY} means that the rows have no key, but they have a column {NO_KEY!r}: drop it, or give it another name",
             )
         return None
     if name in schema.names:
         return name
     if options.sharding_key_explicit:
-        raise SchemaError("MISSING_COLUMN", f"option shardingKey names column {name!r}, the rows have {has}")
+        raise SchemaError("MISSING_COLUMN", f"option shardingKey names column {name!r}, but the rows have only {has}")
     if options.needs_key:
         raise SchemaError(
             "MISSING_COLUMN",
             f"the rows have no column {name!r}, only {has}, and rows without a key have no order: name the key's column in option shardingKey, "
-            f"or set shardingKey={NO_KEY} if they need none",
+            f"or set shardingKey={NO_KEY} if they need no order",
         )
     return None
 
@@ -108,8 +110,8 @@ def key_type(schema: StructType, key: str, given: GivenKeyType, selector: str) -
     if kind == "text" and selector == "mod":
         raise SchemaError(
             "WRONG_TYPE",
-            f"messageQueueSelector=mod needs keys that are whole numbers, column {key!r} is {column.simpleString()}; cast it to bigint, or set "
-            "shardingKeyType=long",
+            f"messageQueueSelector=mod needs keys that are whole numbers, but column {key!r} is {column.simpleString()}; cast it to bigint, or "
+            "set shardingKeyType=long",
         )
     return kind
 
@@ -118,4 +120,4 @@ def _require(schema: StructType, name: str, kinds: tuple[type[DataType], ...]) -
     kind = schema[name].dataType
     if not isinstance(kind, kinds):
         wanted = " or ".join(sorted({k.__name__.removesuffix("Type").lower() for k in kinds}))
-        raise SchemaError("WRONG_TYPE", f"column {name!r} must be {wanted}, it is {kind.simpleString()}; cast it first")
+        raise SchemaError("WRONG_TYPE", f"column {name!r} must be {wanted}, but it is {kind.simpleString()}; cast it first")

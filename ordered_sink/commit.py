@@ -119,9 +119,9 @@ class _Planned:
                 if self.options.endpoint.capabilities.atomic_publish
                 else "go to queues by their content"
             )
-            what = f"{null_keys} of {rows} rows have no key, column {self.plan.key!r} is null: they {to} and have no order among each other"
+            what = f"{null_keys} of {rows} rows have no key (column {self.plan.key!r} is null): they {to} and have no order among each other"
             log.warning(
-                "%s", MessageError("NULL_KEY", f"{what}; filter them out, or write them apart with shardingKey={NO_KEY}")
+                "%s", MessageError("NULL_KEY", f"{what}; filter them out, or write them separately with shardingKey={NO_KEY}")
             )
         if tags:
             what = f"{tags} of {rows} rows have a comma or || in column 'tags': a message has one tag, and no filter finds this one"

@@ -246,12 +246,12 @@ def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[Mess
     if wanted is not None and len(queues) != wanted:
         raise TopicError(
             "QUEUE_COUNT",
-            f"topic {topic!r} has {len(queues)} queues, option topicQueueNums says {wanted}: with another number keys go to other queues; "
+            f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {wanted}: with another number, keys go to other queues; "
             "correct the option (over RocketMQ: or wait for the broker that is away)",
         )
     if not queues:
         raise TopicError(
             "NO_SUCH_QUEUE",
-            f"topic {topic!r} has no queue that may be written to: it, or its brokers, are for reading only; set the permission to 6",
+            f"topic {topic!r} has no queue that accepts messages: the topic or its brokers are read-only; set their permission to 6",
         )
     return queues_in(topic, queues, options.machine_rooms) if options.machine_rooms else queues

@@ -199,7 +199,7 @@ def test_rows_without_the_key_column_are_refused_and_null_keys_and_lists_of_tags
         writer.commit(list(written(df, writer)))
     assert caplog.text.count("ORDEREDMQ_") == 2
     assert (
-        "NULL_KEY] 3 of 20 rows have no key, column 'sharding_key' is null: they go to queues by their content" in caplog.text
+        "NULL_KEY] 3 of 20 rows have no key (column 'sharding_key' is null): they go to queues by their content" in caplog.text
     )
     assert "SEVERAL_TAGS] 5 of 20 rows" in caplog.text
     assert sum(counts(broker, "unkeyed")) == 20

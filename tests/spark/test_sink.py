@@ -145,9 +145,9 @@ def test_null_keys_and_tags_that_are_lists_are_warned_of_once_a_batch_with_their
 
     null_keys, several_tags = warned(df)
     assert null_keys.startswith(
-        "[ORDEREDMQ_MESSAGE.NULL_KEY] 10 of 100 rows have no key, column 'key' is null: they go to the queues in turn"
+        "[ORDEREDMQ_MESSAGE.NULL_KEY] 10 of 100 rows have no key (column 'key' is null): they go to the queues in turn"
     )
-    assert null_keys.endswith("filter them out, or write them apart with shardingKey=none")
+    assert null_keys.endswith("filter them out, or write them separately with shardingKey=none")
     assert several_tags.startswith("[ORDEREDMQ_MESSAGE.SEVERAL_TAGS] 50 of 100 rows have a comma or || in column 'tags'")
     assert sum(map(len, rig.bodies("out").values())) == 100
     # There is no warning if the selector ignores the key, or if every row has one.
@@ -288,7 +288,7 @@ BAD = [
             f"'x' body, cast(null as {kind}) sharding_key",
             {"topic": "out"},
             "ORDEREDMQ_SCHEMA.WRONG_TYPE",
-            f"'sharding_key' must be binary or integral or string, it is {kind}; cast it first",
+            f"'sharding_key' must be binary or integral or string, but it is {kind}; cast it first",
         )
         for kind in ("boolean", "double", "decimal(10,0)", "date", "timestamp")
     ),
