@@ -156,7 +156,7 @@ class TopicAdmin:
         if away or not cluster.brokers:
             raise RocketMQUnavailableError(
                 "NO_BROKER",
-                f"topics can be changed while every broker has a master; missing now: {', '.join(away) or 'all brokers'}",
+                f"topics can be changed only while every broker has a master; brokers without one: {', '.join(away) or 'all'}",
             )
         return {name: str(cluster.brokers[name].master) for name in sorted(cluster.brokers)}
 
@@ -211,7 +211,8 @@ def _wait(until: Callable[[], bool], name: str) -> None:
 def _unregistered(name: str) -> NoReturn:
     raise RocketMQUnavailableError(
         "TIMEOUT",
-        f"the brokers made topic {name!r}, and the nameserver does not know its queues after {_REGISTERED:.0f} s: do all brokers report to it?",
+        f"the brokers created topic {name!r}, but the nameserver does not know its queues after {_REGISTERED:.0f} s: check that all brokers "
+        "register with it",
     )
 
 

@@ -82,8 +82,8 @@ class RocketMQBroker:
                 raise RocketMQError(
                     "OTHER_CLUSTER",
                     f"on this machine, the nameserver {';'.join(self._client.nameservers)} leads to {', '.join(here.values()) or 'no broker'}, "
-                    "and to other brokers where the query was planned: use a namesrvAddr that means the same cluster on every machine; if its "
-                    "brokers have moved, start the query again",
+                    "but where the query was planned it led to other brokers: use a namesrvAddr that leads to the same cluster on every "
+                    "machine; if the brokers have moved, start the query again",
                 )
         return self._client
 

@@ -168,8 +168,8 @@ class GroupAdmin:
         if left:
             raise LockError(
                 "HELD_BY_OTHER",
-                f"{len(left)} of {len(held)} queues of group {group!r} belong to a client that is no member of it, and RocketMQ does not say "
-                f"which: the lock of {left[0]} ends within {LOCK_LIFE:.0f} s unless it is renewed",
+                f"{len(left)} of {len(held)} queues of group {group!r} are locked by a client that is not a member, and RocketMQ does not tell "
+                f"which client: the lock of {left[0]} expires within {LOCK_LIFE:.0f} s unless it is renewed",
             )
         return taken
 
@@ -215,7 +215,9 @@ class GroupAdmin:
                     return in_use(group, f"{client_id} owns queue {one.queue}")
         if ids:
             return in_use(group, f"{ids[0]} is a member")
-        return in_use(group, f"a client that is no member owns queue {held[0]}, for {LOCK_LIFE:.0f} s at most unless it lives")
+        return in_use(
+            group, f"a client that is not a member owns queue {held[0]}; if it has ended, for {LOCK_LIFE:.0f} s at most"
+        )
 
 
 def _probe() -> str:

@@ -392,7 +392,8 @@ class RocketMQGroups:
         for token, offset in offsets.items():
             if offset < 0:
                 raise OffsetError(
-                    "INVALID", f"{offset} is no offset of queue {token.queue} for group {token.group!r}; offsets begin at 0"
+                    "INVALID",
+                    f"{offset} is not a valid offset of queue {token.queue} for group {token.group!r}; offsets begin at 0",
                 )
         for token in self._stale(list(offsets)):
             raise lock_rules.lost(token, f"its offset {offsets[token]} was {doing}", self.trust)

@@ -114,6 +114,6 @@ def lost(token: LockToken, doing: str, life: float) -> LockError:
     return LockError(
         "LOST",
         f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}) before {doing}: this query was paused or cut off for longer "
-        f"than it may trust a lock ({life:.0f} s), gave the queue back, or it was released or the group reset; restart it, it goes on at the "
-        "group's offset",
+        f"than a lock is trusted ({life:.0f} s), it gave the queue back, or its lock was released or the group reset by someone else; restart "
+        "the query, it goes on at the group's offset",
     )

@@ -117,8 +117,8 @@ class Presence:
             del self._groups[group]
             raise GroupError(
                 "MISSING",
-                f"the brokers take no members of group {group!r}: it does not exist and they make none by themselves "
-                f"(autoCreateSubscriptionGroup=false); create it (mqadmin updateSubGroup -c CLUSTER -g {group}), or use one that exists",
+                f"the brokers accept no member of group {group!r}: it does not exist, and they do not create it on demand "
+                f"(autoCreateSubscriptionGroup=false); create it (mqadmin updateSubGroup -c CLUSTER -g {group}), or use a group that exists",
             )
 
     def also_at(self, group: str, brokers: Sequence[str]) -> None:
@@ -292,15 +292,16 @@ class Directory:
             if not one.same_as(wanted):
                 raise GroupError(
                     "DISAGREES",
-                    f"group {group!r} has other consumers, {names}, which read {one.topic} by {one.expression_type} {one.expression!r}, and "
-                    f"this query by {wanted.expression_type} {wanted.expression!r}: all consumers of a group must filter alike; change this "
-                    "query's tags or filterSql, or give it a consumerGroup of its own",
+                    f"group {group!r} has other consumers, {names}, which filter {one.topic} by {one.expression_type} {one.expression!r}, but "
+                    f"this query by {wanted.expression_type} {wanted.expression!r}: all consumers of a group must have the same filter; change "
+                    "this query's tags or filterSql, or give it a consumerGroup of its own",
                 )
         if theirs and theirs.keys() != set(topics):
             raise GroupError(
                 "DISAGREES",
-                f"group {group!r} has other consumers, {names}, which read {', '.join(sorted(theirs))}, and this query reads "
-                f"{', '.join(topics)}: all consumers of a group must read the same; change this query, or give it a consumerGroup of its own",
+                f"group {group!r} has other consumers, {names}, which read {', '.join(sorted(theirs))}, but this query reads "
+                f"{', '.join(topics)}: all consumers of a group must read the same topics; change this query's topics, or give it a "
+                "consumerGroup of its own",
             )
 
 

@@ -88,7 +88,9 @@ class GroupOffsets:
         deadline = soon(seconds)
         for queue, offset in offsets.items():
             if not 0 <= offset < 2**63:
-                raise OffsetError("INVALID", f"{offset} is no offset of queue {queue} for group {group!r}; offsets begin at 0")
+                raise OffsetError(
+                    "INVALID", f"{offset} is not a valid offset of queue {queue} for group {group!r}; offsets begin at 0"
+                )
         asked = [(queue, group_requests.update_consumer_offset(group, queue, offset)) for queue, offset in offsets.items()]
         try:
             done = ask_queues(self._client, asked, deadline)
@@ -118,8 +120,7 @@ class GroupOffsets:
         raise LockError(
             "LOST",
             f"the offsets of group {group!r} in {len(found)} queues ({', '.join(map(str, sorted(found)))}) were reset by RocketMQ's own "
-            "tools, and what this query has done since its last commit was not committed; restart it, it goes on at the offsets that were "
-            "set",
+            "tools, so this query's work since its last commit is not committed; restart the query, it goes on at the new offsets",
         )
 
     def _accept_resets(self, group: str, queues: Sequence[MessageQueue], seconds: float) -> None:
@@ -238,6 +239,6 @@ def _named(group: str) -> Iterator[None]:
             raise
         raise GroupError(
             "MISSING",
-            f"consumer group {group!r} does not exist, and the brokers make none by themselves (autoCreateSubscriptionGroup=false): create it "
-            f"(mqadmin updateSubGroup -c CLUSTER -g {group}), or use one that exists",
+            f"consumer group {group!r} does not exist, and the brokers do not create it on demand (autoCreateSubscriptionGroup=false): create "
+            f"it (mqadmin updateSubGroup -c CLUSTER -g {group}), or use a group that exists",
         ) from error

@@ -175,7 +175,7 @@ def _ours(client_id: str, own: dict[str, Any]) -> Info:
             for topic, broker, queue, epoch, tenure, at in own["locks"]
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError("PROTOCOL", f"member {client_id!r} tells about itself what cannot be read: {error!r}") from None
+        raise ProtocolError("PROTOCOL", f"the report of member {client_id!r} about itself cannot be read: {error!r}") from None
     return Info(member, held)
 
 

@@ -37,7 +37,7 @@ def jars(version: str = DEFAULT_VERSION) -> Path:
     Raises OptionError INVALID, JavaError MISSING or TOO_OLD, and ServersError NO_JARS.
     """
     if not re.fullmatch(r"\d+(\.\d+)+", version):
-        raise OptionError("INVALID", f"{version!r} is no release of RocketMQ; known to run here: {', '.join(VERSIONS)}")
+        raise OptionError("INVALID", f"{version!r} is not a release of RocketMQ; known to run here: {', '.join(VERSIONS)}")
     folder = cache() / f"rocketmq-{version}"
     if folder.is_dir():
         return folder
@@ -64,7 +64,7 @@ def _fetch(version: str, folder: Path) -> None:
     if not done:
         raise ServersError(
             "NO_JARS",
-            f"the jars of RocketMQ {version} cannot be had from Maven Central: {_reason(log)} (more in {log}); behind a mirror, name it "
+            f"the jars of RocketMQ {version} cannot be fetched from Maven Central: {_reason(log)} (more in {log}); to use a mirror, name it "
             "in Spark's configuration with spark.jars.ivySettings or spark.jars.repositories",
         )
     os.replace(work / "jars", folder)
@@ -106,7 +106,7 @@ def _spark_home() -> Path:
     spec = importlib.util.find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (spec is not None and spec.origin and Path(spec.origin).parent)
     if not home or not Path(home, "bin", "spark-submit").is_file():
-        raise ServersError("NO_JARS", "Spark fetches the jars of RocketMQ, and there is no spark-submit: pip install pyspark")
+        raise ServersError("NO_JARS", "spark-submit is missing, which fetches the jars of RocketMQ: pip install pyspark")
     return Path(home)
 
 
@@ -123,4 +123,4 @@ def _reason(log: Path) -> str:
         found = re.search(pattern, text)
         if found:
             return found[0].strip()
-    return "the resolver said nothing"
+    return "the resolver printed nothing"

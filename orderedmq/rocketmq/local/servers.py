@@ -204,7 +204,7 @@ class Server:
 
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._output().splitlines() if line.strip() and not line.startswith(("\t", " "))]
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "it printed nothing"
 
 
 class NameServer(Server):

@@ -115,7 +115,7 @@ class RocketMQQueue:
     # --- the lock
 
     def acquire(self) -> None:
-        """Raises LockError HELD_BY_OTHER."""
+        """See `Place.acquire`. Raises LockError HELD_BY_OTHER."""
         if not self._entered:
             self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
             self._entered = True
@@ -126,7 +126,10 @@ class RocketMQQueue:
             if self._is_ours():
                 return
             self._take_over()
-        raise LockError("HELD_BY_OTHER", f"queue {self.queue} is taken by other runs of the same batch again and again")
+        raise LockError(
+            "HELD_BY_OTHER",
+            f"other runs of the same batch take queue {self.queue} over again and again: is the query running twice? Stop one of them",
+        )
 
     def _is_ours(self) -> bool:
         """Whether the queue's entry names our run. Another run that comes then waits for the lock that we hold."""
@@ -183,8 +186,9 @@ class RocketMQQueue:
             if asked - began > self._timing.lock_wait:
                 raise LockError(
                     "HELD_BY_OTHER",
-                    f"another attempt of the same task or batch writes to queue {self.queue}, for {asked - began:.0f} s (group {self._group}): "
-                    "this one has to wait for its end; one that died is gone after 60 s, so the other one lives, or its broker's clock was set",
+                    f"another attempt of the same task or batch has kept queue {self.queue} locked for {asked - began:.0f} s (group "
+                    f"{self._group}), and this one must wait for it: the lock of a dead attempt expires after 60 s, so the other one is alive, "
+                    "or the broker's clock was changed; end the other one",
                 )
             if asked > yields:
                 self._waits()
@@ -283,7 +287,7 @@ class RocketMQQueue:
             if not batch.num_rows:
                 # The master has these messages, so a replica that lags answered. Taking this for the end would send rows twice.
                 failures += 1
-                why = f"queue {self.queue} has no message {begin}, of {end} that its broker says it has; a replica may lag"
+                why = f"no message came for offset {begin} of queue {self.queue}, which ends at {end}; a replica may lag"
                 self.pause(RocketMQUnavailableError("UNAVAILABLE", why), failures)
                 continue
             failures = 0

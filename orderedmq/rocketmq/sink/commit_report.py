@@ -63,14 +63,16 @@ def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
         reports = tuple(QueueReport(**{**report, "queue": MessageQueue(*report["queue"])}) for report in fields.pop("reports"))
         token = Token(**fields, reports=reports)
     except (ValueError, TypeError, KeyError) as error:
-        raise SinkError("TOKEN_GONE", f"the receipt of partition {receipt.partition} is not of RocketMQ: {error}") from None
+        raise SinkError(
+            "TOKEN_GONE", f"the receipt of partition {receipt.partition} is not from a RocketMQ sink: {error}"
+        ) from None
     of_sink = batch.sink_id is None or token.batch == batch.batch_id
     rows = {report.queue: report.sent + report.found + report.missing for report in reports}
     if (token.sink is None) != (batch.sink_id is None) or not of_sink or rows != dict(receipt.rows):
         raise SinkError(
             "TOKEN_GONE",
             f"the receipt of partition {receipt.partition} is one of batch {token.batch} of sink {token.sink}, not of batch {batch.batch_id} "
-            f"of sink {batch.sink_id}: a commit takes what its own tasks gave it",
+            f"of sink {batch.sink_id}: a commit accepts only the receipts of its own tasks",
         )
     return token
 
@@ -158,9 +160,9 @@ def judge(
     if newest - batch.batch_id >= KEPT:
         raise SinkError(
             "BATCH_TOO_OLD",
-            f"batch {batch.batch_id} of this query is older than the {KEPT} batches up to {newest} that are compared, so whether it is the "
-            "one that was written cannot be told: restore the newest checkpoint, start with a new one, or set onReplayDiffers=skip to take "
-            "it as written",
+            f"batch {batch.batch_id} of this query is older than the {KEPT} batches up to {newest} that are compared, so it cannot be checked "
+            "against what was written: restore the newest checkpoint, start with a new one, or set onReplayDiffers=skip to accept it as "
+            "written",
         )
     return Verdict(replayed, moves, _differs(batch, reports, committed, lacking, left_over(tokens, settled)))
 
@@ -176,11 +178,9 @@ def _differs(
         missing = report.missing + lacking.get(report.queue, 0)
         extra = report.extra + others.get(report.queue, 0)
         if report.committed and (missing or extra):
-            what = (
-                f"{extra} of its messages are none of the rows now, {missing} rows are not there; none of these has been sent"
-            )
+            what = f"{extra} of its messages match no row now, {missing} rows are not there; none of these has been sent"
         elif committed and report.queue not in committed and report.sent:
-            what = f"it had no rows there, {report.sent} now, which have been sent"
+            what = f"it had no rows there before and has {report.sent} now, which have been sent"
         else:
             continue
         return (

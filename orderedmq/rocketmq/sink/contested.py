@@ -44,7 +44,7 @@ def settle(place: Place, writer: Writer, taken: Mapping[int, int]) -> QueueRepor
         raise DataLossError(
             "AGED_OUT",
             f"{len(offsets) - read} messages of {where}, which an earlier attempt sent, were deleted by the broker before the batch was "
-            "committed, so rows of the same content cannot be told: let the topic keep its messages for longer (fileReservedTime), and "
-            "start the query again",
+            "committed, so rows with their content may be missing: let the broker keep messages for longer (fileReservedTime), and start the "
+            "query again",
         )
     return work.report()

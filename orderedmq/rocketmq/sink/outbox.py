@@ -170,7 +170,7 @@ def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueRepo
     for queue, extra in left_over(tokens, settled).items():
         if queue not in committed:
             log.warning(
-                "queue %s has %d messages of batch %d that an earlier run of it sent and the last one did not have: readers see them; the "
+                "queue %s has %d messages of batch %d that an earlier run sent and that match no row of the last run: readers see them; the "
                 "query is not deterministic",
                 queue,
                 extra,
@@ -180,8 +180,8 @@ def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueRepo
         for report in token.reports:
             if report.extra and not report.committed:
                 log.warning(
-                    "queue %s has %d messages of batch %d, partition %d, that an earlier attempt sent and the last one did not have: readers "
-                    "see them; the query is not deterministic",
+                    "queue %s has %d messages of batch %d, partition %d, that an earlier attempt sent and that match no row of the last one: "
+                    "readers see them; the query is not deterministic",
                     report.queue,
                     report.extra,
                     batch.batch_id,
@@ -274,7 +274,7 @@ class RocketMQStaging:
     # --- threads
 
     def _line(self, queue: MessageQueue) -> _Line:
-        """Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
+        """Return a line for a queue. Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
         check_topic(queue.topic, writing=True)
         # A route that is some seconds old will do: a queue that was deleted refuses what is sent.
         if queue not in self._route(queue.topic):

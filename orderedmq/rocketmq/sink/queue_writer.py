@@ -211,8 +211,8 @@ class QueueWriter:
     def _refused(self, error: RocketMQError, row: int) -> OrderedMQError:
         return RocketMQError(
             "MESSAGE_ILLEGAL",
-            f"row {row} for {self._where} is larger than the broker takes (its maxMessageSize), or has a property that it refuses; rows before "
-            f"it have been sent: {error.message}",
+            f"row {row} for {self._where} is larger than the broker takes (its maxMessageSize), or has a property that the broker refuses; the "
+            f"rows before it have been sent: {error.message}",
         )
 
 
