@@ -1,6 +1,6 @@
-"""Hashes of sharding keys: Java's String.hashCode, so that Java producers and this package send a key to the same queue, and 64 bits.
+"""Hashes of sharding keys: Java's String.hashCode, and 64 bits.
 
-Rules: pure and vectorised, no Python loop over rows.
+By the former, Java producers and this package send a key to the same queue. Pure and vectorised, no Python loop over rows.
 """
 
 from __future__ import annotations

@@ -322,7 +322,7 @@ def _cut(tree: SortedDict, begin: int, end: int) -> list[Slice]:
 
 
 def _hold(tree: SortedDict, piece: Slice) -> None:
-    """Put a slice into a tree; a bare range joins the bare range that it continues, so that small puts do not pile up."""
+    """Put a slice into a tree. A bare range joins the bare range that it continues, so that small puts do not pile up."""
     at = tree.bisect_left(piece.begin) - 1
     if at >= 0 and piece.rows is None:
         before: Slice = tree.peekitem(at)[1]

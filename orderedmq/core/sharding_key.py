@@ -117,7 +117,7 @@ def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:
 
 
 def _numbers(column: pa.Array, kind: Literal["int", "long"]) -> npt.NDArray[np.int64] | int:
-    """The values of whole numbers or of their texts, 0 for a null; or the number of the first row that ``kind`` cannot hold."""
+    """The values of whole numbers or of their texts, 0 for a null. If ``kind`` cannot hold one, the number of its row."""
     if not pa.types.is_integer(column.type):
         bad = pc.fill_null(pc.invert(pc.match_substring_regex(column, f"^{_NUMBER}$")), False)
         if pc.any(bad).as_py():

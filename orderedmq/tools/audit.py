@@ -292,7 +292,10 @@ def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s,
 
 
 def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
-    """The number of runs of lost rows before a row of their key that is not lost; which lost rows come after all of these."""
+    """The number of gaps, and which lost rows are at their key's end.
+
+    A gap is a run of lost rows before a row of their key that is not lost. Rows without a key have none.
+    """
     if not len(lost):
         return 0, lost
     number = np.cumsum(expected.begins) - 1
