@@ -164,8 +164,7 @@ def _decode_columns(
 def _join(responses: list[bytes | memoryview], size: int) -> Bytes:
     if len(responses) == 1:
         return np.frombuffer(responses[0], dtype=np.uint8)
-    # Arrow's allocator reuses the memory. The C library returns so large a buffer each time, and fresh pages cost more than the
-    # copy.
+    # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than the copy.
     buffer = pa.allocate_buffer(size)
     view, at = memoryview(buffer).cast("B"), 0
     for response in responses:

@@ -42,7 +42,7 @@ class Entries(NamedTuple):
     kind: pa.DataType
 
     def layout(self) -> tuple[bytes, ...] | None:
-        """Return the names of each message's entries if all messages have the same names in the same order, as usual."""
+        """Return the names of each message's entries if all messages have the same names in the same order: the usual case."""
         each = self._each()
         if not each:
             return None
@@ -79,7 +79,7 @@ class Entries(NamedTuple):
 
 
 def find_entries(texts: pa.Array) -> Entries | None:
-    """Return the entries of an array of properties texts (binary, without nulls, shorter than 2 GiB together)."""
+    """Return the entries of an array of properties texts (binary, no nulls, under 2 GiB together); None if irregular."""
     data, bounds = contents(texts)
     lengths = np.diff(bounds)
     last = data[np.maximum(bounds[1:] - 1, 0)] if len(data) else np.zeros(len(texts), dtype=np.uint8)

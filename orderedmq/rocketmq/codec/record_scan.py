@@ -115,7 +115,7 @@ def positions(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
 def walk(data: Bytes, at: Int64s) -> Walked | None:
     """Return the records that begin at ``at`` (see `positions`, not empty); None if one is irregular.
 
-    Regular are V1 records of one topic and with the same kinds of hosts.
+    Records are regular if they are V1, of one topic, and have the same kinds of hosts.
     """
     flags = at_every_byte(data[SYS_FLAG_AT:], ">i4")[at] & (BORN_HOST_V6 | STORE_HOST_V6)
     kind = head_type(bool(flags[0] & BORN_HOST_V6), bool(flags[0] & STORE_HOST_V6))

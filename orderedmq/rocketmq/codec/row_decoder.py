@@ -26,7 +26,7 @@ from orderedmq.text import TEXTS, is_text, text_of
 PIECE_BYTES: Final = 64 * 1024 * 1024
 #: Approximate bytes of a row besides its body; they count since an inner batch may be hundreds of thousands of empty messages.
 ROW_BYTES: Final = 256
-# Years 1 to 9999, in milliseconds since 1970, which a timestamp column can hold; the born time is a client's clock and may be
+# Years 1 to 9999, in ms since 1970: a timestamp column holds no other, but the born time is a client's clock and may be
 # anything.
 MIN_TIME: Final = -62135596800000
 MAX_TIME: Final = 253402300799999

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 #: Seconds for a request with all its retries.
 TIMEOUT: Final = 30.0
-#: Seconds until a route from the nameserver is requested again.
+#: Seconds for which a route that the nameserver confirmed counts as fresh.
 FRESH: Final = 1.0
 #: Seconds until a topic is compared with its anchor again.
 BELIEVED: Final = 10.0

@@ -118,8 +118,8 @@ class _Broker:
     def _subscribes(self, group: Refusal | None) -> Refusal | None:
         """Return the refusal of Sub on the topic, if any.
 
-        ACL 2.0 insists on it only in requests that need Sub on the group, too. If that was refused, a pull tells: its topic is
-        checked first.
+        ACL 2.0 requires it only for requests that need Sub on the group, too. If Sub on the group was refused, a pull is the
+        test, since its topic is checked first.
         """
         if self._group is None:
             return None

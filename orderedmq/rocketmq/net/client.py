@@ -3,8 +3,8 @@
 Rules: one deadline (monotonic seconds, finite) covers an operation with all its retries. A request is sent again if the server
 said that it did nothing, or if it is repeatable. A route is requested when it is needed and older than 30 s or in doubt. While
 no nameserver answers, the last known routes stay in use (MQClientInstance.updateTopicRouteInfoFromNameServer). A restarted
-nameserver does not know all brokers yet. Those that it does not know stay in use for as long as reporting may take: otherwise
-keys would go to other queues.
+nameserver does not know all brokers yet. Missing brokers stay in a route for as long as their reports may take: otherwise keys
+would go to other queues.
 
 A broker ties membership of a group to a connection, so each member needs a Client of its own.
 """
@@ -41,8 +41,8 @@ ROUTE_AGE: Final = 30.0
 UNKNOWN: Final = 60.0
 #: Seconds that one nameserver has to answer before the next is asked.
 NAMESERVER_TIMEOUT: Final = 3.0
-#: Seconds for an answer to a repeatable request. It is then sent on another connection: the network may have dropped this one
-#: silently.
+#: Seconds for an answer to a repeatable request before it is sent again. If the connection was silent, another one is used: the
+#: network may have dropped it.
 ATTEMPT: Final = 4.0
 #: Seconds after which an unused connection is replaced: a server closes it after 120, which must not happen while a request is
 #: sent.
@@ -229,7 +229,7 @@ class Client:
         return None
 
     def doubt(self, topic: str) -> None:
-        """Have the topic's route requested before its next use, because a broker's answer does not fit it."""
+        """Mark the topic's route as doubtful, since a broker's answer does not fit it: its next use requests it again."""
         known = self._routes.get(topic)
         if known is not None:
             known.stale = True

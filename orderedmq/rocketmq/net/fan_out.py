@@ -24,8 +24,7 @@ def existing(
     """Return ``queues`` without those known to be gone, each once. A broker cannot tell: it answers for any queue.
 
     A broker that the nameserver does not know at the moment may still have its queues, so they are kept: a request for one
-    fails, and does not count as a loss of data. ``route`` returns a topic's route, requested anew or not; a missing topic has
-    no queues.
+    fails, and does not count as a loss of data. ``route(topic, fresh)`` returns a topic's route; a missing topic has no queues.
     """
 
     def routes(topics: Iterable[str], fresh: bool) -> dict[str, Route]:

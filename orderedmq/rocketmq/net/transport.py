@@ -224,6 +224,5 @@ class _TlsTransport(Transport):
         try:
             super().send([data], deadline)
         except Stuck:
-            # Encrypted data must follow the data encrypted before it, so the stream is broken even if nothing of it was
-            # written.
+            # Encrypted data must follow what was encrypted before, so the stream is broken even if none of it was written.
             raise Stuck(True) from None

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from orderedmq.errors import ProtocolError
 
-#: The most nested objects and arrays. A route has four levels.
+#: The most levels of nested objects and arrays. A route has four.
 MAX_DEPTH: Final = 32
 
 _T = TypeVar("_T")
