@@ -46,8 +46,8 @@ def is_ours(progress_source: Mapping[str, Any]) -> bool:
 def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
     """The lag of each queue of one source; empty for another kind of source, or if no offset has been decided yet.
 
-    Only queues with both offsets are in it: without ``next``, where the queue begins is unknown; without ``latest``, the queue
-    was given up or deleted. Raises OffsetError for offsets that this version cannot read.
+    If Spark reports latest offsets, a queue with only one of the two is left out: without ``next``, where it begins is unknown;
+    without ``latest``, it was given up or deleted. Raises OffsetError for offsets that this version cannot read.
     """
     if not is_ours(progress_source):
         return {}

@@ -2,8 +2,8 @@
 
 Rules: a client becomes a member by its heartbeat, which has its subscription. It counts until its heartbeat is as old as a
 lock's life (its queue locks are free by then, too), until it leaves, or until its process is known to be dead. All members
-compute the same division of the queues, so they must have the same subscription: a client that joins with another one than the
-earlier members' is refused. (RocketMQ requires this "subscription consistency", too, and does not check it.)
+compute the same division of the queues, so they must have the same subscription: a client whose subscription differs from an
+earlier member's is refused. (RocketMQ requires this "subscription consistency", too, and does not check it.)
 
 Pure: the clock and the liveness of a client are arguments.
 """

@@ -154,8 +154,7 @@ class OrderlyQueue:
         self._end = self._taken = 0
         #: The action that was returned and has no outcome yet.
         self._due: Consume | DeadLetter | CheckLock | None = None
-        #: The batch whose dead letters are to be written, its ``auto_commit``, and its suspension in seconds if the write
-        #: fails.
+        #: The batch to be dead-lettered, its ``auto_commit``, and its suspension in seconds if the write fails.
         self._exhausted: Batch | None = None
         self._auto_commit, self._pause = True, 0.0
         #: Batches taken and accepted, in order.

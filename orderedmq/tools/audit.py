@@ -95,9 +95,9 @@ class Audit:
     """The findings, counted in messages.
 
     lost: in EXPECTED and not in ACTUAL. lost_at_end: those of them without a later message of their key in ACTUAL (as while a
-    pipeline is still at work). gaps: runs of the others. duplicated: too often in ACTUAL. moved: in ACTUAL under another key.
-    extra: in ACTUAL, never in EXPECTED. out_of_order: behind a message that should follow it. keys_affected: keys with any of
-    these.
+    pipeline is still at work). gaps: runs of other lost or moved messages. duplicated: too often in ACTUAL. moved: in ACTUAL
+    under another key. extra: in ACTUAL, never in EXPECTED. out_of_order: behind a message that should follow it.
+    keys_affected: keys with any of these.
     """
 
     expected: Extent
@@ -221,8 +221,7 @@ class _Found:
     def __init__(self, report: Audit) -> None:
         self._report = report
         self._numbers: dict[str, list[Int64s]] = {"duplicated": [], "out_of_order": []}
-        # (identity, number, whether it is at its key's end) of rows without a partner; ``result`` tells which of them only
-        # moved.
+        # (identity, number, whether it is at its key's end) of rows without a partner; `result` tells which only moved.
         self._lost: list[tuple[Words, Int64s, Bools]] = []
         self._extra: list[tuple[Words, Int64s]] = []
 
