@@ -264,8 +264,9 @@ class Given:
             # The default directory would suit a query without options, but an INSERT would write to a place where nobody looks.
             raise OptionError(
                 "MISSING",
-                "no option was given: set path (or namesrvAddr) and topic. A table of Spark's catalog keeps its options to itself: repeat "
-                "them, as in SELECT * FROM t WITH (path = '/data/omq', topic = 'orders'), or use CREATE TEMPORARY VIEW ... USING orderedmq",
+                "no option was given: set path (or namesrvAddr) and topic. Spark does not pass on the options of a table in its catalog: "
+                "repeat them, as in SELECT * FROM t WITH (path = '/data/omq', topic = 'orders'), or use CREATE TEMPORARY VIEW ... USING "
+                "orderedmq",
             )
         options = _of_a_table(options)
         keys = [name.lower() for name in options]

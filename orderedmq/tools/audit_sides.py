@@ -203,7 +203,7 @@ def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
 
 def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: int) -> pa.Array:
     """The identity in each body: its field, or all of it. Raises OptionError INVALID that names the row."""
-    ids, why = bodies, "there is no identity"
+    ids, why = bodies, "there is no value"
     if field is not None:
         try:
             ids, why = json_field.values(bodies, field), f"there is no field {field!r}"

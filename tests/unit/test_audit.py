@@ -323,7 +323,7 @@ def test_a_table_that_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="has no column 'key', only sharding_key, body, at, l"):
         TableSide(tmp_path / "t.parquet", key_column="key")
     for settings, why in (
-        ({}, "row 0: there is no identity"),
+        ({}, "row 0: there is no value to identify the message"),
         ({"id_column": "sharding_key", "order_column": "at"}, "give a whole number or a time"),
         ({"id_column": "l"}, "'l' of .* is list<.*>, which cannot be compared"),
     ):
