@@ -1,8 +1,8 @@
 """Ordered message queues with the semantics of RocketMQ's ordered messages, for Spark Structured Streaming.
 
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
-``connect`` opens a connection to a broker, ``Producer`` writes messages from Python, ``prepare_spark`` finds Java and Python for
-the first session, ``register`` makes the format known where Spark cannot find it. ``OrderedMQError`` is the base of all errors.
+``connect`` opens a connection to a broker, ``Producer`` writes messages from Python, ``prepare_spark`` sets up Java and Python
+for Spark, ``register`` makes the format known where Spark cannot find it. ``OrderedMQError`` is the base of all errors.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Capabilities:
     """What a kind of broker can promise.
 
-    fenced: a mutation under a stale lock epoch is refused by the broker itself, and a lock's tenure outlives a restart (lineage).
+    fenced: the broker itself refuses a mutation under a stale lock epoch, and a lock's tenure outlives a restart (lineage).
     atomic_publish: a batch becomes visible, and its source's group offsets move, in one transaction.
     names_owner: a refused lock says who holds it.
     """
@@ -298,8 +298,8 @@ class Groups(Protocol):
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """Put messages of the token's queue aside, into the topic %DLQ%<group>, which is made if it is missing.
 
-        ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that was put aside before is left as it is: its
-        identity is (group, queue, offset). Returns how many are new. Raises LockError LOST.
+        ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that was put aside before is left as it is:
+        its identity is (group, queue, offset). Returns how many are new. Raises LockError LOST.
         """
 
     def reset_number(self, group: str) -> int:
@@ -369,7 +369,10 @@ class Admin(Protocol):
     def alter_topic(
         self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
     ) -> TopicInfo:
-        """Change how long messages are kept, from the next write or trim on. Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED."""
+        """Change how long messages are kept, from the next write or trim on.
+
+        Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED.
+        """
 
     def delete_topic(self, name: str) -> None:
         """Delete messages and every group's offsets of the topic."""
@@ -385,7 +388,10 @@ class Admin(Protocol):
         """All committed offsets of a group. Raises GroupError MISSING."""
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
-        """Set group offsets from outside, clear the queues' lineage, raise the reset number. GroupError IN_USE unless forced."""
+        """Set group offsets from outside, clear the queues' lineage, raise the reset number.
+
+        GroupError IN_USE unless forced.
+        """
 
     def require_unused(self, group: str) -> None:
         """Raises GroupError IN_USE if a live process owns a queue of the group or is a member of it."""

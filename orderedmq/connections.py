@@ -24,12 +24,12 @@ def connect(
     identity: str | None = None,
     map_size: int | None = None,
 ) -> Broker:
-    """A connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr`` ("host:port;host:port").
+    """A connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr``.
 
-    A context manager. Nothing is created before the first topic. ``identity``: that of the broker which the caller expects;
-    another one is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER). ``map_size``: the embedded store's greatest
-    size in bytes (default: 1 TiB of address space). Raises OptionError CONFLICT if neither or both of ``path`` and
-    ``namesrv_addr`` are given.
+    ``namesrv_addr`` is "host:port;host:port". A context manager. Nothing is created before the first topic. ``identity``: that
+    of the broker which the caller expects; another one is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
+    ``map_size``: the embedded store's greatest size in bytes (default: 1 TiB of address space). Raises OptionError CONFLICT if
+    neither or both of ``path`` and ``namesrv_addr`` are given.
     """
     if (path is None) == (namesrv_addr is None):
         raise OptionError("CONFLICT", "connect needs either a path (the embedded broker) or namesrv_addr (a RocketMQ cluster)")

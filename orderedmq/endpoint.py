@@ -30,9 +30,10 @@ _TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword"
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Exactly one of ``path``, the absolute directory of an embedded broker, and ``namesrv_addr``, "host:port;host:port" of a cluster.
+    """The address of an embedded broker or of a RocketMQ cluster.
 
-    The files of ``tls`` must be on each machine that runs Spark.
+    Exactly one is set of ``path``, an absolute directory, and ``namesrv_addr``, "host:port;host:port". The files of ``tls``
+    must be on each machine that runs Spark.
     """
 
     path: str | None = None

@@ -115,7 +115,10 @@ def _consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Se
 
 
 def _md5(text: str) -> int:
-    """ConsistentHashRouter.MD5Hash: the first four bytes, big-endian. Java takes the bytes of its platform's charset, here UTF-8."""
+    """ConsistentHashRouter.MD5Hash: the first four bytes, big-endian.
+
+    Java takes the bytes of its platform's charset, here UTF-8.
+    """
     return int.from_bytes(hashlib.md5(text.encode(errors="replace"), usedforsecurity=False).digest()[:4])
 
 

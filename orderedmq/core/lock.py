@@ -1,8 +1,8 @@
 """Queue locks: which client owns a queue, for how long, and which owner had it before. Pure.
 
-Rules (RocketMQ's RebalanceLockManager, org.apache.rocketmq.broker.client.rebalance): free → granted; held by me → renewed; held by
-another and not expired → refused; expired → taken over. Constants are RocketMQ's: a lock lives 60 s at the broker, is renewed every
-20 s, and its holder trusts it for 30 s. On top of that:
+Rules (RocketMQ's RebalanceLockManager, org.apache.rocketmq.broker.client.rebalance): free → granted; held by me → renewed; held
+by another and not expired → refused; expired → taken over. Constants are RocketMQ's: a lock lives 60 s at the broker, is
+renewed every 20 s, and its holder trusts it for 30 s. On top of that:
 
 - ``renew`` never grants a free queue: an owner that lost a queue must enter it again, at the group's offset.
 - Every grant has an epoch, unique in the broker. A mutation under another epoch than the lock's is refused (``is_current``).
@@ -22,7 +22,8 @@ from typing import Final
 
 from orderedmq.model import MessageQueue
 
-#: Seconds. RocketMQ: rebalance.lockMaxLiveTime at the broker, lockInterval and lockMaxLiveTime at the client, unlockDelayTimeMills.
+#: Seconds. RocketMQ: rebalance.lockMaxLiveTime at the broker, lockInterval and lockMaxLiveTime at the client,
+#: unlockDelayTimeMills.
 LOCK_LIFE: Final = 60.0
 RENEW_INTERVAL: Final = 20.0
 HOLDER_TRUST: Final = 30.0

@@ -24,7 +24,10 @@ MEMBER_LIFE: Final = LOCK_LIFE
 
 @dataclass(frozen=True)
 class Subscription:
-    """What the members of a group must agree on. ``strategy`` None: exclusive, one member has all queues. ``filter`` is canonical."""
+    """What the members of a group must agree on.
+
+    ``strategy`` None: exclusive, one member has all queues. ``filter`` is canonical.
+    """
 
     assignment: str
     topics: str

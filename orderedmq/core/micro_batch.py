@@ -12,7 +12,8 @@ QUERY: Final = "sql.streaming.queryId"
 BATCH: Final = "streaming.sql.batchId"
 #: The job group of a micro-batch is its run id, new at every start of the query.
 RUN: Final = "spark.jobGroup.id"
-#: The query's name, if it has one, and then its id (MicroBatchExecution.getBatchDescriptionString). Nothing else tells a task the name.
+#: The query's name, if it has one, and then its id (MicroBatchExecution.getBatchDescriptionString). Nothing else tells a task
+#: the name.
 DESCRIPTION: Final = "spark.job.description"
 
 

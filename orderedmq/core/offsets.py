@@ -1,7 +1,8 @@
 """The one mechanism for offsets: what Spark logs, which ranges follow from it, how much is admitted.
 
-A Spark offset is a Checkpoint: ``next`` has, for every queue that was owned, the next offset to process; ``entered`` has the queues
-whose range does not begin where the previous checkpoint ended (first batch, new queue, taken over, sought) and where it begins.
+A Spark offset is a Checkpoint: ``next`` has, for every queue that was owned, the next offset to process; ``entered`` has the
+queues whose range does not begin where the previous checkpoint ended (first batch, new queue, taken over, sought) and where it
+begins.
 
     start.next   0:100           1:40
     end.next     0:130           1:40          2:7

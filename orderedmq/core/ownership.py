@@ -263,8 +263,9 @@ class Owner:
         ``at_group``: the queue's group offset; without one, no other owner is known to have processed anything. ``own``: the
         highest offset that this query can have committed.
 
-        Where the broker keeps no lineage, an exclusive query answers yes unless the group's offset lies above ``own``, where only
-        another owner can have moved it. A shared query answers no, because its queues are meant to have other owners in between.
+        Where the broker keeps no lineage, an exclusive query answers yes unless the group's offset lies above ``own``, where
+        only another owner can have moved it. A shared query answers no, because its queues are meant to have other owners in
+        between.
         """
         if owned.token is None or at_group is None:
             return True

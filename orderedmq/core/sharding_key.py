@@ -75,8 +75,8 @@ def _is_text(column: pa.DataType) -> bool:
 def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 0) -> HashedKeys:
     """The keys of a column with their hashes. A string that is not UTF-8 is read as Java reads it (text.py).
 
-    ``where`` names the rows in errors, which count them from ``first``. Raises SchemaError WRONG_TYPE, and MessageError BAD_KEY for a key
-    that is not a whole number, or too large for the type.
+    ``where`` names the rows in errors, which count them from ``first``. Raises SchemaError WRONG_TYPE, and MessageError BAD_KEY
+    for a key that is not a whole number, or too large for the type.
     """
     kind = key_type(column.type, given)
     try:

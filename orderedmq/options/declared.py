@@ -253,8 +253,8 @@ def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
 class Given:
     """The options that a user gave to one role, under their canonical names.
 
-    Raises OptionError MISSING (no option at all), UNKNOWN, UNSUPPORTED, CONFLICT (a name twice, or path with namesrvAddr) or INVALID
-    (a value is not a string).
+    Raises OptionError MISSING (no option at all), UNKNOWN, UNSUPPORTED, CONFLICT (a name twice, or path with namesrvAddr) or
+    INVALID (a value is not a string).
     """
 
     def __init__(self, options: Mapping[str, str], role: Role) -> None:

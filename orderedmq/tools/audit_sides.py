@@ -81,7 +81,8 @@ class TopicSide:
 class TableSide:
     """The rows of a Parquet file or directory. In a directory of Spark's file sink, only the files that it committed.
 
-    ``id_column`` None: the column body, or its ``id_field``. ``order_column`` None: queue_offset if there is one, else the rows' order.
+    ``id_column`` None: the column body, or its ``id_field``. ``order_column`` None: queue_offset if there is one, else the
+    rows' order.
     """
 
     def __init__(
