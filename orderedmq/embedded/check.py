@@ -86,7 +86,7 @@ class Contents:
         trees = snapshot.databases()
         self.is_store = "meta" in trees
         if not self.is_store:
-            out.findings.append(f"it has databases {', '.join(sorted(trees)) or 'none'}, and not that of its format")
+            out.findings.append(f"it has databases {', '.join(sorted(trees)) or 'none'}, but not the database meta")
             return
         of_meta = list(snapshot.entries(trees["meta"], "meta"))
         entries = {entry.key: snapshot.value(entry) for entry in of_meta}
@@ -102,7 +102,7 @@ class Contents:
         for name in layout.DATABASES:
             if name not in trees:
                 if self.version != 1:
-                    out.findings.append(f"its database {name} is not there")
+                    out.findings.append(f"its database {name} is missing")
             elif name == seal.UNSEALED:
                 self._payloads = {entry.key: entry for entry in snapshot.entries(trees[name], name, exact=True)}
             else:
@@ -162,7 +162,7 @@ def _topics(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
     for key, value in contents.scan("topics"):
         topic = TopicInfo(**json.loads(value))
         if topic.name.encode() != key:
-            yield f"topic {key!r} calls itself {topic.name!r}"
+            yield f"topic {key!r} has the record of {topic.name!r}"
         expected |= {layout.queue_key(MessageQueue(topic.name, "", number)) for number in range(topic.queues)}
     for key in sorted(expected ^ set(queues)):
         yield f"queue {layout.queue_of(key)} {'has no topic' if key in queues else 'has no state'}"
@@ -177,14 +177,14 @@ def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[int, 
         place, first, chunk = key[:-8], layout.index_offset(key), Chunk.unpack(value)
         queue = layout.queue_of(place)
         if place not in queues:
-            yield f"queue {queue} is not there, but has a chunk at {first}"
+            yield f"queue {queue} does not exist, but has a chunk at {first}"
             continue
         if first != ends[place]:
             yield f"queue {queue} has a chunk at {first} where one at {ends[place]} is expected"
         if chunk.rows <= 0:
             yield f"queue {queue} has an empty chunk at {first}"
         if not stamps[place] <= chunk.first_stored <= chunk.last_stored:
-            yield f"queue {queue} goes back in time at {first}"
+            yield f"queue {queue} has store times out of order at {first}"
         ends[place] = first + chunk.rows
         sizes[place] += chunk.stored_bytes
         stamps[place] = chunk.last_stored
@@ -211,7 +211,7 @@ def _payload(
     out.payloads += 1
     out.payload_bytes += len(value or b"")
     if value is None:
-        yield f"payload {chunk.payload} of {name} is not there"
+        yield f"payload {chunk.payload} of {name} is missing"
         return
     try:
         codec.verify(value, chunk, queue, first)
@@ -221,7 +221,7 @@ def _payload(
     try:
         stored = codec.decode(value, chunk, codec.STORED)
     except pa.ArrowException as error:
-        yield f"payload {chunk.payload} of {name} has not the columns of its entry: {error}"
+        yield f"payload {chunk.payload} of {name} does not have the columns of its entry: {error}"
         return
     wrong = {column: len(values) for column, values in stored.items() if len(values) != chunk.rows}
     if wrong or sum(1 for bit in range(len(codec.STORED)) if chunk.columns >> bit & 1) != len(stored) or "body" not in stored:
@@ -237,7 +237,7 @@ def _staged(contents: Contents, used: dict[int, str], out: Checked) -> Iterator[
         token, sequence = key[:-5], int.from_bytes(key[-4:], "big")
         queue, chunk = layout.from_staged(value)
         if token not in following:
-            yield f"rows are staged under token {token!r}, which is not there"
+            yield f"rows are staged under token {token!r}, which does not exist"
         elif sequence != following[token]:
             yield f"token {token!r} has rows {sequence} where {following[token]} are expected"
         following[token] = sequence + 1
@@ -253,7 +253,7 @@ def _payloads(contents: Contents, used: dict[int, str]) -> Iterator[str]:
     for key in contents.payload_keys():
         number = layout.to_number(key)
         if number not in used:
-            yield f"payload {number} belongs to nothing"
+            yield f"payload {number} belongs to no entry"
         if number > greatest:
             yield f"payload {number} is beyond the last number given, {greatest}"
 
@@ -263,7 +263,7 @@ def _groups(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
         group, queue = layout.group_of(key)
         at, offset = queues.get(layout.queue_key(queue)), layout.to_number(value)
         if at is None:
-            yield f"group {group!r} has an offset of queue {queue}, which is not there"
+            yield f"group {group!r} has an offset of queue {queue}, which does not exist"
         elif offset > at.max_offset:
             yield f"group {group!r} is at {offset} of queue {queue}, which ends at {at.max_offset}"
     last = contents.get("meta", b"epoch")
@@ -271,7 +271,10 @@ def _groups(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str
     for key, value in contents.scan("locks"):
         (group, queue), lock = layout.group_of(key), layout.lock_from_json(value)
         if not 0 < lock.tenure <= lock.epoch <= greatest or lock.epoch in epochs:
-            yield f"the lock of queue {queue} in group {group!r} has epoch {lock.epoch} and tenure {lock.tenure}, given were {greatest}"
+            yield (
+                f"the lock of queue {queue} in group {group!r} has epoch {lock.epoch} and tenure {lock.tenure}, the last number given is "
+                f"{greatest}"
+            )
         epochs.add(lock.epoch)
 
 
@@ -285,7 +288,7 @@ def _members(contents: Contents) -> Iterator[str]:
         if key != layout.member_key(group, member.client_id):
             yield f"group {group!r} has member {member.client_id!r} under another's key"
         if not 0 < member.joined <= greatest:
-            yield f"member {member.client_id!r} of group {group!r} joined at {member.joined}, given were {greatest}"
+            yield f"member {member.client_id!r} of group {group!r} joined at {member.joined}, the last number given is {greatest}"
 
 
 def _dead(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
@@ -296,9 +299,9 @@ def _dead(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
         name = f"message {offset} of queue {queue} of group {group!r}"
         target = queues.get(layout.queue_key(MessageQueue(DEAD_LETTER_PREFIX + group, "", 0)))
         if layout.queue_key(queue) not in queues:
-            yield f"{name} was put aside, and its queue is not there"
+            yield f"{name} was put aside, but its queue does not exist"
         if target is None:
-            yield f"{name} was put aside in a topic that is not there"
+            yield f"{name} was put aside in a topic that does not exist"
         elif letter >= target.max_offset:
             yield f"{name} was put aside at {letter}, the dead letters end at {target.max_offset}"
         if (group, letter) in letters:

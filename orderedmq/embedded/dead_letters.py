@@ -28,7 +28,7 @@ def topic_name(group: str) -> str:
     if len(group) > longest:
         raise GroupError(
             "BAD_NAME",
-            f"consumer group {group!r} has {len(group)} characters, at most {longest} are allowed where messages are put aside: the "
+            f"consumer group {group!r} has {len(group)} characters, at most {longest} are allowed for a group with dead letters: the "
             f"name of its topic {DEAD_LETTER_PREFIX}<group> may have {MAX_NAME_LENGTH}; choose a shorter name",
         )
     return DEAD_LETTER_PREFIX + group

@@ -38,7 +38,9 @@ def refuse_other_files(path: Path) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError as error:
-        raise StoreError("NOT_A_STORE", f"{path} is, or lies below, a file; give a directory, which may be missing") from error
+        raise StoreError(
+            "NOT_A_STORE", f"{path} is a file or lies below one; give a directory, which may be missing"
+        ) from error
     if others:
         raise StoreError(
             "NOT_EMPTY",

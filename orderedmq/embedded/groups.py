@@ -43,15 +43,16 @@ def _require_all(txn: Transaction, offsets: Mapping[LockToken, int]) -> None:
 
 def lost(proof: LockToken, lock: QueueLock | None, doing: str) -> LockError:
     if lock is None or not lock.owner:
-        now = "it was given to nobody since"
+        now = "it has no owner now"
     elif lock.client_id == proof.client_id:
-        now = "nobody else had it since"
+        now = "no other client has owned it since"
     else:
         now = f"it went to {lock.client_id}"
     return LockError(
         "LOST",
         f"group {proof.group!r} lost queue {proof.queue} (epoch {proof.epoch}) before {doing}; {now}: this query was paused or cut off "
-        f"for longer than its lock lives ({LOCK_LIFE:.0f} s), or it was released or the group reset; restart it, it goes on without a gap",
+        f"for longer than its lock lives ({LOCK_LIFE:.0f} s), or its lock was released or the group reset; restart the query, it goes on "
+        "without a gap",
     )
 
 

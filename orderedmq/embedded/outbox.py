@@ -115,7 +115,7 @@ class EmbeddedOutbox:
             if why and not skip:
                 raise SinkError(
                     "REPLAY_DIFFERS",
-                    f"{_named(batch)} was published already, with other content ({why}): an old copy of the checkpoint, or a query that is "
+                    f"{_named(batch)} was published already, with other content ({why}): the checkpoint is an old copy, or the query is "
                     f"not deterministic; {_remedy(batch, _latest(txn, key))}; or set onReplayDiffers=skip to keep what was published",
                 )
             return True
@@ -126,15 +126,15 @@ class EmbeddedOutbox:
             # If this batch had been published, its record would still be there. To take it as published would lose its rows.
             raise SinkError(
                 "OUT_OF_ORDER",
-                f"{_named(batch)} was not written to this store, and {latest}, a later one, was: "
+                f"{_named(batch)} was not written to this store, but {latest}, a later one, was: "
                 f"{_cause(batch)}; {_remedy(batch, latest)}",
             )
         if skip:
             return True
         raise SinkError(
             "BATCH_TOO_OLD",
-            f"{_named(batch)} is too old: the latest is {latest}, and of {latest - KEPT} and below nothing is remembered, so whether it was "
-            f"published cannot be told; {_remedy(batch, latest)}; or set onReplayDiffers=skip to take it as published",
+            f"{_named(batch)} is too old: the latest is {latest}, and the store has no record of {latest - KEPT} and below, so it cannot tell "
+            f"whether this one was published; {_remedy(batch, latest)}; or set onReplayDiffers=skip to treat it as published",
         )
 
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
@@ -157,8 +157,8 @@ class EmbeddedOutbox:
                 if again is not None and again.begin < end and begin < again.end:
                     raise SinkError(
                         "REPLAY_DIFFERS",
-                        f"batch {batch.batch_id} of this query has messages {again.begin} to {again.end - 1} of queue {topic}/{queue_id}, of "
-                        f"which batch {layout.to_number(key[-8:])} published {begin} to {end - 1} already: an old copy of the checkpoint, run "
+                        f"batch {batch.batch_id} of this query has messages {again.begin} to {again.end - 1} of queue {topic}/{queue_id}, but "
+                        f"batch {layout.to_number(key[-8:])} has already published {begin} to {end - 1}: the checkpoint is an old copy, run "
                         "with other limits; restore the newest checkpoint, or start with a new one, which goes on at the group's offset",
                     )
 

@@ -139,7 +139,7 @@ def wrong_metas(pair: tuple[Meta, Meta]) -> str | None:
         if meta.map_size > _MAX_MAP or meta.last_page >= max(2, meta.map_size // size):
             return f"meta page {number} names a last page {meta.last_page} and a map of {meta.map_size} bytes"
         if meta.transaction and meta.transaction & 1 != number:
-            return f"meta page {number} has transaction {meta.transaction}, which belongs into the other one"
+            return f"meta page {number} has transaction {meta.transaction}, which belongs in the other one"
     first, second = (meta.transaction for meta in pair)
     if abs(first - second) > 1:
         return f"meta pages have transactions {first} and {second}, which do not follow each other"
@@ -288,7 +288,9 @@ class Snapshot:
     def _page(self, number: int, name: str, leaf: bool) -> bytes | None:
         """Return a page of a tree, None after a report."""
         if number in self._seen or not 2 <= number <= self._meta.last_page:
-            self._report(f"{name} leads to page {number}, which {'it has already' if number in self._seen else 'is none'}")
+            self._report(
+                f"{name} leads to page {number}, which {'it already has' if number in self._seen else 'does not exist'}"
+            )
             return None
         self._left -= 1
         if self._left < 0:
@@ -300,7 +302,7 @@ class Snapshot:
             return None
         itself, _, flags, lower, upper = _PAGE.unpack_from(page)
         if itself != number or flags != (_LEAF if leaf else _BRANCH):
-            self._report(f"page {number} of {name} is another, or of another kind (number {itself}, flags {flags})")
+            self._report(f"page {number} of {name} has another number or is of another kind (number {itself}, flags {flags})")
             return None
         if lower & 1 or not _HEADER + (0 if leaf else 2) <= lower <= upper <= size:
             self._report(f"page {number} of {name} says that it is filled from {upper} on and has pointers up to {lower}")
@@ -348,7 +350,7 @@ class Snapshot:
             head = self._read(first * self._size, _HEADER) if 2 <= first <= self._meta.last_page else b""
             pages = _pages_of_head(head, first, pages, exact)
         if not pages or first < 2 or first + pages - 1 > self._meta.last_page:
-            self._report(f"{name} has a value of {size} bytes on page {first}, which is no page of such a value")
+            self._report(f"{name} has a value of {size} bytes on page {first}, which is not the first page of such a value")
             return 0
         self._runs.append((first, pages))
         return pages

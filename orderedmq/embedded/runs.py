@@ -100,8 +100,8 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
         if record is None:
             raise StoreError(
                 "CORRUPT",
-                f"{path}, in which a task of batch {run.batch_id} noted what it reads, fails its checksum: the disk or another program "
-                "changed it; restart the query, whose next run notes it anew",
+                f"{path}, in which a task of batch {run.batch_id} registered what it reads, fails its checksum: the disk or another program "
+                "changed it; restart the query, its next run registers again",
             )
         queue = MessageQueue(record["topic"], EMBEDDED_BROKER, record["queue_id"])
         span = OffsetRange(record["begin"], record["end"])

@@ -134,7 +134,9 @@ class EmbeddedStaging:
                 txn.put("tokens", key, json.dumps(about).encode())
             elif txn.get("tokens", key) is None:
                 raise SinkError(
-                    "TOKEN_GONE", f"what partition {self._partition} staged was swept: another run of its batch was published"
+                    "TOKEN_GONE",
+                    f"the rows that partition {self._partition} staged were deleted: another run of its batch was published; restart the "
+                    "query",
                 )
             for queue, payload, chunk in encoded:
                 stored = index.store(txn, payload, chunk)

@@ -32,12 +32,13 @@ def not_the_same(path: str | Path) -> StoreError:
     if file_at(path) is None:
         return StoreError(
             "MISSING",
-            f"the store at {path} was moved or deleted while it was in use; put it back, or make it anew, and start again what used it",
+            f"the store at {path} was moved or deleted while it was in use; put it back or create it again, and restart the programs "
+            "that used it",
         )
     return StoreError(
         "REPLACED",
-        f"the store at {path} was replaced by another one while it was in use, perhaps by a copy; put the former one back, or start again "
-        "what used it, to go on with the one that is there now",
+        f"the store at {path} was replaced by another one while it was in use, perhaps by a copy; put the former one back, or restart the "
+        "programs that used it to go on with the new one",
     )
 
 

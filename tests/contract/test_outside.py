@@ -106,7 +106,7 @@ def test_a_forced_release_makes_the_holders_token_stale_for_everything(broker: B
         lambda: broker.groups.dead_letter(token, letters([3]), [3]),
         lambda: late_publish(broker, token),
     ):
-        with refused("LOCK.LOST", token.queue, "nobody else had it"):
+        with refused("LOCK.LOST", token.queue, "no other client has owned it"):
             call()
         broker.groups.unlock([token])
     assert state(broker, ["orders"]) == before

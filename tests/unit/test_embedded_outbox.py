@@ -48,7 +48,7 @@ def test_a_version_of_which_nothing_is_remembered_is_told_so(broker: Broker) -> 
     publish(broker, "txn:billing", 1000)
     for number in (3, 900):
         with refused(
-            "SINK.BATCH_TOO_OLD", f"version {number} of txnAppId 'billing'", "900 and below", "cannot be told", "above 1000"
+            "SINK.BATCH_TOO_OLD", f"version {number} of txnAppId 'billing'", "900 and below", "cannot tell", "above 1000"
         ):
             publish(broker, "txn:billing", number)
         assert publish(broker, "txn:billing", number, skip=True).replayed
