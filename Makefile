@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@echo "setup: installing the build tools"
 	@$(PIP) install --constraint constraints.txt hatchling editables setuptools wheel
-	@echo "setup: installing orderedmq and what it needs (the first time: Spark, some 500 MB)"
+	@echo "setup: installing orderedmq and its dependencies (the first time with Spark, about 500 MB)"
 	@printf '[bdist_wheel]\ncompression = stored\n' > $(UNCOMPRESSED)
 	@DIST_EXTRA_CONFIG=$(abspath $(UNCOMPRESSED)) $(PIP) install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $@
@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## play a year of flights through ordered queues, kill the job half-way, resume, audit
 	@$(BIN)/orderedmq demo
 
-rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" goes to it
+rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" is passed to it
 	@$(BIN)/orderedmq rocketmq up $(ARGS)
 
 check: $(STAMP) ## lint, types and the tests that need neither Spark nor a server
@@ -52,10 +52,10 @@ check: $(STAMP) ## lint, types and the tests that need neither Spark nor a serve
 check-tests: $(STAMP)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not servers" --seeds 500 tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
 
-test: $(STAMP) ## run the tests; prints the time of each folder; ARGS="-k name" runs those only
+test: $(STAMP) ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: $(STAMP) ## run the slow tests, too, those of servers over each release of RocketMQ, and damage each byte of a store
+test-all: $(STAMP) ## run also slow tests, every release of RocketMQ, and damage to each byte of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --all-versions --every-byte --slow $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy

@@ -18,17 +18,17 @@ from orderedmq.cli.shell import EXIT_CODES, JsonOption, NamesrvOption, PathOptio
 #: Groups of commands: module and help text.
 GROUPS: Final = {
     "topic": ("topics", "Create, inspect, alter, trim and delete topics."),
-    "group": ("groups", "How far consumer groups are; seek and delete."),
-    "lock": ("locks", "Who owns which queue; release."),
+    "group": ("groups", "Show the offsets and lag of consumer groups; seek and delete."),
+    "lock": ("locks", "Show the owners of queues; release locks."),
     "dlq": ("dlq", "Dead letters: messages that a listener gave up. List and replay."),
-    "rocketmq": ("rocketmq", "A RocketMQ on this machine."),
+    "rocketmq": ("rocketmq", "Run RocketMQ on this machine."),
 }
 #: The other commands: module and first paragraph of the help text.
 COMMANDS: Final = {
     "produce": ("produce", "Write a message per line of a file or of standard input: the line is the body."),
     "peek": (
         "messages",
-        "Show messages: the first of a topic, or from an offset on, or the last; of several queues in the order of their arrival.",
+        "Show the first or last messages of a topic, or those from an offset on. Several queues: in the order of arrival.",
     ),
     "top": ("top", "Watch the queues of consumer groups: offset, lag, speed, owner. Ends with q or Ctrl-C."),
     "audit": (
@@ -37,7 +37,7 @@ COMMANDS: Final = {
     ),
     "check": (
         "check",
-        "Walk a whole store of the embedded broker and name all that is damaged. Exit code 0 only if it is sound.",
+        "Check a whole store of the embedded broker and list all damage. Exit code 0 only if it is sound.",
     ),
     "demo": (
         "demo",

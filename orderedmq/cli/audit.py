@@ -39,7 +39,7 @@ def compare(
     id_field: Annotated[
         str | None,
         typer.Option(
-            help="Field of JSON bodies that tells a message, so that bodies may differ (default: the whole body).",
+            help="Field of JSON bodies that identifies a message, so that bodies may differ (default: the whole body).",
             metavar="FIELD",
         ),
     ] = None,
@@ -48,7 +48,9 @@ def compare(
     ] = "sharding_key",
     id_column: Annotated[
         str | None,
-        typer.Option(help="Parquet: the column that tells a message (default: body, or its --id-field).", metavar="COLUMN"),
+        typer.Option(
+            help="Parquet: the column that identifies a message (default: body, or its --id-field).", metavar="COLUMN"
+        ),
     ] = None,
     order_column: Annotated[
         str | None,
@@ -57,12 +59,12 @@ def compare(
             metavar="COLUMN",
         ),
     ] = None,
-    examples: Annotated[int, typer.Option(min=0, help="Show so many examples of each kind.")] = 5,
+    examples: Annotated[int, typer.Option(min=0, help="Maximum examples of each kind.")] = 5,
 ) -> None:
     """Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.
 
-    The rule of order: for each key, the first occurrences in ACTUAL stand in the order that they have in EXPECTED. Keys are what counts:
-    queues may be others, and in other numbers.
+    The rule of order: for each key, the first occurrences of its messages in ACTUAL are in the same order as in EXPECTED.
+    Queues are not compared: the sides may have other queues, and more or fewer of them.
     """
     # Imported here: pyarrow's datasets import pandas, which takes half a second that --help does not need.
     from orderedmq.tools.audit import audit
@@ -81,7 +83,7 @@ def compare(
         return TopicSide(broker.log, name, id_field)
 
     if not ({"/", "."} & {*expected, *actual}) and (id_column or order_column):
-        raise OptionError("CONFLICT", "options --id-column and --order-column are of Parquet, and both sides are topics")
+        raise OptionError("CONFLICT", "options --id-column and --order-column are for Parquet, but both sides are topics")
     with shell.broker() as broker:
         # The ends of ACTUAL are read first: a message that arrives meanwhile can then be missing there, but never unexpected.
         second = side(actual, broker)

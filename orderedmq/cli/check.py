@@ -26,14 +26,15 @@ def check(
         ),
     ] = None,
 ) -> None:
-    """Walk a whole store of the embedded broker and name all that is damaged. Exit code 0 only if it is sound.
+    """Check a whole store of the embedded broker and list all damage. Exit code 0 only if it is sound.
 
-    Looks at the pages of the file, the checksum of every entry and payload, and whether what they say agrees: all messages are read.
-    Changes nothing, and can run beside queries: it looks at the store of one moment.
+    Checks the pages of the file, the checksum of every entry and payload, and that the entries agree with each other. It reads
+    all messages, changes nothing, and can run beside queries: it reads one snapshot.
     """
     if shell.namesrv is not None:
         raise OptionError(
-            "UNSUPPORTED", "check is of the embedded broker's store: give its directory; a RocketMQ broker looks after its own"
+            "UNSUPPORTED",
+            "check is for a store of the embedded broker, not for RocketMQ; give a directory in place of --namesrv",
         )
     path = store or shell.path or Path(DEFAULT_DIRECTORY)
     found = examine(path)

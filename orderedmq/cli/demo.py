@@ -28,17 +28,18 @@ def demo(
     shell: Shell,
     events: Annotated[
         int | None,
-        typer.Option(min=1000, help="Only the first so many events (default: all of the year 2013).", show_default=False),
+        typer.Option(min=1000, help="Number of events, from the first on (default: all of the year 2013).", show_default=False),
     ] = None,
-    queues: Annotated[int, typer.Option(min=1, max=64, help="Queues of the topics.")] = 8,
-    batches: Annotated[int, typer.Option(min=3, max=1000, help="Micro-batches that the events are read in.")] = 10,
+    queues: Annotated[int, typer.Option(min=1, max=64, help="Number of queues of each topic.")] = 8,
+    batches: Annotated[int, typer.Option(min=3, max=1000, help="Number of micro-batches for all events.")] = 10,
 ) -> None:
     """Play a year of real flights through ordered queues, kill the job half-way, resume it, and audit the result.
 
-    Every departure from New York in 2013 and every landing is an event; its sharding key is the aircraft. A Spark query reads them and
-    works out what depends on their order: how much of a delay an aircraft brought along from its flight before. It is killed with SIGKILL
-    in the middle of a batch. It runs in a new temporary folder, or in the one given with --path; store, checkpoint and log stay there.
-    With --namesrv its topics, flights and turnarounds, are made in that cluster.
+    Every departure from New York in 2013 and every landing is an event; its sharding key is the aircraft. A Spark query reads
+    the events and computes what depends on their order: how much of a delay an aircraft brought along from its previous flight.
+    The query is killed with SIGKILL in the middle of a batch. The demo runs in a new temporary folder, or in the one given with
+    --path; store, checkpoint and log stay there. With --namesrv its topics, flights and turnarounds, are created in that
+    cluster.
     """
     from orderedmq.demo.play import Demo
 
@@ -108,7 +109,7 @@ def _close(shell: Shell, play: Demo, found: Audit, result: Result) -> None:
     place = play.endpoint
     command_line = f"orderedmq --path '{place}'" if place.embedded else f"orderedmq --namesrv '{place}'"
     shell.say(
-        f"{' ' * 12}{same:,} of {result.messages:,} results are those of one uninterrupted pass{examples}\n\n"
+        f"{' ' * 12}{same:,} of {result.messages:,} results equal those of one uninterrupted pass{examples}\n\n"
         f"  {legs['tailnum']} left New York most often: {legs['leg']} times.\n"
         f"  {result.late:,} departures were 15 minutes late or more; {result.late_brought_along / max(result.late, 1):.0%} of them because the "
         "aircraft came in late.\n"

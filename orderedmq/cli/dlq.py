@@ -54,12 +54,12 @@ def list_letters(
     offset: Annotated[
         int | None, typer.Option(min=0, help="Begin at this dead letter (default: the first).", show_default=False)
     ] = None,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="At most so many.")] = 20,
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Maximum number of letters.")] = 20,
 ) -> None:
     """Show the dead letters of a group: where each came from, its key, the error, how often it was retried, its body.
 
-    OFFSET is the letter's number, as dlq replay takes it. REPLAYED: it lies before the place where replay --all goes on. JSON has whole
-    bodies, and the message's own properties.
+    OFFSET is the letter's number for dlq replay. REPLAYED is yes for letters before the one where replay --all goes on. JSON
+    has whole bodies, and the message's own properties.
     """
     check_group(group)
     rows: list[dict[str, Any]] = []
@@ -114,12 +114,13 @@ def replay_letters(
 ) -> None:
     """Send dead letters again, to the topic that each came from: in the queue of its sharding key, else in the queue it was in.
 
-    A letter has its key as text. Where a key is a number, and its queue shows that its producer chose by the number and not by the text,
-    say how: --sharding-key-type or --selector.
+    A letter has its key as text. If the key is a number, and the letter's queue shows that its producer chose by the number and
+    not by the text, give --sharding-key-type or --selector.
 
-    A letter becomes a new message at the queue's end, behind later ones of its key, for all groups that read the topic. The letters stay.
-    How far --all has got is the offset of the group dlq-replay, so that none is sent twice; group seek dlq-replay sets it back. It is
-    committed after every 500 letters: a replay that is killed sends those of its last step again. At least once, then, and never lost.
+    A letter becomes a new message at the queue's end, behind later ones of its key, for all groups that read the topic. The
+    letters stay. The next --all goes on where the last one ended, at the offset of the group dlq-replay; group seek dlq-replay
+    sets it back. It is committed after every 500 letters: a replay that was killed sends its last step again, so delivery is at
+    least once.
     """
     check_group(group)
     if everything == bool(offset):
@@ -144,4 +145,4 @@ def replay_letters(
         f"replayed {done.letters:,} dead letter{'' if done.letters == 1 else 's'} of group {group}{f': {to}' if to else ''}",
     )
     if done.ahead:
-        shell.note(f"--all has not come to {', '.join(map(str, done.ahead))} yet, and will send them again")
+        shell.note(f"--all has not reached {', '.join(map(str, done.ahead))} yet, and will send them again")

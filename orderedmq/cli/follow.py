@@ -42,7 +42,7 @@ def arrivals(
             if begin > at.max_offset:
                 raise DataLossError(
                     "TOPIC_RECREATED",
-                    f"queue {queue} ends at {at.max_offset}, and its messages up to {begin} were there before: topic {queue.topic!r} was "
+                    f"queue {queue} ends at {at.max_offset}, but it reached {begin} before: topic {queue.topic!r} was "
                     "deleted and created again, or its broker lost messages; run the command again",
                 )
             if begin < at.min_offset:

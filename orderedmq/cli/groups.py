@@ -17,7 +17,7 @@ from orderedmq.model import check_group, check_topic
 from orderedmq.tools.group_state import GroupQueue, group_queues
 from orderedmq.tools.seek import parse_target, queues_to_seek, resolve
 
-app = commands("How far consumer groups are; seek and delete.")
+app = commands("Show the offsets and lag of consumer groups; seek and delete.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.groups)]
 
@@ -66,7 +66,7 @@ def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
 
 @command(app, "list")
 def list_groups(shell: Shell) -> None:
-    """Show all consumer groups: their topics, how far behind they are, and whether a query is at work."""
+    """Show all consumer groups: their topics, their lag, and whether a query is at work."""
     rows = []
     with shell.broker() as broker:
         for group in broker.admin.groups():
@@ -131,7 +131,7 @@ def seek(
         typer.Option(
             help="Where to: earliest; latest; a time, the first message stored then or later: ISO-8601 (UTC if it names no zone), ms since "
             '1970, or µs (16 digits); or offsets: {"orders": {"embedded": {"0": 23, "1": -2}}}, where -1 is latest and -2 earliest, and '
-            "queues that are not named stay as they are.",
+            "queues that are not named keep their offsets.",
             metavar="WHERE",
             show_default=False,
         ),
@@ -149,10 +149,10 @@ def seek(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
 ) -> None:
-    """Set a group's offsets. Refused while a query is at work in the group. Does not ask; --dry-run shows.
+    """Set a group's offsets, without asking. Refused while a query is at work in the group. --dry-run only shows the change.
 
-    It raises the group's reset number: a query that goes on from a checkpoint with a lower one follows the new offsets, whatever its
-    checkpoint says.
+    A seek raises the group's reset number. A query whose checkpoint has a lower number goes on at the new offsets, not at those
+    of its checkpoint.
     """
     check_group(group)
     for name in topic or ():
@@ -191,7 +191,8 @@ def delete(
 ) -> None:
     """Forget a group: its offsets, locks and members. Refused while a query is at work in it.
 
-    Prints the offsets that it had. Its dead letters stay (topic delete removes them). A query that has a checkpoint goes on there.
+    Prints the offsets that it had. Its dead letters stay (topic delete removes them). A query with a checkpoint goes on from
+    it.
     """
     check_group(group)
     with shell.broker() as broker:

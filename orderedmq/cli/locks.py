@@ -13,7 +13,7 @@ from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.model import check_group
 
-app = commands("Who owns which queue; release.")
+app = commands("Show the owners of queues; release locks.")
 
 _GROUP = Column("group", "group")
 
@@ -25,7 +25,7 @@ def list_locks(
         str | None, typer.Option("--group", help="Only this consumer group.", metavar="GROUP", autocompletion=completion.groups)
     ] = None,
 ) -> None:
-    """Show all queue locks that are held: by whom, since when, and whether the owner is alive."""
+    """Show all queue locks that are held: the owner, the last renewal, and whether the owner is alive."""
     if group is not None:
         check_group(group)
     with shell.broker() as broker:
@@ -57,7 +57,7 @@ def release(
         bool, typer.Option("--force", help="Also if its owner is alive: that query fails before it commits.")
     ] = False,
 ) -> None:
-    """Take queue locks away. Refused, for all of them, if the owner of one is alive.
+    """Take queue locks away. Refused if the owner of any of them is alive: then all of them stay.
 
     This is for a query that hangs and still renews its locks: one that was killed holds nothing, and a lock that is not renewed ends after
     60 seconds.

@@ -55,22 +55,24 @@ def peek(
         ),
     ] = None,
     offset: Annotated[int | None, typer.Option(min=0, help="Begin at this offset; needs --queue.", show_default=False)] = None,
-    last: Annotated[int | None, typer.Option(min=1, help="The last so many messages.", show_default=False)] = None,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Number of messages to show from the end.", show_default=False)
+    ] = None,
     count: Annotated[
         int | None,
         typer.Option(
-            "-n", "--count", min=1, help="At most so many messages (default: 10; no limit with --follow).", show_default=False
+            "-n", "--count", min=1, help="Maximum number of messages (default: 10; no limit with --follow).", show_default=False
         ),
     ] = None,
     key: Annotated[str | None, typer.Option(help="Only messages with this sharding key.", show_default=False)] = None,
     follow: Annotated[
         bool,
         typer.Option(
-            "--follow", "-f", help="Show new messages as they come, until Ctrl-C; --last or --offset: and those before."
+            "--follow", "-f", help="Show new messages as they arrive, until Ctrl-C; with --last or --offset, earlier ones, too."
         ),
     ] = False,
 ) -> None:
-    """Show messages: the first of a topic, or from an offset on, or the last; of several queues in the order of their arrival.
+    """Show the first or last messages of a topic, or those from an offset on. Several queues: in the order of arrival.
 
     A body is shown as text if it is UTF-8, else in hexadecimal digits.
     """

@@ -42,13 +42,13 @@ def produce(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(help="Field of the JSON objects that is the sharding key; a.b leads into objects.", metavar="FIELD"),
+        typer.Option(help="Field of the JSON objects that is the sharding key; a.b is field b of object a.", metavar="FIELD"),
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option(help="What stands between sharding key and body in a line.", metavar="TEXT")
+        str | None, typer.Option(help="The text between sharding key and body in a line.", metavar="TEXT")
     ] = None,
     tags: Annotated[
-        str | None, typer.Option(help="The tag of every message, by which consumers choose.", metavar="TAG", show_default=False)
+        str | None, typer.Option(help="The tag of every message; consumers filter by it.", metavar="TAG", show_default=False)
     ] = None,
     tags_field: Annotated[
         str | None, typer.Option(help="Field of the JSON objects that is the tag.", metavar="FIELD", show_default=False)
@@ -63,7 +63,7 @@ def produce(
         list[str] | None,
         typer.Option(
             "--property-field",
-            help="A field of the JSON objects that is a property, too; NAME alone where the field has that name; may be repeated.",
+            help="A field of the JSON objects that is a property, too; NAME alone if the field has that name; may be repeated.",
             metavar="NAME[=FIELD]",
             show_default=False,
         ),
@@ -72,14 +72,15 @@ def produce(
     selector: SelectorOption = None,
     queues: Annotated[
         int | None,
-        typer.Option("--queues", min=1, max=MAX_QUEUES, help="Create the topic with so many queues if it is missing."),
+        typer.Option("--queues", min=1, max=MAX_QUEUES, help="Create the topic with this number of queues if it is missing."),
     ] = None,
 ) -> None:
     """Write a message per line of a file or of standard input: the line is the body.
 
-    A sharding key chooses the queue, as in the sink; lines without one go round. A key is text unless --sharding-key-type or --selector
-    says that it is a number. Messages are appended in blocks, each durable when the next one begins; lines that come slowly are appended
-    within a moment. The file has messages of one kind; a property or tag that an object lacks is left out of its message.
+    A sharding key chooses the queue, as in the sink; lines without a key go to the queues in turn. A key is text unless
+    --sharding-key-type or --selector says that it is a number. Messages are appended in blocks, each durable when the next one
+    begins; lines that arrive slowly are appended within a moment. All lines have the same format; a message lacks the
+    properties and the tag that its object lacks.
     """
     json = kind == "json" or (kind is None and any((key, tags_field, property_fields)))
     if key is not None and (not json or key_separator is not None):
@@ -91,7 +92,7 @@ def produce(
             "CONFLICT", "options --tags-field and --property-field name fields of JSON objects: they exclude --format lines"
         )
     if tags is not None and tags_field is not None:
-        raise OptionError("CONFLICT", "options --tags and --tags-field exclude each other: give the one that says the tag")
+        raise OptionError("CONFLICT", "options --tags and --tags-field exclude each other: give one of them")
     if tags == "":
         raise OptionError("INVALID", "option --tags is empty; give a tag, or leave it out")
     if key_separator is not None and json:
@@ -100,7 +101,7 @@ def produce(
     texts |= {"--property": "".join(properties or ()), "--property-field": "".join(property_fields or ())}
     for name, text in texts.items():
         if not is_text(os.fsencode(text or "")):
-            raise OptionError("INVALID", f"option {name} is not UTF-8: give text, as this terminal writes it in UTF-8")
+            raise OptionError("INVALID", f"option {name} is not UTF-8: give it as UTF-8 text")
     if key_separator == "":
         raise OptionError("INVALID", "option --key-separator is empty; give for example --key-separator ':'")
     keying = chosen_keying(selector, key_type) or Keying()
@@ -134,7 +135,7 @@ def produce(
             shell.note(f"{count:,} messages were written before")
             raise
     if lists:
-        shell.note(f"{lists:,} messages have a tag with a comma or ||: a message has one tag, and no filter finds this one")
+        shell.note(f"{lists:,} messages have a tag with a comma or ||: a message has one tag, and no filter finds such a tag")
     seconds = time.monotonic() - began
     shell.done(
         {"topic": topic, "messages": count, "bytes": total, "seconds": round(seconds, 3)},

@@ -12,7 +12,7 @@ from orderedmq.cli.shell import Shell, command, commands
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, jars
 
-app = commands("A RocketMQ on this machine.")
+app = commands("Run RocketMQ on this machine.")
 
 #: The default folder, in the working directory, where the user sees it.
 DEFAULT_FOLDER: Final = "rocketmq-data"
@@ -24,13 +24,13 @@ def up(
     port: Annotated[int, typer.Option(min=1024, max=65535, help="Port of the nameserver.")] = 9876,
     brokers: Annotated[int, typer.Option(min=1, max=4, help="How many brokers.")] = 1,
     release: Annotated[
-        str, typer.Option("--release", help=f"Of RocketMQ; known to run: {', '.join(VERSIONS)}.")
+        str, typer.Option("--release", help=f"The release of RocketMQ; known to run: {', '.join(VERSIONS)}.")
     ] = DEFAULT_VERSION,
 ) -> None:
     """Run a nameserver and a broker until Ctrl-C, and keep their data.
 
     Topics, messages and groups stay in the folder `rocketmq-data`, or the one given with --path. The first start fetches RocketMQ's jars
-    (80 MB) with Spark's resolver. All listens on loopback only, but for release 4.9's broker.
+    (80 MB) with Spark's resolver. All servers listen on loopback only, except the broker of release 4.9.
     """
     from orderedmq.rocketmq.local.servers import Cluster
 

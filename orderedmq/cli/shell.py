@@ -105,7 +105,7 @@ class Shell:
         if self.namesrv is None:
             return Endpoint(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
         if self.path is not None:
-            raise OptionError("CONFLICT", "--path and --namesrv exclude each other: give the one broker that is meant")
+            raise OptionError("CONFLICT", "--path and --namesrv exclude each other: give one of them")
         return parse_endpoint(Given({"namesrvAddr": self.namesrv, **account()}, "sink"))
 
     @property
@@ -169,7 +169,7 @@ class Shell:
         if yes:
             return
         if not sys.stdin.isatty():
-            raise OptionError("MISSING", f"{question} There is nobody to ask; give --yes")
+            raise OptionError("MISSING", f"{question} Standard input is no terminal, so nobody can answer; give --yes")
         if not typer.confirm(question, err=True):
             self.note("nothing was changed")
             raise typer.Exit(REFUSED)

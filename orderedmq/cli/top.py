@@ -57,13 +57,13 @@ def top(
             autocompletion=completion.groups,
         ),
     ] = None,
-    interval: Annotated[str, typer.Option(help="How often to look.", metavar="TIME")] = "1s",
-    once: Annotated[bool, typer.Option("--once", help="Look once and end, as when piped.")] = False,
+    interval: Annotated[str, typer.Option(help="Time between two updates.", metavar="TIME")] = "1s",
+    once: Annotated[bool, typer.Option("--once", help="Show the queues once and end, as when piped.")] = False,
 ) -> None:
     """Watch the queues of consumer groups: offset, lag, speed, owner. Ends with q or Ctrl-C.
 
-    The speed is what a group has committed per second, over the last 10 seconds: micro-batches commit in leaps. If the window is too small
-    for all queues, it shows those that are furthest behind.
+    The speed is the messages committed per second, over the last 10 seconds because micro-batches commit in leaps. If the
+    window is too small for all queues, it shows those with the greatest lag.
     """
     if group is not None:
         check_group(group)

