@@ -1,4 +1,4 @@
-"""The Log protocol on the store: topics, offsets, pulling and appending messages. Admin uses its topic records, too."""
+"""The Log protocol on the store: topics, offsets, pulling and appending messages. Admin uses its functions for topics."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from orderedmq.model import MessageQueue
 
 #: Bytes of payloads per transaction.
 WRITE_BYTES: Final = 8 * 1024 * 1024
-#: Bytes of rows from which on a thread is worth its start.
+#: Bytes of rows from which on it pays to start a thread.
 INLINE_BYTES: Final = 1024 * 1024
 
 

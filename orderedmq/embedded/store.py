@@ -58,7 +58,7 @@ _SHORT: Final = "Input/output error"
 _LITTLE: Final = 64 * 1024 * 1024
 _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EFBIG, errno.EDQUOT))
 
-#: Errors by which LMDB reports damaged pages. NotFoundError is that of a database.
+#: Errors by which LMDB reports damaged pages. NotFoundError means that a database is missing.
 _DAMAGED: Final = (
     lmdb.CorruptedError,
     lmdb.PageNotFoundError,

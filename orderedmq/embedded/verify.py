@@ -22,7 +22,7 @@ from orderedmq.embedded.transaction import WRITTEN, damaged, written
 
 #: Maximum pages of trees that are read when a store is opened.
 LIMIT: Final = 2048
-#: With more free pages than this, they are not verified when a store is opened.
+#: With more free pages than this, an opening does not check that no page is used twice, or both used and free.
 FREE_LIMIT: Final = 1 << 20
 #: How often pages that do not fit together are read again, and seconds in between: another process may be writing them.
 TRIES: Final = 20
