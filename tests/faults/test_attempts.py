@@ -263,7 +263,7 @@ def test_an_old_checkpoint_that_batches_otherwise_publishes_nothing_twice(rig: R
     # A copy of the checkpoint after batch 0, with a limit of one message: its batch 1 is a part of the published one ...
     commit(1, "r2", first=(10, 11))
     # ... and the other part comes in a batch that was never published.
-    with pytest.raises(SinkError, match=r"REPLAY_DIFFERS.* of which batch 1 published 10 to 19 already"):
+    with pytest.raises(SinkError, match=r"REPLAY_DIFFERS.* but batch 1 has already published 10 to 19"):
         commit(2, "r2", second=(10, 11))
     rig.judge(drained=False)
     commit(2, "r3", first=(11, 20))
