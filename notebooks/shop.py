@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from orderedmq.broker import Broker
-from orderedmq.group_state import group_queues
+from orderedmq.tools.group_state import group_queues
 
 STEPS = ("created", "paid", "packed", "shipped")
 OPENING = datetime(2024, 5, 6, 8, tzinfo=UTC)
