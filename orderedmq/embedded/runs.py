@@ -116,7 +116,8 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
 def names(store: Path) -> dict[str, str]:
     """Spark's name of the query of each client whose tasks have noted something lately, if the query has a name."""
     found: dict[str, str] = {}
-    for path in (store / FOLDER).glob("*/*/*"):
+    queries = _entries(store / FOLDER)
+    for path in (path for query in queries for batch in _entries(query) for path in _entries(batch)):
         try:
             record = _record(path)
         except FileNotFoundError:
@@ -127,6 +128,14 @@ def names(store: Path) -> dict[str, str]:
     return found
 
 
+def _entries(folder: Path) -> list[Path]:
+    """What a folder has; nothing if a query that goes on, or `sweep`, has removed it meanwhile."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
 def _record(path: Path) -> dict[str, Any] | None:
     """What a task has noted; None where it fails its checksum."""
     text, _, checksum = path.read_bytes().decode(errors="replace").partition("\n")
@@ -135,7 +144,7 @@ def _record(path: Path) -> dict[str, Any] | None:
 
 
 def _forget_before(query: Path, batch_id: int) -> None:
-    for old in query.iterdir():
+    for old in _entries(query):
         if old.name.isdigit() and int(old.name) < batch_id:
             shutil.rmtree(old, ignore_errors=True)
 
