@@ -116,7 +116,8 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
 def names(store: Path) -> dict[str, str]:
     """Return the Spark names of queries by client id, as far as registrations are there and the queries have names."""
     found: dict[str, str] = {}
-    for path in (store / FOLDER).glob("*/*/*"):
+    queries = _entries(store / FOLDER)
+    for path in (path for query in queries for batch in _entries(query) for path in _entries(batch)):
         try:
             record = _record(path)
         except FileNotFoundError:
@@ -127,6 +128,14 @@ def names(store: Path) -> dict[str, str]:
     return found
 
 
+def _entries(folder: Path) -> list[Path]:
+    """What a folder has; nothing if a query that goes on, or `sweep`, has removed it meanwhile."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+
+
 def _record(path: Path) -> dict[str, Any] | None:
     """Return the content of a registration's file, None if it fails its checksum."""
     text, _, checksum = path.read_bytes().decode(errors="replace").partition("\n")
@@ -135,7 +144,7 @@ def _record(path: Path) -> dict[str, Any] | None:
 
 
 def _forget_before(query: Path, batch_id: int) -> None:
-    for old in query.iterdir():
+    for old in _entries(query):
         if old.name.isdigit() and int(old.name) < batch_id:
             shutil.rmtree(old, ignore_errors=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.group.offsets import soon
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.net import fan_out
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
@@ -319,6 +321,26 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
         java.stop()
     # It says good-bye without waiting for an answer.
     until(lambda: usual.connect().groups.offsets(usual.group, usual.queues[:1]), lambda found: found == {usual.queues[0]: 10})
+
+
+def test_the_reset_number_of_a_broker_that_answers_at_the_second_try_is_believed(
+    usual: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query whose checkpoint has another number would leave its checkpoint for the group's offsets."""
+    groups = usual.broker.groups
+    [token, *_] = usual.lock(usual.broker, groups.join("me"))
+    number = groups.reset({token: 0})
+
+    def again(*asked: Any) -> Any:
+        usual.cluster.broker.resume()
+        return fan_out.ask_servers(*asked)
+
+    monkeypatch.setattr("orderedmq.rocketmq.group.offsets.ask_servers", again)
+    usual.cluster.broker.pause()
+    try:
+        assert groups.reset_number(usual.group) == number == 1
+    finally:
+        usual.cluster.broker.resume()
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -1,0 +1,40 @@
+"""What tasks note of the queues that they read, while queries go on and remove old notes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from orderedmq.broker import SourceRun
+from orderedmq.core.lock import LockToken
+from orderedmq.embedded import runs
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+
+QUEUE = MessageQueue("t", EMBEDDED_BROKER, 0)
+
+
+def note(store: Path, query: str, batch: int) -> None:
+    token = LockToken("g", QUEUE, query, f"{query}@1", 1, 1)
+    runs.register(store, SourceRun(query, batch, "run", f"name of {query}"), runs.Registration(QUEUE, OffsetRange(0, 1), token))
+
+
+def test_names_are_found_while_a_query_removes_what_it_noted_before(tmp_path: Path) -> None:
+    """Batch after batch removes folders that whoever looks has listed already."""
+    (tmp_path / runs.FOLDER).mkdir()
+    note(tmp_path, "other", 0)
+    stopped = threading.Event()
+
+    def go_on() -> None:
+        batch = 0
+        while not stopped.is_set():
+            note(tmp_path, "busy", batch)
+            batch += 1
+
+    query = threading.Thread(target=go_on)
+    query.start()
+    try:
+        for _ in range(1000):
+            assert runs.names(tmp_path)["other@1"] == "name of other"
+    finally:
+        stopped.set()
+        query.join()
