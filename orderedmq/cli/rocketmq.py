@@ -44,8 +44,7 @@ def up(
     before = signal.getsignal(signal.SIGINT)
     try:
         cluster.start()
-        # Ctrl-C is counted from here on. As an exception it could come inside Popen.wait, whose lock would stay taken: the next wait
-        # would never end.
+        # Count Ctrl-C from here on. A KeyboardInterrupt inside Popen.wait can leave Popen's lock taken, and the next wait would never end.
         signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         shell.done(
             {"namesrvAddr": cluster.address, "brokers": [broker.address for broker in cluster.brokers]},

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 _PRODUCE_AT_ONCE = 32768
 _LOOK_EVERY = 0.05
-#: Seconds after which a process that is stopped stands still.
+#: Seconds until all threads of a process that got SIGSTOP have stopped.
 _STILL = 0.05
 #: Seconds that a killed process may take to be gone.
 _GONE = 30.0
@@ -243,15 +243,17 @@ class _Job:
         return code is None
 
     def kill(self, wanted: Callable[[], bool]) -> bool:
-        """SIGKILL to driver and Java at once if ``wanted`` still holds when Java stands still; false while it is not known which process
-        that is."""
+        """Pause Java; kill it and the driver if ``wanted()`` is still true then. Return whether they were killed.
+
+        False also while Java's process is not known.
+        """
         if self._jvm is None:
             return False
         try:
             os.kill(self._jvm, signal.SIGSTOP)
         except ProcessLookupError:
             return False
-        # What it has begun to write is there by then.
+        # A commit that was being written is in its file then, and `wanted` sees it.
         time.sleep(_STILL)
         if not wanted():
             os.kill(self._jvm, signal.SIGCONT)

@@ -170,7 +170,7 @@ class Server:
         self.start(timeout)
 
     def shut_down(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End it in order, so that nothing is lost, which takes some seconds; at once when it is ``hurried``."""
+        """End it in order, so that nothing is lost, which takes some seconds; kill it as soon as ``hurried()`` is true."""
         self.resume()
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + _SHUT_DOWN_TIMEOUT
@@ -361,7 +361,7 @@ class Cluster:
             server.kill()
 
     def shut_down(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End them in order, the nameserver last; at once when it is ``hurried``."""
+        """End them in order, the nameserver last; kill the rest as soon as ``hurried()`` is true."""
         for server in reversed(self.servers):
             server.shut_down(hurried)
 
