@@ -10,7 +10,7 @@ SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 UNCOMPRESSED := $(VENV)/uncompressed.cfg
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-# Where it is set, each of the hundreds of Python processes that tests start would compile pandas, Spark and this project anew.
+# With this variable set, each of the hundreds of Python processes that tests start would compile pandas, Spark and this project anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

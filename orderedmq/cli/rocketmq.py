@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -39,19 +40,26 @@ def up(
     shell.note(f"RocketMQ {release} in {folder.absolute()}: fetching jars if need be, starting")
     jars(release)
     cluster = Cluster(folder, release, brokers=brokers, port=port)
+    interrupts: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
     try:
         cluster.start()
+        # Count Ctrl-C from here on. A KeyboardInterrupt inside Popen.wait can leave Popen's lock taken, and the next wait would never end.
+        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         shell.done(
             {"namesrvAddr": cluster.address, "brokers": [broker.address for broker in cluster.brokers]},
             f"namesrvAddr {cluster.address}  (Ctrl-C ends it)",
         )
-        while not (dead := [server for server in cluster.servers if not server.running]):
+        while not interrupts:
+            if dead := [server for server in cluster.servers if not server.running]:
+                raise ServersError("DIED", f"{dead[0].home.name} ended; the end of {dead[0].log} may say why")
             time.sleep(0.5)
-        raise ServersError("DIED", f"{dead[0].home.name} ended; the end of {dead[0].log} may say why")
-    except KeyboardInterrupt:
         shell.note("stopping in order, which takes up to 12 s; Ctrl-C again ends it at once")
-        cluster.shut_down()
+        cluster.shut_down(lambda: len(interrupts) > 1)
+        if len(interrupts) > 1:
+            raise KeyboardInterrupt
     finally:
+        signal.signal(signal.SIGINT, before)
         cluster.stop()
 
 

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 _PRODUCE_AT_ONCE = 32768
 _LOOK_EVERY = 0.05
-#: Seconds after SIGSTOP until a process stands still.
+#: Seconds until all threads of a process that got SIGSTOP have stopped.
 _STILL = 0.05
 #: Maximum seconds that a killed process takes to be gone.
 _GONE = 30.0
@@ -246,9 +246,9 @@ class _Job:
         return code is None
 
     def kill(self, wanted: Callable[[], bool]) -> bool:
-        """Kill the job if ``wanted`` still holds while the Java process is stopped. Return whether it was killed.
+        """Pause Java; kill it and the driver if ``wanted()`` is still true then. Return whether they were killed.
 
-        SIGKILL goes to the driver and the Java process at once. The result is False, too, while the Java process is unknown.
+        False also while Java's process is not known.
         """
         if self._jvm is None:
             return False
@@ -256,7 +256,7 @@ class _Job:
             os.kill(self._jvm, signal.SIGSTOP)
         except ProcessLookupError:
             return False
-        # By then the writes that it has begun are done.
+        # A commit that was being written is in its file then, and `wanted` sees it.
         time.sleep(_STILL)
         if not wanted():
             os.kill(self._jvm, signal.SIGCONT)

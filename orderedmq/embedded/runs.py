@@ -129,7 +129,7 @@ def names(store: Path) -> dict[str, str]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What a folder has; nothing if a query that goes on, or `sweep`, has removed it meanwhile."""
+    """The entries of a folder; none if a later batch or `sweep` has removed the folder."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:

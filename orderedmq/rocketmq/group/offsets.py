@@ -174,7 +174,7 @@ class GroupOffsets:
                 (offset, _) = self._client.call_address(address, _offset(group, place), soon(5.0))
                 answers.append(offset or 0)
         if len(answers) == 1 and masters:
-            # None answered: one is asked again, whose error says why. 0 would mean that the group was never reset.
+            # No broker answered. Ask one again and raise its error if it fails, too: 0 would mean that the group was never reset.
             [(offset, _)] = ask_servers(self._client, [(masters[0], _offset(group, place))], soon(5.0))
             answers.append(offset or 0)
         return max(answers)

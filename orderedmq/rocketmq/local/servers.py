@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -169,15 +169,13 @@ class Server:
         self.kill()
         self.start(timeout)
 
-    def shut_down(self) -> None:
-        """End the server in order, so that nothing is lost. This takes some seconds."""
+    def shut_down(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End the server in order, so that nothing is lost, which takes some seconds; kill it as soon as ``hurried()`` is true."""
         self.resume()
         self._signal(signal.SIGTERM)
-        if self._process is not None:
-            try:
-                self._process.wait(_SHUT_DOWN_TIMEOUT)
-            except subprocess.TimeoutExpired:
-                pass
+        deadline = time.monotonic() + _SHUT_DOWN_TIMEOUT
+        while self.running and time.monotonic() < deadline and not hurried():
+            time.sleep(0.05)
         self.kill()
 
     def _signal(self, number: signal.Signals) -> None:
@@ -362,10 +360,10 @@ class Cluster:
         for server in self.servers:
             server.kill()
 
-    def shut_down(self) -> None:
-        """End all servers in order, the nameserver last."""
+    def shut_down(self, hurried: Callable[[], bool] = lambda: False) -> None:
+        """End all servers in order, the nameserver last; kill the rest as soon as ``hurried()`` is true."""
         for server in reversed(self.servers):
-            server.shut_down()
+            server.shut_down(hurried)
 
     def __enter__(self) -> Cluster:
         self.start()
