@@ -296,7 +296,7 @@ CHILD = """
 import sys
 from orderedmq.broker import SinkBatch
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import encode
+from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
