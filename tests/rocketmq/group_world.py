@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import pyarrow as pa
 import pytest
@@ -17,8 +15,6 @@ from orderedmq.errors import OrderedMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
-
-T = TypeVar("T")
 
 
 class World:
@@ -56,14 +52,6 @@ class World:
 
     def ids(self, broker: RocketMQBroker) -> list[str]:
         return [member.client_id for member in broker.groups.members(self.group)]
-
-
-def until(get: Callable[[], T], good: Callable[[T], bool], seconds: float = 60.0) -> T:
-    deadline = time.monotonic() + seconds
-    while not good(value := get()):
-        assert time.monotonic() < deadline, value
-        time.sleep(0.05)
-    return value
 
 
 def error_of(call: Callable[[], object]) -> OrderedMQError:

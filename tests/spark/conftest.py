@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
 from orderedmq.broker import Broker
-from tests.faults.points import until
+from tests.waits import until
 
 
 @dataclass
@@ -90,6 +90,17 @@ class Rig:
 
     def offsets(self, group: str) -> dict[int, int]:
         return {queue.queue_id: offset for queue, offset in self.broker.admin.group_offsets(group).items()}
+
+
+def numbers(bodies: dict[int, list[str]]) -> list[int]:
+    """The numbers of a topic's bodies (`Rig.fill`), sorted."""
+    return sorted(int(body.partition(":")[2]) for found in bodies.values() for body in found)
+
+
+def copied(rig: Rig, checkpoint: str = "ck", **options: Any) -> list[int]:
+    """Copy topic in to topic out with availableNow, and return the input rows of each batch."""
+    query = rig.run(rig.stream(topic="in", **{"consumerGroup": "g", **options}), checkpoint, topic="out", topicQueueNums=2)
+    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
 
 @pytest.fixture
