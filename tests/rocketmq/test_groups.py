@@ -24,7 +24,8 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net import fan_out
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
-from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused
+from tests.contract.support import letters
+from tests.rocketmq.group_world import World, condition, error_of, granted, refused
 from tests.rocketmq.peers import Consumer, Peers
 from tests.rocketmq.proxy import Network
 from tests.waits import first_good, soon
@@ -215,16 +216,16 @@ def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
         "properties": pa.array([list(properties.items())], pa.map_(pa.string(), pa.string())),
     }  # fmt: skip
     assert world.connect().groups.dead_letter(token, pa.record_batch(columns), [3]) == 1
-    assert world.connect().groups.dead_letter(token, body_of([3]), [3]) == 0
+    assert world.connect().groups.dead_letter(token, letters([3]), [3]) == 0
     more = range(4, 2004)
-    assert world.connect().groups.dead_letter(token, body_of(more), more) == 2000
-    assert world.connect().groups.dead_letter(token, body_of(range(3, 2005)), range(3, 2005)) == 1
+    assert world.connect().groups.dead_letter(token, letters(more), more) == 2000
+    assert world.connect().groups.dead_letter(token, letters(range(3, 2005)), range(3, 2005)) == 1
     log = world.connect().log
-    [letters] = log.queues(f"%DLQ%{world.group}")
-    at = log.bounds([letters])[letters]
+    [dead] = log.queues(f"%DLQ%{world.group}")
+    at = log.bounds([dead])[dead]
     assert (at.min_offset, at.max_offset) == (0, 2002)
     wanted = ("body", "tags", "keys", "sharding_key", "message_id", "reconsume_times", "properties")
-    [first] = log.pull(letters, 0, 1, 1 << 20, wanted).to_pylist()
+    [first] = log.pull(dead, 0, 1, 1 << 20, wanted).to_pylist()
     assert (first["body"], first["tags"], first["keys"], first["sharding_key"]) == (b"\0\xff", "t", "k", "s")
     assert first["message_id"] == key_of(world.group, queue, 3)
     found = dict(first["properties"])
@@ -236,7 +237,7 @@ def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
     )
     bodies: list[bytes] = []
     while len(bodies) < 2002:
-        bodies += log.pull(letters, len(bodies), 4096, 1 << 30, ("body",)).column(0).to_pylist()
+        bodies += log.pull(dead, len(bodies), 4096, 1 << 30, ("body",)).column(0).to_pylist()
     assert bodies[1:] == [b"body %d" % offset for offset in range(4, 2005)]
 
 

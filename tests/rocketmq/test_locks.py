@@ -27,7 +27,8 @@ from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group.groups import BELIEVED
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused
+from tests.contract.support import letters
+from tests.rocketmq.group_world import World, condition, error_of, granted, refused
 from tests.waits import first_good
 
 pytestmark = pytest.mark.usefixtures("unhurried")
@@ -156,7 +157,7 @@ def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> Non
     assert held
     assert task.stale([token]) == []
     # A dead letter is put aside by a task, too.
-    assert task.dead_letter(token, body_of([3]), [3]) == 1
+    assert task.dead_letter(token, letters([3]), [3]) == 1
 
 
 def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(usual: World, quick: World) -> None:
