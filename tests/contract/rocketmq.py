@@ -31,8 +31,8 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.route import user_topics
 from tests.contract.support import FakeClock
-from tests.waits import soon
 from tests.quick_spark import QUICK_SERVER
+from tests.waits import soon
 
 #: Features that RocketMQ lacks → the reason; see `support.needs`.
 LACKS: Final = {
