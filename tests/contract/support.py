@@ -120,7 +120,7 @@ def users_properties(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def bodies(broker: Broker, queue: MessageQueue, offset: int | None = None) -> list[str]:
-    return [row["body"].decode() for row in read(broker, queue, offset)]
+    return [row["body"].decode() for row in read(broker, queue, offset, ("body",))]
 
 
 @contextlib.contextmanager

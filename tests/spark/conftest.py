@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
 from orderedmq.broker import Broker
+from tests.contract.support import bodies
 from tests.waits import until
 
 
@@ -69,17 +70,7 @@ class Rig:
 
     def bodies(self, topic: str) -> dict[int, list[str]]:
         """All bodies of a topic per queue, in order."""
-        out: dict[int, list[str]] = {}
-        for queue in self.broker.log.queues(topic):
-            found: list[str] = []
-            at = self.broker.log.bounds([queue])[queue]
-            position = at.min_offset
-            while position < at.max_offset:
-                rows = self.broker.log.pull(queue, position, 10000, 1 << 24, ("body",))
-                found += [body.decode() for body in rows.column("body").to_pylist()]
-                position += rows.num_rows
-            out[queue.queue_id] = found
-        return out
+        return {queue.queue_id: bodies(self.broker, queue) for queue in self.broker.log.queues(topic)}
 
     def released(self, group: str = "g") -> None:
         """Wait until the group's queues are unlocked: Spark reports the end of a query before its source has stopped."""
