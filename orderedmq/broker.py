@@ -235,16 +235,10 @@ class Log(Protocol):
         """
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
-        """Check that the topics' brokers support the filter.
-
-        Raises OptionError UNSUPPORTED, or INVALID if the SQL does not parse.
-        """
+        """Check that the brokers support the filter. Raises OptionError UNSUPPORTED, or INVALID if the SQL does not parse."""
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
-        """Check that the account may read the topics as the group.
-
-        Raises RocketMQError NO_PERMISSION with all missing rights.
-        """
+        """Check that the account may read the topics as the group. Raises RocketMQError NO_PERMISSION with all it lacks."""
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) durably; returns their offsets.
@@ -323,10 +317,7 @@ class Outbox(Protocol):
     """Writes batches, each once; invisible until published, if publishing is atomic (Capabilities)."""
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
-        """Register that a task of ``run`` reads ``offsets``.
-
-        The publish of that run's batch requires the token to be current.
-        """
+        """Register that a task of ``run`` reads ``offsets``. The publish of its batch requires the token to be current."""
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
         """A staging area for one attempt of one task."""
@@ -369,10 +360,7 @@ class Admin(Protocol):
     def alter_topic(
         self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
     ) -> TopicInfo:
-        """Change how long messages are kept, from the next write or trim on.
-
-        Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED.
-        """
+        """Change retention, from the next write or trim on. Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED."""
 
     def delete_topic(self, name: str) -> None:
         """Delete messages and every group's offsets of the topic."""
@@ -388,10 +376,7 @@ class Admin(Protocol):
         """All committed offsets of a group. Raises GroupError MISSING."""
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
-        """Set group offsets from outside, clear the queues' lineage, raise the reset number.
-
-        GroupError IN_USE unless forced.
-        """
+        """Set group offsets, clear the queues' lineage, raise the reset number. Raises GroupError IN_USE unless forced."""
 
     def require_unused(self, group: str) -> None:
         """Raises GroupError IN_USE if a live process owns a queue of the group or is a member of it."""
@@ -400,10 +385,7 @@ class Admin(Protocol):
         """Forget a group's offsets, locks and members; its dead letters stay. GroupError MISSING, or IN_USE unless forced."""
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
-        """Take held locks away; return their queues.
-
-        GroupError IN_USE if a holder is alive, unless forced: it then loses them.
-        """
+        """Take held locks away and return their queues. Raises GroupError IN_USE if a holder is alive, unless forced."""
 
     def locks(self, group: str | None = None) -> list[LockInfo]: ...
 

@@ -1,4 +1,4 @@
-"""The demo: a year of flights through ordered queues, with the job killed half-way. Its Spark job is the package orderedmq_demo."""
+"""The demo: a year of flights through ordered queues, with the job killed half-way. Only its Spark job imports Spark."""
 
 from __future__ import annotations
 

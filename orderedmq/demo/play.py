@@ -211,7 +211,7 @@ class _Job:
         arguments = (demo.endpoint, demo.checkpoint, demo.queues, -(-demo.events // demo.batches))
         with open(demo.log, "ab") as log:
             self._driver = subprocess.Popen(
-                [sys.executable, "-m", "orderedmq_demo.job", *map(str, arguments)],
+                [sys.executable, "-m", "orderedmq.demo.job", *map(str, arguments)],
                 cwd=demo.folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,

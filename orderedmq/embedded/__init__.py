@@ -1,1 +1,1 @@
-"""The embedded broker: a durable broker in a directory of this machine, on LMDB. ARCHITECTURE.md describes its layout."""
+"""The embedded broker: a durable broker in a directory of this machine, on LMDB. layout.py has its databases."""

@@ -32,6 +32,7 @@ from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.route import user_topics
 from tests.contract.support import FakeClock
 from tests.quick_spark import QUICK_SERVER
+from tests.waits import soon
 
 #: Features that RocketMQ lacks → the reason; see `support.needs`.
 LACKS: Final = {
@@ -112,7 +113,7 @@ class LockClock(FakeClock):
 
 def _unlock(client: Client, locks: Mapping[tuple[str, str], list[MessageQueue]]) -> None:
     """Unlock at every broker, in the owners' names."""
-    deadline = time.monotonic() + 30
+    deadline = soon()
     for broker in client.cluster(deadline).brokers.values():
         for (group, name), queues in locks.items():
             client.call_address(str(broker.master), group_requests.unlock(group, name, queues), deadline)
@@ -215,7 +216,7 @@ class RocketMQPlace:
 def _empty(client: Client) -> None:
     """Delete every topic and group except the servers' own."""
     # The leftovers of a failed test end with the life of a lock.
-    deadline = time.monotonic() + LOCK_LIFE + 30
+    deadline = soon(LOCK_LIFE + 30)
     cluster = client.cluster(deadline)
     names = client.topics(deadline)
     topics = {*user_topics(names, cluster), *(name for name in names if name.startswith("%RETRY%"))}

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -19,6 +18,7 @@ from orderedmq.core.lock import Client, Instant, LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.errors import OrderedMQError
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COLUMNS, PRODUCER_SCHEMA, RESERVED_PROPERTIES, MessageQueue, OffsetRange
+from tests.waits import until
 
 SECOND = 1_000_000
 BIG = 9000  # rows: a chunk of its own, more than merging lets a tail chunk grow to
@@ -120,7 +120,7 @@ def users_properties(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def bodies(broker: Broker, queue: MessageQueue, offset: int | None = None) -> list[str]:
-    return [row["body"].decode() for row in read(broker, queue, offset)]
+    return [row["body"].decode() for row in read(broker, queue, offset, ("body",))]
 
 
 @contextlib.contextmanager
@@ -180,10 +180,8 @@ def joined(broker: Broker, client: Client, group: str = "g") -> int:
 
 def gone(broker: Broker, kind: str, client: Client, group: str = "g") -> None:
     """Wait until a killed client is no member: at once in a store, at the end of its connection over RocketMQ."""
-    deadline = time.monotonic() + (0 if kind == "embedded" else 60)
-    while client.client_id in ids(broker, group):
-        assert time.monotonic() < deadline, f"{client.client_id} is a member still"
-        time.sleep(0.01)
+    timeout = 0.0 if kind == "embedded" else 60.0
+    until(lambda: client.client_id not in ids(broker, group), f"{client.client_id} is no member", timeout)
 
 
 def kill(process: subprocess.Popen) -> None:

@@ -24,7 +24,8 @@ from tests import checker
 from tests.faults import faulty
 from tests.faults.drivers import Driver
 from tests.faults.leases import age
-from tests.faults.points import STEP, Points, until
+from tests.faults.points import Points
+from tests.waits import STEP, until
 
 GROUP = "g"
 #: Rows per RecordBatch of the source: points count rows in these steps.

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.faults.points import until
+from tests.waits import until
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"

@@ -11,29 +11,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
+
+from tests.waits import until
 
 Action = Literal["hold", "kill", "fail"]
 #: Seconds until a process that is never released fails; longer than all tests of a module take on a busy machine.
 PATIENCE = 900.0
-STEP = 0.01
 
 
 class ToldToFail(Exception):
     """Raised at a point that was armed with ``fail``."""
-
-
-def until(condition: Callable[[], Any], what: str, timeout: float = 60.0) -> Any:
-    """Wait until the condition is true and return its value. Raises AssertionError with ``what`` after ``timeout`` seconds."""
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
-        time.sleep(STEP)
 
 
 class Points:

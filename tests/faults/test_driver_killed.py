@@ -15,7 +15,7 @@ import pytest
 from tests import checker
 from tests.faults.conftest import World
 from tests.faults.drivers import Driver, gone
-from tests.faults.points import until
+from tests.waits import until
 
 # The first test waits for the killed runs of all tests.
 pytestmark = pytest.mark.timeout(400)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.faults.conftest import World
 from tests.faults.drivers import RUNNER, Driver, gone, send
-from tests.faults.points import until
+from tests.waits import until
 
 # The first test waits for the former runs of all tests.
 pytestmark = pytest.mark.timeout(400)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests import checker
+from tests.contract import support
 from tests.faults.conftest import World
 
 ACCEPT = {"failOnDataLoss": "false"}
@@ -88,13 +89,7 @@ def recreate(world: World) -> None:
 
 
 def bodies(world: World) -> list[str]:
-    found = []
-    for queue in world.broker.log.queues("out"):
-        at = world.broker.log.bounds([queue])[queue]
-        if at.max_offset:
-            rows = world.broker.log.pull(queue, 0, 10000, 1 << 24, ("body",))
-            found += [body.decode() for body in rows.column("body").to_pylist()]
-    return found
+    return [body for queue in world.broker.log.queues("out") for body in support.bodies(world.broker, queue)]
 
 
 def expected(world: World, rows: int) -> list[str]:

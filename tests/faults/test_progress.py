@@ -8,7 +8,7 @@ from collections.abc import Callable
 from tests import checker
 from tests.faults.conftest import World
 from tests.faults.drivers import WORKER, Driver, kill_below
-from tests.faults.points import until
+from tests.waits import until
 
 
 def test_available_now_ends_at_what_was_there_while_producers_go_on(world: World) -> None:

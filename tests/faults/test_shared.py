@@ -11,7 +11,7 @@ import pytest
 
 from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import JVM, RUNNER, WORKER, Driver, kill_below
-from tests.faults.points import until
+from tests.waits import until
 
 #: Life of a queue lock and of a membership, in seconds: no test waits for their end.
 LIFE: Final = 1000.0

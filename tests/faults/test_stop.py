@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.faults.conftest import GROUP, World
-from tests.faults.points import until
+from tests.waits import until
 
 
 def test_a_query_stopped_while_idle_leaves_its_queues_to_the_next_at_once(world: World) -> None:

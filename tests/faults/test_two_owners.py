@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import JVM, RUNNER, WORKER, Driver
-from tests.faults.points import until
+from tests.waits import until
 
 #: Life of a lock in seconds: a test that pauses an owner waits that long.
 LIFE = 3.0

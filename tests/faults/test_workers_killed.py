@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.conftest import World
 from tests.faults.drivers import RUNNER, WORKER, Driver, kill_below
-from tests.faults.points import until
+from tests.waits import until
 
 
 @pytest.mark.parametrize("point", ["read", "write"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -15,6 +14,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.request import Request, nothing
+from tests.waits import soon
 
 ROOT = Path(__file__).parents[2]
 _UPDATE_ACL_CONFIG, _CREATE_USER, _CREATE_ACL = 50, 3001, 3006
@@ -112,7 +112,7 @@ class Accounts:
         made = Credentials(f"account-{number}", f"never-shown-{number}")
         for code, ext, body in _second(made, given) if self.cluster.version.startswith("5") else _first(made, given):
             request = Request(cast(RequestCode, code), "making of an account", made.access_key, nothing, ext, body)
-            self._client.call_address(self.cluster.broker.address, request, time.monotonic() + 20)
+            self._client.call_address(self.cluster.broker.address, request, soon())
         return made
 
 

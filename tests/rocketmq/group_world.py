@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
-import pyarrow as pa
 import pytest
 
 from orderedmq.core.lock import Client as Identity
@@ -17,8 +14,7 @@ from orderedmq.errors import OrderedMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
-
-T = TypeVar("T")
+from tests.contract.support import ids, locked, rows
 
 
 class World:
@@ -44,26 +40,16 @@ class World:
             broker.close()
 
     def send(self, queue: MessageQueue, count: int) -> None:
-        self.broker.log.append(queue, pa.record_batch({"body": pa.array([b"%d" % i for i in range(count)])}))
+        self.broker.log.append(queue, rows(range(count)))
 
     def lock(self, broker: RocketMQBroker, client: Identity, queues: Sequence[MessageQueue] | None = None) -> list[LockToken]:
-        answers = broker.groups.lock(self.group, client, self.queues if queues is None else queues)
-        assert all(isinstance(answer, LockToken) for answer in answers.values()), answers
-        return [answer for answer in answers.values() if isinstance(answer, LockToken)]
+        return locked(broker, self.group, client, self.queues if queues is None else queues)
 
     def shared(self) -> Subscription:
         return Subscription("shared", self.topic, "AVG")
 
     def ids(self, broker: RocketMQBroker) -> list[str]:
-        return [member.client_id for member in broker.groups.members(self.group)]
-
-
-def until(get: Callable[[], T], good: Callable[[T], bool], seconds: float = 60.0) -> T:
-    deadline = time.monotonic() + seconds
-    while not good(value := get()):
-        assert time.monotonic() < deadline, value
-        time.sleep(0.05)
-    return value
+        return ids(broker, self.group)
 
 
 def error_of(call: Callable[[], object]) -> OrderedMQError:
@@ -74,10 +60,6 @@ def error_of(call: Callable[[], object]) -> OrderedMQError:
 
 def condition(call: Callable[[], object]) -> str:
     return error_of(call).condition.removeprefix("ORDEREDMQ_")
-
-
-def body_of(offsets: Sequence[int]) -> pa.RecordBatch:
-    return pa.record_batch({"body": pa.array([b"body %d" % offset for offset in offsets])})
 
 
 def refused(answers: dict[MessageQueue, LockToken | Refusal]) -> list[Refusal]:

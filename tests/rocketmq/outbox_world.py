@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.errors import OrderedMQError
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -21,6 +19,8 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
 from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
 from orderedmq.rocketmq.wire import admin_requests
+from tests.contract import support
+from tests.waits import soon, until
 
 #: For locks that live 3 s.
 QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=60.0, lock_yield=1.0, send_timeout=1.0, settle=0.4, patience=60.0)
@@ -28,24 +28,9 @@ QUICK = Timing(lock_trust=1.5, lock_renew=1.0, lock_wait=60.0, lock_yield=1.0, s
 SHORT_SENDS = Timing(lock_yield=1.0, send_timeout=1.0, settle=0.4)
 
 
-def soon(seconds: float = 30.0) -> float:
-    return time.monotonic() + seconds
-
-
-def until(good: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = soon(seconds)
-    while not good():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def rows(names: Sequence[str], size: int = 0) -> pa.RecordBatch:
     """Rows whose key is their first letter, with bodies of at least ``size`` bytes."""
-    columns: dict[str, Any] = {
-        "body": [name.encode().ljust(size) for name in names],
-        "sharding_key": [name[0] for name in names],
-    }
-    return pa.record_batch({name: pa.array(values, PRODUCER_SCHEMA.field(name).type) for name, values in columns.items()})
+    return support.rows([name.encode().ljust(size) for name in names], sharding_key=[name[0] for name in names])
 
 
 def numbered(count: int, first: int = 0, keys: str = "abc") -> list[str]:
@@ -65,15 +50,14 @@ class World:
         self._clients = [self.client]
         for master in self.masters():
             self.client.call_address(master, admin_requests.create_topic(self.topic, 3), soon())
-        deadline = soon(60)
-        while True:
-            try:
-                self.queues = self.log.queues(self.topic)
-                break
-            except OrderedMQError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+        self.queues: list[MessageQueue] = until(self._queues, f"topic {self.topic} is there")
         self.queue = self.queues[0]
+
+    def _queues(self) -> list[MessageQueue]:
+        try:
+            return self.log.queues(self.topic)
+        except OrderedMQError:
+            return []
 
     def masters(self) -> list[str]:
         return [str(broker.master) for broker in self.client.cluster(soon()).brokers.values()]

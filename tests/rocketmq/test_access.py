@@ -37,6 +37,7 @@ from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq import roles
 from tests.rocketmq.accounts import ADMIN, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
 from tests.rocketmq.proxy import Proxy
+from tests.waits import soon
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -83,7 +84,7 @@ def accounts(guarded: Cluster) -> Iterator[Accounts]:
 
 def ask(cluster: Cluster, credentials: Credentials | None, request: Request[Any]) -> Any:
     with Client(cluster.address, credentials=credentials) as client:
-        return client.call_address(cluster.broker.address, request, time.monotonic() + 20)
+        return client.call_address(cluster.broker.address, request, soon())
 
 
 REQUESTS: list[Request[Any]] = [
@@ -115,7 +116,7 @@ def test_others_are_refused_by_name_and_once(guarded: Cluster, credentials: Cred
     with Proxy(guarded.broker.address) as proxy, Client(guarded.address, credentials=credentials) as client:
         for number, request in enumerate(REQUESTS):
             with pytest.raises(RocketMQError) as caught:
-                client.call_address(proxy.address, request, time.monotonic() + 60)
+                client.call_address(proxy.address, request, soon(60))
             assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.NO_PERMISSION"
             assert request.resource in caught.value.message
             assert "secret-of" not in str(caught.value)
@@ -361,7 +362,7 @@ def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
     configured = ask(cluster, ADMIN, admin.groups())
     offsets = ask(cluster, ADMIN, groups.all_consumer_offsets())
     with Client(cluster.address) as client:
-        names = {*configured, *offsets, *client.topics(time.monotonic() + 20)}
+        names = {*configured, *offsets, *client.topics(soon())}
     ends = {
         topic: ask(cluster, ADMIN, message_requests.max_offset(QUEUE._replace(topic=topic))) for topic in ("orders", "invoices")
     }

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from orderedmq.cli import app
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.rocketmq.group_world import World, until
+from tests.rocketmq.group_world import World
+from tests.waits import first_good
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
@@ -106,5 +107,5 @@ def test_one_queues_lock_is_released(world: World, run: Run) -> None:
     assert "give --force" in run("lock", "release", world.group, place, code=1)
     assert where(run("lock", "release", world.group, place, "--force")) == [("broker-b", 1)]
     # What others do is known after a second.
-    assert [str(token.queue) for token in until(lambda: world.broker.groups.stale(tokens), bool)] == [place]
+    assert [str(token.queue) for token in first_good(lambda: world.broker.groups.stale(tokens), bool)] == [place]
     assert run("lock", "release", world.group, place, "--force") == []

@@ -24,10 +24,7 @@ from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
 from orderedmq.rocketmq.wire.request import Request
 from tests.rocketmq.proxy import HOST
-
-
-def soon(seconds: float = 30.0) -> float:
-    return time.monotonic() + seconds
+from tests.waits import first_good, soon
 
 
 class World:
@@ -270,7 +267,4 @@ def test_a_server_does_nothing_until_a_request_is_whole(world: World) -> None:
             peer.sendall(written(request))
             assert peer.recv(4)
     # What was sent can be read a moment after the answer.
-    deadline = soon()
-    while unchanged := [name for name, value in state(world).items() if before[name] == value]:
-        assert time.monotonic() < deadline, unchanged
-        time.sleep(0.05)
+    first_good(lambda: [name for name, value in state(world).items() if before[name] == value], lambda unchanged: not unchanged)

@@ -19,15 +19,16 @@ from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
-from orderedmq.rocketmq.group.offsets import soon
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net import fan_out
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
-from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
+from tests.contract.support import letters
+from tests.rocketmq.group_world import World, condition, error_of, granted, refused
 from tests.rocketmq.peers import Consumer, Peers
 from tests.rocketmq.proxy import Network
+from tests.waits import first_good, soon
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
@@ -144,7 +145,7 @@ def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(tw
         with Client(two_brokers.address) as client:
             for broker in two_brokers.brokers:
                 client.call_address(broker.address, admin_requests.create_topic(topic, 1), soon(10))
-                [here] = until(lambda: _queues(world.broker, topic, broker.name), bool, 60)  # noqa: B023 (called at once)
+                [here] = first_good(lambda: _queues(world.broker, topic, broker.name), bool, 60)  # noqa: B023 (called at once)
                 if broker is two_brokers.broker:
                     world.broker.groups.heartbeat(world.group, me, Subscription("shared", topic, "AVG"))
                 world.lock(world.broker, me, [here])
@@ -165,8 +166,8 @@ def test_a_client_knows_when_its_membership_went_with_its_connection(usual: Worl
         assert not groups.cut_off(me)
         for connection in list(network.broker.connections):
             connection.reset()
-        until(lambda: groups.cut_off(me), bool)
-        until(lambda: usual.ids(usual.broker), lambda ids: ids == [])
+        first_good(lambda: groups.cut_off(me), bool)
+        first_good(lambda: usual.ids(usual.broker), lambda ids: ids == [])
         groups.heartbeat(usual.group, me, usual.shared())
         assert usual.ids(usual.broker) == [me.client_id]
         assert not groups.cut_off(me)
@@ -215,16 +216,16 @@ def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
         "properties": pa.array([list(properties.items())], pa.map_(pa.string(), pa.string())),
     }  # fmt: skip
     assert world.connect().groups.dead_letter(token, pa.record_batch(columns), [3]) == 1
-    assert world.connect().groups.dead_letter(token, body_of([3]), [3]) == 0
+    assert world.connect().groups.dead_letter(token, letters([3]), [3]) == 0
     more = range(4, 2004)
-    assert world.connect().groups.dead_letter(token, body_of(more), more) == 2000
-    assert world.connect().groups.dead_letter(token, body_of(range(3, 2005)), range(3, 2005)) == 1
+    assert world.connect().groups.dead_letter(token, letters(more), more) == 2000
+    assert world.connect().groups.dead_letter(token, letters(range(3, 2005)), range(3, 2005)) == 1
     log = world.connect().log
-    [letters] = log.queues(f"%DLQ%{world.group}")
-    at = log.bounds([letters])[letters]
+    [dead] = log.queues(f"%DLQ%{world.group}")
+    at = log.bounds([dead])[dead]
     assert (at.min_offset, at.max_offset) == (0, 2002)
     wanted = ("body", "tags", "keys", "sharding_key", "message_id", "reconsume_times", "properties")
-    [first] = log.pull(letters, 0, 1, 1 << 20, wanted).to_pylist()
+    [first] = log.pull(dead, 0, 1, 1 << 20, wanted).to_pylist()
     assert (first["body"], first["tags"], first["keys"], first["sharding_key"]) == (b"\0\xff", "t", "k", "s")
     assert first["message_id"] == key_of(world.group, queue, 3)
     found = dict(first["properties"])
@@ -236,7 +237,7 @@ def test_dead_letters_are_where_rocketmq_looks_for_them(world: World) -> None:
     )
     bodies: list[bytes] = []
     while len(bodies) < 2002:
-        bodies += log.pull(letters, len(bodies), 4096, 1 << 30, ("body",)).column(0).to_pylist()
+        bodies += log.pull(dead, len(bodies), 4096, 1 << 30, ("body",)).column(0).to_pylist()
     assert bodies[1:] == [b"body %d" % offset for offset in range(4, 2005)]
 
 
@@ -255,7 +256,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
     java = peers.consumer(usual.cluster.address, usual.group, usual.topic)
     groups = usual.broker.groups
     try:
-        until(lambda: owned(java, usual.topic), lambda queues: len(queues) == 4)
+        first_good(lambda: owned(java, usual.topic), lambda queues: len(queues) == 4)
         everything = [("broker-a", number) for number in range(4)]
         exclusive = groups.join("greedy")
         # Before a heartbeat changed anything for the Java consumer.
@@ -277,8 +278,8 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         theirs = [(queue.broker_name, queue.queue_id) for queue in usual.queues if queue not in mine]
         assert len(mine) == len(theirs) == 2
         # Code 40 makes it rebalance: it gives our half up, and keeps its own.
-        until(lambda: owned(java, usual.topic), lambda queues: queues == theirs)
-        tokens = granted(until(lambda: groups.lock(usual.group, me, mine), lambda out: not refused(out)))
+        first_good(lambda: owned(java, usual.topic), lambda queues: queues == theirs)
+        tokens = granted(first_good(lambda: groups.lock(usual.group, me, mine), lambda out: not refused(out)))
         [other, _] = [queue for queue in usual.queues if queue not in mine]
         [refusing] = refused(groups.lock(usual.group, me, [other]))
         assert (refusing.client_id, refusing.alive) == (java.id, True)
@@ -291,7 +292,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         assert {message.queue for message in java.received} == set(theirs)
         groups.commit(dict.fromkeys(tokens, 5))
         admin = peers.admin(usual.cluster.address)
-        until(lambda: admin.offsets(usual.group, usual.topic), lambda found: found == dict.fromkeys(everything, 5))
+        first_good(lambda: admin.offsets(usual.group, usual.topic), lambda found: found == dict.fromkeys(everything, 5))
         assert admin.members(usual.group) == sorted((java.id, me.client_id))
 
         # What RocketMQ's own tool shows of us.
@@ -300,7 +301,7 @@ def test_a_java_consumer_and_a_query_share_a_group(usual: World, peers: Peers) -
         assert held == [(queue.broker_name, queue.queue_id) for queue in sorted(mine)]
 
         groups.leave(me)
-        until(lambda: owned(java, usual.topic), lambda queues: queues == everything, 60)
+        first_good(lambda: owned(java, usual.topic), lambda queues: queues == everything, 60)
     finally:
         java.stop()
 
@@ -320,7 +321,9 @@ def test_a_java_consumer_takes_over_where_a_query_has_committed(usual: World, pe
     finally:
         java.stop()
     # It says good-bye without waiting for an answer.
-    until(lambda: usual.connect().groups.offsets(usual.group, usual.queues[:1]), lambda found: found == {usual.queues[0]: 10})
+    first_good(
+        lambda: usual.connect().groups.offsets(usual.group, usual.queues[:1]), lambda found: found == {usual.queues[0]: 10}
+    )
 
 
 def test_the_reset_number_of_a_broker_that_answers_at_the_second_try_is_believed(

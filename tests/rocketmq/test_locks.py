@@ -27,7 +27,9 @@ from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group.groups import BELIEVED
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
+from tests.contract.support import letters
+from tests.rocketmq.group_world import World, condition, error_of, granted, refused
+from tests.waits import first_good
 
 pytestmark = pytest.mark.usefixtures("unhurried")
 
@@ -82,7 +84,7 @@ def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
     began = time.monotonic()
     tokens = quick.lock(quick.broker, quick.broker.groups.join("me"))
     them = rival.groups.join("them")
-    until(lambda: rival.groups.lock(quick.group, them, quick.queues), lambda out: not refused(out))
+    first_good(lambda: rival.groups.lock(quick.group, them, quick.queues), lambda out: not refused(out))
     assert time.monotonic() - began > LIFE - 0.1, "nobody else got them while they lived"
     # Within the time that it trusts its locks, the loser learns it from the fence.
     assert quick.broker.groups.stale(tokens) == tokens
@@ -110,7 +112,7 @@ def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World
             assert spans == []
             # It is a member still, and has its share of the queues, until it ends.
             former.stop()
-            following = until(lambda: again.latestOffset(batch, ReadAllAvailable()), lambda offset: offset != batch, 60)
+            following = first_good(lambda: again.latestOffset(batch, ReadAllAvailable()), lambda offset: offset != batch, 60)
             span = ranges(Checkpoint.from_spark(batch), Checkpoint.from_spark(following))[queue]
             assert (span.begin, span.end) == (0, 20), "it is entered at the group's offset, not behind the batch"
     finally:
@@ -155,7 +157,7 @@ def test_a_tasks_look_keeps_the_lock_of_a_driver_that_lives(quick: World) -> Non
     assert held
     assert task.stale([token]) == []
     # A dead letter is put aside by a task, too.
-    assert task.dead_letter(token, body_of([3]), [3]) == 1
+    assert task.dead_letter(token, letters([3]), [3]) == 1
 
 
 def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(usual: World, quick: World) -> None:
@@ -173,7 +175,7 @@ def test_a_lingering_lock_lives_on_for_strangers_and_not_for_its_own_query(usual
             [again] = world.lock(world.broker, groups.join("me"), world.queues[:1])
             assert again.epoch > first.epoch
         else:
-            until(lambda: rival.lock(world.group, them, [second.queue]), lambda out: not refused(out))  # noqa: B023 (called at once)
+            first_good(lambda: rival.lock(world.group, them, [second.queue]), lambda out: not refused(out))  # noqa: B023 (called at once)
             assert time.monotonic() - began > LIFE - 0.1
 
 
@@ -222,7 +224,7 @@ def test_a_restart_after_a_kill_has_its_queues_at_once_and_two_runs_exclude_each
         assert len(refusals) == 4
     assert usual.ids(usual.broker) == [first]
     run.kill()
-    until(lambda: usual.ids(usual.broker), lambda ids: ids == [])
+    first_good(lambda: usual.ids(usual.broker), lambda ids: ids == [])
     assert len(refused(groups.lock(usual.group, other, usual.queues))) == 4
     tokens = usual.lock(usual.broker, again)
     assert {token.epoch % 2 for token in tokens} == {0}, "under the query's name"
@@ -236,7 +238,7 @@ def test_a_run_whose_predecessor_is_stuck_waits_for_the_locks_to_end(quick: Worl
     began = time.monotonic()
     [token] = quick.lock(quick.broker, first, quick.queues[:1])
     new.heartbeat(quick.group, second, quick.shared())
-    [taken] = granted(until(lambda: new.lock(quick.group, second, [token.queue]), lambda out: not refused(out)))
+    [taken] = granted(first_good(lambda: new.lock(quick.group, second, [token.queue]), lambda out: not refused(out)))
     assert time.monotonic() - began > LIFE - 0.1
     assert taken.epoch % 2 == 1, "under its own name"
     # The first one is a member still, and yet its tasks and itself see that it is lost.
@@ -375,4 +377,4 @@ def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: W
     assert not groups.check(tokens[1])
     admin.seek(world.group, {tokens[2].queue: 0}, force=True)
     groups.believed = BELIEVED
-    until(lambda: groups.stale(tokens), lambda gone: tokens[2] in gone)
+    first_good(lambda: groups.stale(tokens), lambda gone: tokens[2] in gone)

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -32,24 +32,11 @@ from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand
 from orderedmq.tools.producer import Producer
+from tests.contract.support import rows
 from tests.rocketmq.proxy import Connection, Network, Path, Way
+from tests.waits import soon, until
 
 MS = 1000
-
-
-def soon(seconds: float = 30.0) -> float:
-    return time.monotonic() + seconds
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = soon(60)
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
-def rows(bodies: Sequence[bytes]) -> pa.RecordBatch:
-    return pa.record_batch({"body": pa.array(bodies, pa.binary())})
 
 
 def numbers(count: int, first: int = 0) -> pa.RecordBatch:

@@ -23,8 +23,9 @@ from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.message_stamp import bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
-from tests.rocketmq.outbox_world import World, numbered, rows, soon, spoil, until
+from tests.rocketmq.outbox_world import World, numbered, rows, spoil
 from tests.rocketmq.proxy import Network
+from tests.waits import soon, until
 
 
 @pytest.fixture

@@ -27,8 +27,9 @@ from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.commit_report import parse_token
 from orderedmq.rocketmq.sink.outbox import RocketMQStaging
 from orderedmq.rocketmq.wire.codes import RequestCode
-from tests.rocketmq.outbox_world import QUICK, SHORT_SENDS, World, numbered, rows, spoil, until
+from tests.rocketmq.outbox_world import QUICK, SHORT_SENDS, World, numbered, rows, spoil
 from tests.rocketmq.proxy import Connection, Network, Path, Way
+from tests.waits import until
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -296,7 +297,7 @@ CHILD = """
 import sys
 from orderedmq.broker import SinkBatch
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq import encode
+from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.sink.outbox import RocketMQOutbox

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import re
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,14 +33,10 @@ from orderedmq.rocketmq.messages import log as log_module
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.tools.producer import Producer
-from tests.faults.points import until
 from tests.rocketmq.peers import Peers
+from tests.waits import soon, until
 
 UPDATE_BROKER_CONFIG = 25
-
-
-def soon() -> float:
-    return time.monotonic() + 30
 
 
 class World:

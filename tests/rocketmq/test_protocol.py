@@ -6,18 +6,17 @@ Traps held: 2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 20.
 from __future__ import annotations
 
 import contextlib
-import struct
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from orderedmq.core.filters import Filter
-from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import GroupError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.stored_message import parse_all, parse_stored
 from orderedmq.rocketmq.local.servers import Cluster
@@ -33,20 +32,11 @@ from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus, Sen
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import user_topics
 from tests.quick_spark import QUICK_JVM
+from tests.rocketmq.group_world import error_of
+from tests.stored_messages import inner
+from tests.waits import first_good, soon
 
 T = TypeVar("T")
-
-
-def soon(seconds: float = 30.0) -> float:
-    return time.monotonic() + seconds
-
-
-def until(get: Callable[[], T], good: Callable[[T], bool], seconds: float = 60.0) -> T:
-    deadline = soon(seconds)
-    while not good(value := get()):
-        assert time.monotonic() < deadline, value
-        time.sleep(0.01)
-    return value
 
 
 class World:
@@ -60,7 +50,7 @@ class World:
         self.masters = {name: str(data.master) for name, data in self.client.cluster(soon()).brokers.items()}
         for master in self.masters.values():
             self.client.call_address(master, admin.create_topic(self.topic, 2), soon())
-        self.queues = until(self._route, lambda queues: len(queues) == 2)
+        self.queues = first_good(self._route, lambda queues: len(queues) == 2)
         self.queue = self.queues[0]
 
     def _route(self) -> tuple[MessageQueue, ...]:
@@ -78,7 +68,7 @@ class World:
         )
 
     def visible(self, count: int) -> None:
-        until(lambda: self.call(message_requests.max_offset(self.queue)), lambda offset: offset == count)
+        first_good(lambda: self.call(message_requests.max_offset(self.queue)), lambda offset: offset == count)
 
     def pull(self, offset: int, count: int = 32, suspend: float = 0.0) -> PullResult:
         return self.call(message_requests.pull(self.queue, self.group, offset, count, suspend=suspend))
@@ -89,18 +79,6 @@ def world(every_version: Cluster) -> Iterator[World]:
     made = World(every_version)
     yield made
     made.client.close()
-
-
-def inner(body: bytes, properties: str) -> bytes:
-    """One message of a batch, as MessageDecoder.encodeMessage writes it."""
-    text = properties.encode()
-    return struct.pack(">iiiii", 22 + len(body) + len(text), 0, 0, 0, len(body)) + body + struct.pack(">h", len(text)) + text
-
-
-def error_of(call: Callable[[], object]) -> OrderedMQError:
-    with pytest.raises(OrderedMQError) as caught:
-        call()
-    return caught.value
 
 
 def test_topics_come_and_go(world: World) -> None:
@@ -121,7 +99,7 @@ def test_topics_come_and_go(world: World) -> None:
 def test_messages_one_by_one_and_in_a_batch(world: World) -> None:
     first = world.send(b"one", "TAGS\x01a\x02KEYS\x01k\x02")
     assert (first.status, first.queue_id, first.queue_offset) == (SendStatus.SEND_OK, 0, 0)
-    batch = world.send(b"".join(inner(b"%d" % i, f"TAGS\x01b\x02N\x01{i}\x02") for i in range(40)), batch=True)
+    batch = world.send(inner(*((b"%d" % i, b"TAGS\x01b\x02N\x01%d\x02" % i) for i in range(40))), batch=True)
     assert batch.queue_offset == 1
     assert len(batch.message_id.split(",")) == 40
     world.visible(41)
@@ -174,7 +152,7 @@ def test_a_pull_waits_for_a_message_next_to_other_requests(world: World) -> None
 
 def test_many_pulls_on_their_way(world: World) -> None:
     for _ in range(4):
-        world.send(b"".join(inner(b"%d" % i, "") for i in range(500)), batch=True)
+        world.send(inner(*((b"%d" % i, b"") for i in range(500))), batch=True)
     world.visible(2000)
     connection = world.client.connection(world.masters[world.queue.broker_name], soon())
     pending = [
@@ -229,7 +207,7 @@ def test_members_are_connections(world: World) -> None:
         assert (found.consume_type, found.message_model) == ("CONSUME_PASSIVELY", "CLUSTERING")
         two.call(groups.unregister("two", world.group), soon(), topic=world.topic, broker_name=world.queue.broker_name)
         assert world.call(groups.consumer_list(world.group)) == ("one",)
-    until(lambda: world.call(groups.consumer_list(world.group)), lambda members: members == ())
+    first_good(lambda: world.call(groups.consumer_list(world.group)), lambda members: members == ())
 
 
 def test_locks(world: World) -> None:
@@ -257,7 +235,7 @@ def test_a_message_sent_back_becomes_a_dead_letter(world: World) -> None:
     world.call(groups.heartbeat("me", world.group, [TopicSubscription(world.topic)], version=1))
     world.call(message_requests.send_back(world.queue, world.group, message.physical_offset, delay_level=-1))
     dead = MessageQueue(f"%DLQ%{world.group}", world.queue.broker_name, 0)
-    until(lambda: world.call(message_requests.max_offset(dead)), lambda offset: offset == 1)
+    first_good(lambda: world.call(message_requests.max_offset(dead)), lambda offset: offset == 1)
     pulled = world.call(message_requests.pull(dead, world.group, 0, 32))
     assert [letter.body for letter in parse_all(bytes(pulled.body))] == [b"bad"]
 
@@ -277,7 +255,7 @@ def test_tls_with_a_certificate_that_the_server_made_up(cluster: Cluster, tmp_pa
         body = bytes(range(256)) * 4096
         request = message_requests.send(world.queue, body, "", group="p", born=0)
         assert client.call(request, soon(), topic=world.topic, broker_name=world.queue.broker_name).queue_offset == 0
-        until(
+        first_good(
             lambda: client.call_address(
                 world.masters[world.queue.broker_name], message_requests.max_offset(world.queue), soon()
             ),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.rocketmq.proxy import Connection, Network, Path, Proxy, Way
+from tests.waits import until
 
 
 def frame(code: int, opaque: int, body: bytes = b"", flag: int = 0, **fields: str) -> bytes:
@@ -83,13 +84,6 @@ def read(connection: socket.socket, count: int) -> bytes:
 def drain(connection: socket.socket) -> None:
     while connection.recv(1 << 16):
         pass
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_good_connection_loses_nothing(proxy: Proxy, far: Far) -> None:

@@ -15,9 +15,9 @@ from orderedmq.rocketmq.local.probe import ask, free_port
 from orderedmq.rocketmq.local.servers import Broker as BrokerServer
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire.codes import RequestCode
-from tests.faults.points import until
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
+from tests.waits import until
 
 ROWS = 5000
 UPDATE_BROKER_CONFIG = 25

@@ -22,10 +22,10 @@ from orderedmq.errors import OptionError, ServersError
 from orderedmq.rocketmq.local import jars
 from orderedmq.rocketmq.local.probe import ask, free, free_port
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.faults.points import until
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers, Received
 from tests.rocketmq.proxy import Network
+from tests.waits import until
 
 GET_CLUSTERS = 106
 GET_ROUTE = 105

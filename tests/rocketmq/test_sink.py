@@ -30,8 +30,8 @@ from orderedmq.broker import Broker, SinkBatch
 from orderedmq.core.key_hash import key_hash64
 from orderedmq.errors import OptionError
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.faults.points import until
 from tests.sink_tasks import written
+from tests.waits import until
 
 ROWS = 3000
 ROOT = Path(__file__).parents[2]

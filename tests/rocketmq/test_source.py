@@ -29,9 +29,9 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
-from tests.faults.points import until
 from tests.rocketmq.peers import Peers
 from tests.stored_messages import inner
+from tests.waits import soon, until
 
 READ = "queue_offset long, body binary, tags string"
 UPDATE_BROKER_CONFIG = 25
@@ -195,13 +195,11 @@ def test_a_query_that_filters_otherwise_than_a_java_member_of_its_group_is_refus
         for version, (theirs, mine) in enumerate((("a || b", "a"), ("*", "b || a"), ("a", "*"))):
             read = [TopicSubscription(rig.source, theirs)]
             beat = group_requests.heartbeat("10.0.0.1@1#2", rig.group, read, version=version)
-            java.call_address(rig.cluster.broker.address, beat, time.monotonic() + 10)
+            java.call_address(rig.cluster.broker.address, beat, soon())
             with pytest.raises(PySparkException, match=r"ORDEREDMQ_GROUP.DISAGREES.*10\.0\.0\.1@1#2") as caught:
                 rig.run(tags=mine, assignment="shared", lockTimeout="1s")
             assert f"TAG {theirs!r}" in str(caught.value)
-            found = java.call_address(
-                rig.cluster.broker.address, group_requests.consumer_connections(rig.group), time.monotonic() + 10
-            )
+            found = java.call_address(rig.cluster.broker.address, group_requests.consumer_connections(rig.group), soon())
             assert found.subscriptions[rig.source].expression == theirs, "nobody was told of another filter"
 
 
@@ -346,7 +344,7 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
     now = time.time_ns() // 1_000_000
     request = message_requests.send(queue, sink.getvalue().to_pybytes(), "", group="p", born=now, sys_flag=0x201)
     with Client(rig.cluster.address) as client:
-        client.call(request, time.monotonic() + 30, topic=queue.topic, broker_name=queue.broker_name)
+        client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
     rig.fill(4, 3)
     with pytest.raises(
         PySparkException, match=r"ORDEREDMQ_DATA_LOSS.UNREADABLE\] message 3 of queue .*failOnDataLoss=false goes on"
@@ -375,7 +373,7 @@ def test_texts_that_are_not_utf_8_are_what_a_java_consumer_sees_and_go_where_its
     }
     request = message_requests.send(queue, inner(*rows.items()), "", group="p", born=time.time_ns() // 1_000_000, batch=True)
     with Client(rig.cluster.address) as client:
-        client.call(request, time.monotonic() + 30, topic=queue.topic, broker_name=queue.broker_name)
+        client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
     found = (
         rig.stream(includeProperties="true")
         .writeStream.format("orderedmq")

@@ -18,8 +18,8 @@ import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.faults.points import until
 from tests.rocketmq.peers import Peers
+from tests.waits import until
 
 
 @dataclass

@@ -30,8 +30,8 @@ from orderedmq.rocketmq.net import client
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests
 from tests import checker
-from tests.faults.points import until
 from tests.rocketmq.proxy import Connection, Network
+from tests.waits import soon, until
 
 TRIGGER = 0.3
 GROUP = "flow-group"
@@ -67,12 +67,12 @@ class Flow:
 
             def known() -> int:
                 with contextlib.suppress(TopicError):
-                    return len(servers.route(topic, time.monotonic() + 10, fresh=True).subscribe_set())
+                    return len(servers.route(topic, soon(), fresh=True).subscribe_set())
                 return 0
 
             before = known()
             address = self.cluster.brokers[at].address
-            servers.call_address(address, admin_requests.create_topic(topic, queues), time.monotonic() + 10)
+            servers.call_address(address, admin_requests.create_topic(topic, queues), soon())
             until(lambda: known() == before + queues, f"the route of {topic} has {queues} queues more")
 
     def _start(self) -> None:

@@ -22,8 +22,8 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.java import ensure_java
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.faults.points import until
 from tests.quick_spark import QUICK_JVM
+from tests.waits import until
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(pyspark.__file__).parent

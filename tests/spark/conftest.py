@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
 from orderedmq.broker import Broker
-from tests.faults.points import until
+from tests.contract.support import bodies
+from tests.waits import until
 
 
 @dataclass
@@ -69,17 +70,7 @@ class Rig:
 
     def bodies(self, topic: str) -> dict[int, list[str]]:
         """All bodies of a topic per queue, in order."""
-        out: dict[int, list[str]] = {}
-        for queue in self.broker.log.queues(topic):
-            found: list[str] = []
-            at = self.broker.log.bounds([queue])[queue]
-            position = at.min_offset
-            while position < at.max_offset:
-                rows = self.broker.log.pull(queue, position, 10000, 1 << 24, ("body",))
-                found += [body.decode() for body in rows.column("body").to_pylist()]
-                position += rows.num_rows
-            out[queue.queue_id] = found
-        return out
+        return {queue.queue_id: bodies(self.broker, queue) for queue in self.broker.log.queues(topic)}
 
     def released(self, group: str = "g") -> None:
         """Wait until the group's queues are unlocked: Spark reports the end of a query before its source has stopped."""
@@ -90,6 +81,17 @@ class Rig:
 
     def offsets(self, group: str) -> dict[int, int]:
         return {queue.queue_id: offset for queue, offset in self.broker.admin.group_offsets(group).items()}
+
+
+def numbers(bodies: dict[int, list[str]]) -> list[int]:
+    """The numbers of a topic's bodies (`Rig.fill`), sorted."""
+    return sorted(int(body.partition(":")[2]) for found in bodies.values() for body in found)
+
+
+def copied(rig: Rig, checkpoint: str = "ck", **options: Any) -> list[int]:
+    """Copy topic in to topic out with availableNow, and return the input rows of each batch."""
+    query = rig.run(rig.stream(topic="in", **{"consumerGroup": "g", **options}), checkpoint, topic="out", topicQueueNums=2)
+    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.model import MessageQueue
-from tests.spark.conftest import Rig
-from tests.spark.test_source import copied, numbers
+from tests.spark.conftest import Rig, copied, numbers
 
 
 def fails(rig: Rig, **options: Any) -> str:

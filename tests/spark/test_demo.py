@@ -65,12 +65,8 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(200)
 def test_a_job_that_fails_is_said_in_a_line(tmp_path: Path) -> None:
-    # PYTHONPATH comes first: this package stands in for the real one.
-    (tmp_path / "orderedmq_demo").mkdir()
-    (tmp_path / "orderedmq_demo" / "__init__.py").write_text("")
-    (tmp_path / "orderedmq_demo" / "job.py").write_text(
-        "print('noise'); raise SystemExit('[ORDEREDMQ_TEST.WHY] broken on purpose')"
-    )
+    # PYTHONPATH comes first: this module stands in for Spark, which only the job imports.
+    (tmp_path / "pyspark.py").write_text("print('noise'); raise SystemExit('[ORDEREDMQ_TEST.WHY] broken on purpose')")
     done = subprocess.run(
         [
             sys.executable,

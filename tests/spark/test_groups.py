@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.spark.conftest import Rig
-from tests.spark.test_source import numbers, wait_for
+from tests.spark.conftest import Rig, numbers
+from tests.waits import until
 
 
 def start(rig: Rig, name: str, **options: Any) -> Any:
@@ -20,7 +20,7 @@ def start(rig: Rig, name: str, **options: Any) -> Any:
 def test_a_second_query_of_the_group_is_refused_and_the_first_goes_on(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     first = start(rig, "one")
-    wait_for(lambda: rig.offsets("g") == {0: 10, 1: 10} if rig.broker.admin.groups() else False)
+    until(lambda: rig.offsets("g") == {0: 10, 1: 10} if rig.broker.admin.groups() else False)
     second = start(rig, "two")
     with pytest.raises(PySparkException) as caught:
         second.awaitTermination()
@@ -34,7 +34,7 @@ def test_a_second_query_of_the_group_is_refused_and_the_first_goes_on(rig: Rig) 
     assert "foreachBatch" in text
     assert "broadcasting" in text
     rig.fill("in", 10, first=20)
-    wait_for(lambda: numbers(rig.bodies("out")) == list(range(30)))
+    until(lambda: numbers(rig.bodies("out")) == list(range(30)))
     assert first.isActive
     first.stop()
 
@@ -42,16 +42,16 @@ def test_a_second_query_of_the_group_is_refused_and_the_first_goes_on(rig: Rig) 
 def test_a_stopped_idle_query_gives_its_queues_back_at_once(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     first = start(rig, "one", queryName="given")
-    wait_for(lambda: rig.offsets("g") == {0: 10, 1: 10} if rig.broker.admin.groups() else False)
+    until(lambda: rig.offsets("g") == {0: 10, 1: 10} if rig.broker.admin.groups() else False)
     # The source's option queryName overrides Spark's name, which is "one".
     assert {lock.name for lock in rig.broker.admin.locks()} == {"given"}
-    wait_for(lambda: first.lastProgress is not None and not first.status["isTriggerActive"])
+    until(lambda: first.lastProgress is not None and not first.status["isTriggerActive"])
     first.stop()
     # Without the unlock, the locks would live for 40 s at least.
-    wait_for(lambda: not any(lock.held for lock in rig.broker.admin.locks()), 30.0)
+    until(lambda: not any(lock.held for lock in rig.broker.admin.locks()), "no queue is locked", 30.0)
     second = start(rig, "two")
     rig.fill("in", 4, first=20)
-    wait_for(lambda: numbers(rig.bodies("out")) == list(range(24)))
+    until(lambda: numbers(rig.bodies("out")) == list(range(24)))
     second.stop()
 
 
@@ -59,7 +59,7 @@ def test_one_query_may_be_restarted_from_its_checkpoint_at_once(rig: Rig) -> Non
     rig.topic("in", 2, rows=2000)
     for _ in range(2):
         query = start(rig, "one", maxOffsetsPerTrigger="100", lockTimeout="60s")
-        wait_for(lambda query=query: query.lastProgress is not None or query.exception() is not None)
+        until(lambda: query.lastProgress is not None or query.exception() is not None)  # noqa: B023 (called at once)
         assert query.exception() is None
         query.stop()
     query = rig.run(rig.stream(topic="in", consumerGroup="g"), "one", topic="out", onKeyConflict="ignore")
@@ -77,7 +77,7 @@ def test_a_query_of_another_group_reads_everything_too(rig: Rig) -> None:
     rig.topic("in", 2, rows=20)
     first = start(rig, "one")
     second = start(rig, "two", consumerGroup="h")
-    wait_for(lambda: numbers(rig.bodies("out")) == sorted([*range(20), *range(20)]) if _out(rig) else False)
+    until(lambda: numbers(rig.bodies("out")) == sorted([*range(20), *range(20)]) if _out(rig) else False)
     first.stop()
     second.stop()
 

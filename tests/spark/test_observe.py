@@ -15,8 +15,8 @@ from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEv
 
 from ordered_source.lag_listener import LagListener
 from orderedmq.errors import OptionError
-from tests.faults.points import until
 from tests.spark.conftest import Rig
+from tests.waits import until
 
 
 def scraped(registry: CollectorRegistry, name: str) -> dict[str, float]:

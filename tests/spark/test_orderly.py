@@ -14,8 +14,8 @@ from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_
 from orderedmq.core.lock import UNLOCK_DELAY
 from orderedmq.model import MessageQueue
 from tests.faults.leases import age
-from tests.faults.points import until
 from tests.spark.conftest import Rig
+from tests.waits import until
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT

@@ -180,7 +180,7 @@ def test_the_quick_start_of_the_readme_runs_as_it_stands_without_java_and_settin
 def test_the_wheel_has_what_users_need_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     top = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
-    assert top == {"orderedmq", "ordered_source", "ordered_sink", "orderedmq_demo", "pyspark_orderedmq.py"}
+    assert top == {"orderedmq", "ordered_source", "ordered_sink", "pyspark_orderedmq.py"}
     for package in ("orderedmq", "ordered_source", "ordered_sink"):
         assert f"{package}/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

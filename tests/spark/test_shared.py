@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from tests.spark.conftest import Rig
-from tests.spark.test_source import numbers, wait_for
+from tests.spark.conftest import Rig, numbers
+from tests.waits import until
 
 QUEUES = 8
 
@@ -33,7 +33,7 @@ def shares(rig: Rig) -> list[int]:
 
 def fill(rig: Rig, first: int, last: int) -> None:
     rig.fill("in", last - first, first=first)
-    wait_for(lambda: numbers(rig.bodies("out")) == list(range(last)))
+    until(lambda: numbers(rig.bodies("out")) == list(range(last)))
 
 
 @pytest.fixture
@@ -59,16 +59,16 @@ def test_queries_divide_the_queues_and_hand_them_over_without_loss_or_repeat(sha
     fill(shared, 0, 80)
     assert shares(shared) == [8]
     second = start(shared, "two")
-    wait_for(lambda: shares(shared) == [4, 4])
+    until(lambda: shares(shared) == [4, 4])
     fill(shared, 80, 240)
     third = start(shared, "three")
-    wait_for(lambda: shares(shared) == [2, 3, 3])
+    until(lambda: shares(shared) == [2, 3, 3])
     fill(shared, 240, 400)
     second.stop()
-    wait_for(lambda: shares(shared) == [4, 4])
+    until(lambda: shares(shared) == [4, 4])
     fill(shared, 400, 480)
     first.stop()
-    wait_for(lambda: shares(shared) == [8])
+    until(lambda: shares(shared) == [8])
     fill(shared, 480, 560)
     assert third.exception() is None
     third.stop()
@@ -78,13 +78,13 @@ def test_queries_divide_the_queues_and_hand_them_over_without_loss_or_repeat(sha
 
 def test_a_restarted_member_goes_on_where_the_others_brought_its_queues(shared: Rig) -> None:
     first, second = start(shared, "one"), start(shared, "two")
-    wait_for(lambda: shares(shared) == [4, 4])
+    until(lambda: shares(shared) == [4, 4])
     fill(shared, 0, 80)
     first.stop()
-    wait_for(lambda: shares(shared) == [8])
+    until(lambda: shares(shared) == [8])
     fill(shared, 80, 160)
     first = start(shared, "one")
-    wait_for(lambda: shares(shared) == [4, 4])
+    until(lambda: shares(shared) == [4, 4])
     fill(shared, 160, 240)
     first.stop()
     second.stop()
@@ -127,7 +127,7 @@ def test_an_available_now_run_gets_its_share_from_a_running_query_and_takes_no_m
     df = shared.stream(topic="in", consumerGroup="g", assignment="shared", lockTimeout="60s")
     shared.fill("in", 80, first=80)
     shared.run(df, "two", topic="out", onKeyConflict="ignore")
-    wait_for(lambda: shares(shared) == [8])
+    until(lambda: shares(shared) == [8])
     fill(shared, 160, 240)
     first.stop()
     in_order(shared)
@@ -136,12 +136,12 @@ def test_an_available_now_run_gets_its_share_from_a_running_query_and_takes_no_m
 def test_explicit_starting_offsets_hold_only_where_the_shared_group_never_committed(shared: Rig) -> None:
     shared.fill("in", 80)
     first = start(shared, "one", startingOffsets="latest")
-    wait_for(lambda: shares(shared) == [8])
+    until(lambda: shares(shared) == [8])
     shared.fill("in", 80, first=80)
-    wait_for(lambda: numbers(shared.bodies("out")) == list(range(80, 160)))
+    until(lambda: numbers(shared.bodies("out")) == list(range(80, 160)))
     second = start(shared, "two", startingOffsets="earliest")
-    wait_for(lambda: shares(shared) == [4, 4])
+    until(lambda: shares(shared) == [4, 4])
     shared.fill("in", 80, first=160)
-    wait_for(lambda: numbers(shared.bodies("out")) == list(range(80, 240)))
+    until(lambda: numbers(shared.bodies("out")) == list(range(80, 240)))
     first.stop()
     second.stop()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,24 +11,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from orderedmq.model import MessageQueue
-from tests.spark.conftest import Rig
-
-
-def wait_for(condition: Any, seconds: float = 90.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.05)
-
-
-def numbers(bodies: dict[int, list[str]]) -> list[int]:
-    return sorted(int(body.partition(":")[2]) for found in bodies.values() for body in found)
-
-
-def copied(rig: Rig, checkpoint: str = "ck", **options: Any) -> list[int]:
-    """Copy topic in to topic out with availableNow, and return the input rows of each batch."""
-    query = rig.run(rig.stream(topic="in", **{"consumerGroup": "g", **options}), checkpoint, topic="out", topicQueueNums=2)
-    return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
+from tests.spark.conftest import Rig, copied, numbers
+from tests.waits import until
 
 
 def test_a_batch_read_gives_every_column_with_the_value_that_was_written(rig: Rig) -> None:
@@ -139,10 +121,10 @@ def test_min_offsets_holds_a_trigger_back_until_enough_is_there(rig: Rig) -> Non
     rig.topic("in", 2, rows=4)
     df = rig.stream(topic="in", consumerGroup="g", minOffsetsPerTrigger="10", maxTriggerDelay="10m")
     query = rig.start(df, topic="out", topicQueueNums=2)
-    wait_for(lambda: query.lastProgress is not None)
+    until(lambda: query.lastProgress is not None)
     assert sum(map(len, rig.bodies("out").values())) == 0
     rig.fill("in", 6, first=4)
-    wait_for(lambda: numbers(rig.bodies("out")) == list(range(10)))
+    until(lambda: numbers(rig.bodies("out")) == list(range(10)))
     query.stop()
 
 
@@ -186,10 +168,10 @@ def test_broadcasting_reads_everything_without_group_or_lock(rig: Rig) -> None:
 def test_a_pattern_reads_topics_that_appear_while_the_query_runs(rig: Rig) -> None:
     rig.topic("in-a", 1, rows=5)
     query = rig.start(rig.stream(topicPattern="in-.*", consumerGroup="g"), topic="out", topicQueueNums=2)
-    wait_for(lambda: numbers(rig.bodies("out")) == list(range(5)) if "out" in names(rig) else False)
+    until(lambda: numbers(rig.bodies("out")) == list(range(5)) if "out" in names(rig) else False)
     rig.topic("in-b", 1)
     rig.fill("in-b", 5, first=5)
-    wait_for(lambda: numbers(rig.bodies("out")) == list(range(10)))
+    until(lambda: numbers(rig.bodies("out")) == list(range(10)))
     query.stop()
 
 
@@ -201,11 +183,11 @@ def names(rig: Rig) -> list[str]:
 def test_queues_that_are_added_are_read_from_their_beginning(rig: Rig) -> None:
     rig.topic("in", 2, rows=10)
     query = rig.start(rig.stream(topic="in", consumerGroup="g", startingOffsets="latest"), topic="out", topicQueueNums=2)
-    wait_for(lambda: query.lastProgress is not None and len(rig.broker.admin.locks()) == 2)
+    until(lambda: query.lastProgress is not None and len(rig.broker.admin.locks()) == 2)
     rig.broker.admin.add_queues("in", 3)
     third = MessageQueue("in", "embedded", 2)
     rig.broker.log.append(third, pa.record_batch({"body": pa.array([b"2:100"], pa.binary())}))
-    wait_for(lambda: numbers(rig.bodies("out")) == [100])
+    until(lambda: numbers(rig.bodies("out")) == [100])
     query.stop()
 
 

@@ -11,8 +11,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from orderedmq import connect
-from tests.faults.points import until
 from tests.spark.conftest import Rig
+from tests.waits import until
 
 
 def gone(rig: Rig) -> None:

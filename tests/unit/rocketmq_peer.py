@@ -6,7 +6,6 @@ import contextlib
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE
@@ -113,15 +112,3 @@ class Peer:
             with opened:
                 self._script(Link(self, opened))
         opened.close()
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def soon(seconds: float = 10.0) -> float:
-    """A deadline that a working test never sees."""
-    return time.monotonic() + seconds

@@ -30,6 +30,7 @@ from orderedmq.cli.topics import parse_retention
 from orderedmq.errors import OptionError, RocketMQUnavailableError
 from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
 from orderedmq.rocketmq.net.client import Client
+from tests.waits import until
 
 COMMAND = [sys.executable, "-c", "from orderedmq.cli import app; app()"]
 #: Python's own buffering, as users have it.
@@ -752,9 +753,7 @@ def test_slow_lines_arrive_at_once_and_ctrl_c_ends_without_a_word_too_many(store
     assert produce.stdin is not None
     produce.stdin.write(b"one\ntwo\nhalf a li")
     produce.stdin.flush()
-    deadline = time.monotonic() + 60
-    while len(bodies(broker, "a")[0]) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: len(bodies(broker, "a")[0]) >= 2, "two lines are written")
     assert bodies(broker, "a") == [[(None, b"one"), (None, b"two")]]
     produce.send_signal(signal.SIGINT)
     out, error = produce.communicate(timeout=60)

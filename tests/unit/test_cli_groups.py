@@ -49,7 +49,7 @@ with orderedmq.connect(sys.argv[1]) as broker:
 #: The command, killed between the append of its second piece of letters and the commit.
 KILLED_REPLAY = """
 import os
-from orderedmq import dead_letters
+from orderedmq.tools import dead_letters
 from orderedmq.cli import app
 from orderedmq.embedded.groups import EmbeddedGroups
 commit, commits = EmbeddedGroups.commit, []

@@ -1,71 +1,221 @@
-"""Who may import whom: the queue knows no Spark, source and sink do not know each other, and no module is two."""
+"""Who may import whom, folder by folder: pure rooms, few ways to Spark, wings that know only earlier ones, no circle.
+
+An import inside a function or under TYPE_CHECKING counts like any other: a reader of a module has to know what it names. The
+``__init__`` of a package that an import passes through does not count: those with names of their own load them on first use.
+"""
 
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from importlib.metadata import requires
 from pathlib import Path
+from typing import Final
 
 import pytest
 from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[2]
-#: Modules that decide or parse: no socket, file, clock or thread in them.
-PURE = (
-    "model", "errors", "core/offsets", "core/process_queue", "core/lock", "core/ownership", "core/selector",
-    "core/sharding_key", "core/message_rows", "core/micro_batch", "core/allocate", "core/membership", "core/orderly",
-    "core/listener", "core/lag", "rocketmq/wire/acl", "rocketmq/wire/admin_requests", "rocketmq/net/backoff",
-    "rocketmq/wire/codes", "rocketmq/wire/frame", "rocketmq/wire/group_requests", "rocketmq/wire/fastjson",
-    "rocketmq/wire/request", "rocketmq/wire/message_requests", "rocketmq/wire/route", "rocketmq/codec/stored_message",
-    "rocketmq/codec/row_decoder", "rocketmq/codec/record_scan", "rocketmq/codec/gather", "rocketmq/codec/decode",
-    "rocketmq/codec/decode_properties", "rocketmq/codec/encode", "rocketmq/codec/properties",
-    "rocketmq/codec/compression",
-)  # fmt: skip
+ROOT: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
+
+#: The rooms that decide, parse and encode: time, chance, bytes and answers come in as arguments. orderedmq.rocketmq.group has
+#: rules too and is not one of them: lock_rules reads the clock and the host's name, running_info the clock.
+PURE: Final = ("orderedmq.core", "orderedmq.rocketmq.wire", "orderedmq.rocketmq.codec")
+#: The modules beside them that they may know. These are as pure.
+SHARED: Final = ("orderedmq.model", "orderedmq.errors", "orderedmq.schema", "orderedmq.text", "orderedmq.broker")
+IMPURE: Final = {
+    *("asyncio", "http", "select", "selectors", "socket", "ssl", "urllib"),
+    *("fcntl", "glob", "io", "lmdb", "mmap", "os", "pathlib", "shutil", "subprocess", "tempfile"),
+    *("datetime", "time"),
+    *("concurrent", "multiprocessing", "queue", "signal", "threading"),
+    *("random", "secrets", "uuid"),
+    "importlib",
+}
+#: Imports of pure modules that look impure.
+EXCEPTIONS: Final = {
+    # The selector that a user names as package.module:function.
+    "orderedmq.core.selector": {"importlib"},
+    # orderedmq.schema, which needs pyarrow, on first use.
+    "orderedmq.model": {"importlib"},
+    # It converts a given time and reads no clock: a UNIQ_KEY counts from the beginning of the month in local time.
+    "orderedmq.rocketmq.codec.message_id": {"datetime"},
+}
+
+SPARK: Final = {"pyspark", "py4j"}
+#: Everything else is usable, and tested, without Spark. The demo's job is a program of its own, which nothing imports.
+WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", "orderedmq.demo.job")
+
+#: The wings of orderedmq/rocketmq. Each knows only itself and those before it; the modules beside them are above all.
+WINGS: Final = ("wire", "codec", "net", "messages", "group", "sink")
+#: Servers on this machine, for whoever has no cluster. The room knows no wing, and only the command knows it.
+LOCAL: Final = "local"
 
 
-def imports(path: Path) -> Iterator[str]:
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES: Final = [
+    *(path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))),
+    ROOT / "pyspark_orderedmq.py",
+]
+MODULES: Final = {name_of(path): path for path in FILES}
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports. In ``from a import b``, that is a.b if it is a module of this project, else a."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
+            inner = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(name if name in MODULES else str(node.module) for name in inner.values())
+    return found
 
 
-def imported(package: str) -> dict[str, set[str]]:
-    return {str(path.relative_to(ROOT)): set(imports(path)) for path in (ROOT / package).rglob("*.py")}
+@functools.cache
+def imported() -> dict[str, set[str]]:
+    return {name: imports(path) for name, path in MODULES.items()}
 
 
-def roots(names: set[str]) -> set[str]:
+def inside(name: str, rooms: Iterable[str]) -> bool:
+    """Whether a module is one of these, or in one of these packages."""
+    return any(name == room or name.startswith(room + ".") for room in rooms)
+
+
+def roots(names: Iterable[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def test_the_queue_imports_neither_spark_nor_source_nor_sink() -> None:
-    allowed = {"orderedmq/__init__.py": {"pyspark_orderedmq"}}
-    for path, names in imported("orderedmq").items():
-        found = roots(names) & {"pyspark", "pyspark_orderedmq", "ordered_source", "ordered_sink", "orderedmq_demo"}
-        assert found <= allowed.get(path, set()), path
+def own(names: Iterable[str]) -> set[str]:
+    return {name for name in names if name in MODULES}
+
+
+def wing_of(name: str) -> str | None:
+    """The folder of orderedmq/rocketmq that a module is in, if it is in any."""
+    folder = name.removeprefix("orderedmq.rocketmq.").partition(".")[0]
+    return folder if folder != name and folder in (*WINGS, LOCAL) else None
+
+
+def circle(graph: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules that import each other in a circle, or nothing: a depth-first search."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name not in done:
+            for other in sorted(graph[name]):
+                if found := visit(other, [*path, name]):
+                    return found
+            done.add(name)
+        return []
+
+    return next((found for name in graph if (found := visit(name, []))), [])
+
+
+# -- pure rooms -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if inside(name, (*PURE, *SHARED))])
+def test_what_decides_or_parses_is_pure(name: str) -> None:
+    assert roots(imported()[name]) & IMPURE == EXCEPTIONS.get(name, set())
+    calls = (node.func for node in ast.walk(ast.parse(MODULES[name].read_text())) if isinstance(node, ast.Call))
+    assert not {call.id for call in calls if isinstance(call, ast.Name)} & {"open", "input", "print"}
+
+
+@pytest.mark.parametrize("room", PURE)
+def test_a_pure_room_knows_only_pure_ones(room: str) -> None:
+    known = ("orderedmq.core",) if room == "orderedmq.core" else PURE
+    for name in MODULES:
+        if inside(name, [room]):
+            assert [other for other in own(imported()[name]) if not inside(other, (*known, *SHARED))] == [], name
+
+
+def test_what_the_pure_rooms_share_knows_only_the_rules() -> None:
+    for name in SHARED:
+        assert [other for other in own(imported()[name]) if not inside(other, ("orderedmq.core", *SHARED))] == [], name
+
+
+def test_a_module_that_says_it_is_pure_is_pure() -> None:
+    claims = re.compile(r"\bPure(?:[.:]| and )")
+    said = [name for name, path in MODULES.items() if claims.search(ast.get_docstring(ast.parse(path.read_text())) or "")]
+    assert len(said) > 40
+    assert {name: roots(imported()[name]) & IMPURE for name in said} == {name: EXCEPTIONS.get(name, set()) for name in said}
+
+
+# -- Spark, source and sink -------------------------------------------------------------------------------------------------------
+
+
+def test_spark_is_imported_by_source_sink_and_the_demos_job_alone() -> None:
+    assert [name for name, found in imported().items() if roots(found) & SPARK and not inside(name, WITH_SPARK)] == []
+    assert [name for name, found in imported().items() if "orderedmq.demo.job" in found] == []
+    # `orderedmq.register` names the module that Spark discovers, when it is called.
+    assert [name for name, found in imported().items() if "pyspark_orderedmq" in found] == ["orderedmq"]
+
+
+def test_the_queue_imports_neither_source_nor_sink() -> None:
+    for name, found in imported().items():
+        if inside(name, ["orderedmq"]):
+            assert not roots(found) & {"ordered_source", "ordered_sink"}, name
 
 
 @pytest.mark.parametrize(("package", "other"), [("ordered_source", "ordered_sink"), ("ordered_sink", "ordered_source")])
 def test_source_and_sink_do_not_import_each_other(package: str, other: str) -> None:
-    for path, names in imported(package).items():
-        assert other not in roots(names), path
+    for name, found in imported().items():
+        if inside(name, [package]):
+            assert other not in roots(found), name
 
 
 @pytest.mark.parametrize("package", ["ordered_source", "ordered_sink"])
 def test_source_and_sink_know_no_kind_of_broker(package: str) -> None:
-    for path, names in imported(package).items():
-        assert not [name for name in names if name.startswith(("orderedmq.embedded", "orderedmq.rocketmq"))], path
+    for name, found in imported().items():
+        if inside(name, [package]):
+            assert [other for other in found if inside(other, ["orderedmq.embedded", "orderedmq.rocketmq"])] == [], name
 
 
-@pytest.mark.parametrize("module", PURE)
-def test_a_rule_is_pure(module: str) -> None:
-    impure = {"os", "io", "socket", "threading", "time", "subprocess", "lmdb", "pathlib", "datetime", "random"}
-    assert not roots(set(imports(ROOT / "orderedmq" / f"{module}.py"))) & impure
+# -- kinds of broker --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "other"), [("embedded", "rocketmq"), ("rocketmq", "embedded")])
+def test_one_kind_of_broker_does_not_know_the_other(kind: str, other: str) -> None:
+    for name, found in imported().items():
+        if inside(name, [f"orderedmq.{kind}"]):
+            assert [module for module in found if inside(module, [f"orderedmq.{other}"])] == [], name
+
+
+def test_no_wing_of_rocketmq_imports_a_later_one() -> None:
+    folders = {path.name for path in (ROOT / "orderedmq" / "rocketmq").iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} == {*WINGS, LOCAL}
+    for name, found in imported().items():
+        wing = wing_of(name)
+        known = {other: wing_of(other) for other in found if inside(other, ["orderedmq.rocketmq"])}
+        if wing == LOCAL:
+            assert set(known.values()) <= {LOCAL}, name
+        elif wing is not None:
+            earlier = WINGS[: WINGS.index(wing) + 1]
+            assert [other for other, theirs in known.items() if theirs not in earlier] == [], name
+        else:
+            assert LOCAL not in known.values() or inside(name, ["orderedmq.cli"]), name
+
+
+# -- circles, sizes, what an import loads -----------------------------------------------------------------------------------------
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert circle({name: own(found) for name, found in imported().items()}) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({"a": ["b", "c"], "b": [], "c": ["d"], "d": ["b", "a"]}) == ["a", "c", "d", "a"]
+    assert circle({"a": ["b", "c"], "b": ["d"], "c": ["d"], "d": []}) == []
 
 
 def test_importing_the_package_loads_neither_arrow_nor_spark() -> None:
@@ -75,12 +225,10 @@ def test_importing_the_package_loads_neither_arrow_nor_spark() -> None:
 
 
 def test_no_module_has_two_jobs_worth_of_lines() -> None:
-    for package in ("orderedmq", "ordered_source", "ordered_sink"):
-        for path in (ROOT / package).rglob("*.py"):
-            assert len(path.read_text().splitlines()) <= 420, path
+    assert {name: lines for name, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > 420} == {}
 
 
 def test_what_pyspark_asks_of_mapinarrow_comes_with_the_package() -> None:
     """``consume_orderly`` and ``route`` are made of it, and pyspark itself does not depend on pandas."""
-    own = [Requirement(line) for line in requires("orderedmq") or ()]
-    assert {"pyspark", "pyarrow", "pandas"} <= {one.name for one in own if one.marker is None}
+    needed = [Requirement(line) for line in requires("orderedmq") or ()]
+    assert {"pyspark", "pyarrow", "pandas"} <= {one.name for one in needed if one.marker is None}

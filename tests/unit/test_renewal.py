@@ -12,7 +12,7 @@ from ordered_source.renewal import Renewal
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
-from tests.faults.points import until
+from tests.waits import until
 
 FIRST, SECOND = (LockToken("g", MessageQueue("orders", "embedded", number), "me", "me@1", 1, 1) for number in range(2))
 

@@ -25,7 +25,8 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.group_requests import update_consumer_offset
 from orderedmq.rocketmq.wire.message_requests import max_offset, send
-from tests.unit.rocketmq_peer import Link, Peer, Script, soon, until
+from tests.unit.rocketmq_peer import Link, Peer, Script
+from tests.waits import soon, until
 
 QUEUE = MessageQueue("T", "a", 0)
 

@@ -30,7 +30,8 @@ from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCod
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.group_requests import update_consumer_offset
 from orderedmq.rocketmq.wire.message_requests import max_offset, pull, send
-from tests.unit.rocketmq_peer import Link, Peer, Script, answer, soon, until
+from tests.unit.rocketmq_peer import Link, Peer, Script, answer
+from tests.waits import soon, until
 
 QUEUE = MessageQueue("T", "a", 0)
 
@@ -432,7 +433,7 @@ def test_a_deadline_that_nobody_waits_for_is_kept_too(serve: Callable[..., Peer]
     ended: list[Pending[int]] = []
     connection.send(max_offset(QUEUE), soon(0.1), ended.append)
     connection.send(max_offset(QUEUE), soon(60))
-    until(lambda: bool(ended), 3)
+    until(lambda: bool(ended), "the request has ended", 3.0)
     assert error(ended[0]).sub == "TIMEOUT"
     assert connection.in_flight == 1
 

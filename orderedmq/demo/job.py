@@ -1,6 +1,6 @@
 """The demo's streaming query: reads flights and writes turnarounds, in a process of its own so that it can be killed.
 
-    python -m orderedmq_demo.job STORE CHECKPOINT QUEUES EVENTS_PER_BATCH
+    python -m orderedmq.demo.job STORE CHECKPOINT QUEUES EVENTS_PER_BATCH
 
 STORE is the absolute directory of an embedded broker, or a cluster's nameservers. An account comes from the environment, as for
 the command.
