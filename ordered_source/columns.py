@@ -17,6 +17,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA
 
@@ -53,11 +54,12 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
         expected = _TYPES.get(field.name)
         if expected is None:
             raise SchemaError(
-                "UNKNOWN_COLUMN", f"a message has no column {field.name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}"
+                SchemaCondition.UNKNOWN_COLUMN,
+                f"a message has no column {field.name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}",
             )
         if field.dataType != expected:
             raise SchemaError(
-                "WRONG_TYPE",
+                SchemaCondition.WRONG_TYPE,
                 f"column {field.name!r} is {expected.simpleString()}, the schema asks for {field.dataType.simpleString()}: cast it "
                 "after reading",
             )

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import InputPartition
 from ordered_source import data_loss, lock_token
 from ordered_source.columns import LOCK_TOKEN, conform
 from orderedmq.broker import Broker, Log
+from orderedmq.conditions import DataLossCondition, LockCondition
 from orderedmq.connections import kept
 from orderedmq.core.filters import Filter
 from orderedmq.core.lock import LockToken
@@ -105,7 +106,7 @@ def _check(broker: Broker, partition: QueuePartition) -> None:
     token = partition.token
     if token is not None and not broker.groups.check(token):
         raise LockError(
-            "LOST",
+            LockCondition.LOST,
             f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}) while a task read it: another query took it over, or "
             "the group was reset; restart this query, it goes on without a gap",
         )
@@ -116,16 +117,16 @@ def _behind(broker: Broker, partition: QueuePartition, position: int, error: Dat
     queue = partition.queue
     if isinstance(error, TopicError):
         error = DataLossError(
-            "TOPIC_DELETED",
+            DataLossCondition.TOPIC_DELETED,
             f"topic {queue.topic!r} was deleted while messages from {position} of queue {queue} were read; "
             "failOnDataLoss=false goes on without them",
         )
     if partition.fail_on_data_loss:
         raise error
     after = partition.end
-    if error.sub == "UNREADABLE" and error.behind is not None:
+    if error.sub == DataLossCondition.UNREADABLE and error.behind is not None:
         after = error.behind
-    elif error.sub == "AGED_OUT":
+    elif error.sub == DataLossCondition.AGED_OUT:
         bounds = broker.log.bounds([queue])
         least = bounds[queue].min_offset if queue in bounds else after
         # Messages in the middle of a queue may be lost, too.

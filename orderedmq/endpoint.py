@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orderedmq.broker import EMBEDDED, ROCKETMQ, Capabilities
+from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError, RocketMQError
 from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
 from orderedmq.options.values import conflict, invalid, parse_bool, parse_path
@@ -71,7 +72,7 @@ def parse_endpoint(given: Given) -> Endpoint:
         return Endpoint(path=parse_path(DEFAULT_DIRECTORY if text is None else text, "path"))
     for name, other in (("accessKey", "secretKey"), ("secretKey", "accessKey"), ("securityToken", "accessKey")):
         if given.has(name) and not given.has(other):
-            raise OptionError("MISSING", f"option {name} needs {other}; set both, or neither")
+            raise OptionError(OptionCondition.MISSING, f"option {name} needs {other}; set both, or neither")
     return Endpoint(namesrv_addr=given.value("namesrvAddr", _addresses), credentials=_credentials(given), tls=_tls(given))
 
 
@@ -91,7 +92,7 @@ def _tls(given: Given) -> TlsOptions | None:
                 raise conflict(f"option {name} needs useTLS=true; set it, or drop {name}")
         return None
     if given.has("tlsCertPath") != given.has("tlsKeyPath"):
-        raise OptionError("MISSING", "options tlsCertPath and tlsKeyPath belong together; set both, or neither")
+        raise OptionError(OptionCondition.MISSING, "options tlsCertPath and tlsKeyPath belong together; set both, or neither")
     from orderedmq.rocketmq.net.transport import TlsOptions
 
     return TlsOptions(

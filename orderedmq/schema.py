@@ -9,6 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
 
 PROPERTIES_TYPE: Final = pa.map_(pa.string(), pa.string())
@@ -47,7 +48,7 @@ def select_schema(columns: tuple[str, ...]) -> pa.Schema:
     for name in columns:
         if name not in MESSAGE_SCHEMA.names:
             raise SchemaError(
-                "UNKNOWN_COLUMN",
+                SchemaCondition.UNKNOWN_COLUMN,
                 f"a message has no column {name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}",
             )
     return pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from orderedmq.conditions import LockCondition, OffsetCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
@@ -49,7 +50,7 @@ def lost(proof: LockToken, lock: QueueLock | None, doing: str) -> LockError:
     else:
         now = f"it went to {lock.client_id}"
     return LockError(
-        "LOST",
+        LockCondition.LOST,
         f"group {proof.group!r} lost queue {proof.queue} (epoch {proof.epoch}) before {doing}; {now}: this query was paused or cut off "
         f"for longer than its lock lives ({LOCK_LIFE:.0f} s), or its lock was released or the group reset; restart the query, it goes on "
         "without a gap",
@@ -64,7 +65,9 @@ def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
     """Set a group's offset. Raises OffsetError INVALID if it is negative."""
     if offset < 0:
-        raise OffsetError("INVALID", f"{offset} is no offset of queue {queue} for group {group!r}; offsets begin at 0")
+        raise OffsetError(
+            OffsetCondition.INVALID, f"{offset} is no offset of queue {queue} for group {group!r}; offsets begin at 0"
+        )
     txn.put("groups", layout.group_key(group, queue), layout.number(offset))
 
 

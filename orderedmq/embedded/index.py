@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from orderedmq.broker import TopicInfo
+from orderedmq.conditions import TopicCondition
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import layout
 from orderedmq.embedded.layout import Chunk, QueueState
@@ -32,7 +33,7 @@ def state(txn: Transaction, queue: MessageQueue) -> QueueState:
         topic = txn.get("topics", queue.topic.encode())
         if topic is None:
             raise missing_topic(queue.topic)
-        raise TopicError("NO_SUCH_QUEUE", f"topic {queue.topic!r} has no queue {queue.queue_id}")
+        raise TopicError(TopicCondition.NO_SUCH_QUEUE, f"topic {queue.topic!r} has no queue {queue.queue_id}")
     return QueueState.unpack(value)
 
 

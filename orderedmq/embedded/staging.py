@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.conditions import SinkCondition
 from orderedmq.core.message_rows import normalise
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
@@ -84,7 +85,7 @@ class EmbeddedStaging:
 
     def abandon(self) -> None:
         if self._thread is not None and self._thread.is_alive():
-            self._error = self._error or SinkError("TOKEN_GONE", "the write was given up")
+            self._error = self._error or SinkError(SinkCondition.TOKEN_GONE, "the write was given up")
             self._work.put(None)
             self._thread.join()
         if self._sequence:
@@ -134,7 +135,7 @@ class EmbeddedStaging:
                 txn.put("tokens", key, json.dumps(about).encode())
             elif txn.get("tokens", key) is None:
                 raise SinkError(
-                    "TOKEN_GONE",
+                    SinkCondition.TOKEN_GONE,
                     f"the rows that partition {self._partition} staged were deleted: another run of its batch was published; restart the "
                     "query",
                 )

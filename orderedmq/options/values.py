@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError, TopicError
 from orderedmq.model import check_group, check_topic
 
@@ -28,11 +29,11 @@ def shown(value: object) -> str:
 
 
 def invalid(option: str, why: str) -> OptionError:
-    return OptionError("INVALID", f"option {option}: {why}")
+    return OptionError(OptionCondition.INVALID, f"option {option}: {why}")
 
 
 def conflict(why: str) -> OptionError:
-    return OptionError("CONFLICT", why)
+    return OptionError(OptionCondition.CONFLICT, why)
 
 
 def parse_bool(text: str, option: str) -> bool:
@@ -137,7 +138,7 @@ def parse_path(text: str, option: str) -> str:
         if scheme != "file":
             # Only the scheme is shown: such an address may carry credentials.
             raise OptionError(
-                "UNSUPPORTED",
+                OptionCondition.UNSUPPORTED,
                 f"option {option}: no {scheme}: address is supported, the embedded broker needs a local directory, {example}",
             )
         text = text[match.end() :]

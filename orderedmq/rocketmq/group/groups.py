@@ -20,6 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.conditions import OffsetCondition
 from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, Refusal
 from orderedmq.core.lock import Client as Identity
 from orderedmq.core.membership import Member, Subscription
@@ -392,7 +393,7 @@ class RocketMQGroups:
         for token, offset in offsets.items():
             if offset < 0:
                 raise OffsetError(
-                    "INVALID",
+                    OffsetCondition.INVALID,
                     f"{offset} is not a valid offset of queue {token.queue} for group {token.group!r}; offsets begin at 0",
                 )
         for token in self._stale(list(offsets)):

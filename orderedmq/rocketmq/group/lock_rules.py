@@ -32,6 +32,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Final
 
+from orderedmq.conditions import GroupCondition, LockCondition
 from orderedmq.core.lock import Client, LockToken
 from orderedmq.errors import GroupError, LockError
 from orderedmq.model import check_group
@@ -49,7 +50,8 @@ def check_name(group: str) -> None:
     check_group(group)
     if len(group) > MAX_GROUP:
         raise GroupError(
-            "BAD_NAME", f"consumer group {group!r} has {len(group)} characters, RocketMQ allows {MAX_GROUP} at most"
+            GroupCondition.BAD_NAME,
+            f"consumer group {group!r} has {len(group)} characters, RocketMQ allows {MAX_GROUP} at most",
         )
 
 
@@ -112,7 +114,7 @@ class Epochs:
 def lost(token: LockToken, doing: str, life: float) -> LockError:
     """Return the error for a lost lock. ``life``: seconds for which a lock is trusted."""
     return LockError(
-        "LOST",
+        LockCondition.LOST,
         f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}) before {doing}: this query was paused or cut off for longer "
         f"than a lock is trusted ({life:.0f} s), it gave the queue back, or its lock was released or the group reset by someone else; restart "
         "the query, it goes on at the group's offset",

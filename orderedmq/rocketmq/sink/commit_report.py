@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.conditions import SinkCondition
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.gather import Int64s
@@ -64,13 +65,13 @@ def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
         token = Token(**fields, reports=reports)
     except (ValueError, TypeError, KeyError) as error:
         raise SinkError(
-            "TOKEN_GONE", f"the receipt of partition {receipt.partition} is not from a RocketMQ sink: {error}"
+            SinkCondition.TOKEN_GONE, f"the receipt of partition {receipt.partition} is not from a RocketMQ sink: {error}"
         ) from None
     of_sink = batch.sink_id is None or token.batch == batch.batch_id
     rows = {report.queue: report.sent + report.found + report.missing for report in reports}
     if (token.sink is None) != (batch.sink_id is None) or not of_sink or rows != dict(receipt.rows):
         raise SinkError(
-            "TOKEN_GONE",
+            SinkCondition.TOKEN_GONE,
             f"the receipt of partition {receipt.partition} is one of batch {token.batch} of sink {token.sink}, not of batch {batch.batch_id} "
             f"of sink {batch.sink_id}: a commit accepts only the receipts of its own tasks",
         )
@@ -159,7 +160,7 @@ def judge(
     replayed = bool(committed) and not moves
     if newest - batch.batch_id >= KEPT:
         raise SinkError(
-            "BATCH_TOO_OLD",
+            SinkCondition.BATCH_TOO_OLD,
             f"batch {batch.batch_id} of this query is older than the {KEPT} batches up to {newest} that are compared, so it cannot be checked "
             "against what was written: restore the newest checkpoint, start with a new one, or set onReplayDiffers=skip to accept it as "
             "written",

@@ -26,6 +26,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
+from orderedmq.conditions import SinkCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.core.message_rows import normalise
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError
@@ -106,7 +107,7 @@ class RocketMQOutbox:
                 raise
             return Published(True, {})
         if verdict.differs is not None and not skip_differing_replay:
-            raise SinkError("REPLAY_DIFFERS", verdict.differs)
+            raise SinkError(SinkCondition.REPLAY_DIFFERS, verdict.differs)
         self._each(verdict.bookmarks, lambda queue: marks[queue].move(queue, verdict.bookmarks[queue]))
         self._note(batch, places)
         _warn(batch, tokens, settled)
