@@ -19,7 +19,8 @@ from pyspark.sql.types import (
 
 from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
-from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA
+from orderedmq.model import DEFAULT_COLUMNS
+from orderedmq.schema import unknown_column
 
 #: The source's own column: the lock under which a row was read (`lock_token.encode`). Null without a group.
 LOCK_TOKEN: Final = "lock_token"
@@ -53,10 +54,7 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
     for field in schema.fields:
         expected = _TYPES.get(field.name)
         if expected is None:
-            raise SchemaError(
-                SchemaCondition.UNKNOWN_COLUMN,
-                f"a message has no column {field.name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}",
-            )
+            raise unknown_column(field.name)
         if field.dataType != expected:
             raise SchemaError(
                 SchemaCondition.WRONG_TYPE,

@@ -20,7 +20,7 @@ from orderedmq.core.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.offsets import Checkpoint, offsets_to_json
 from orderedmq.core.ownership import Commit, Lock, Members, Owner, Policy, Unlock, divided
-from orderedmq.errors import GroupError, LockError
+from orderedmq.errors import FORMER_RUN, GroupError, LockError, lost
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 
@@ -287,11 +287,7 @@ class GroupSession:
         """Raise LockError LOST if a renewal lost the lock of a queue that this query still owns."""
         if self._renewal.lost:
             token = self._renewal.lost[0]
-            raise LockError(
-                LockCondition.LOST,
-                f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}): this query was paused or cut off for longer than "
-                "its lock lives and another took it over, or the group was reset; restart it, it goes on without a gap",
-            )
+            raise lost(token.group, token.queue, token.epoch, "before a renewal; another query may own it now")
 
     # -- offsets -----------------------------------------------------------------------------------------------------------
 
@@ -348,9 +344,8 @@ def held(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> 
         return LockError(
             LockCondition.HELD_BY_OTHER,
             f"{len(refused)} of {wanted} queues of group {group!r} are held by another run of this same query ({first.client_id}), which "
-            f"{'is alive' if first.alive else 'may be alive'}: it is paused or slow to end, or the query was started twice on one "
-            f"checkpointLocation. End that process, or start this query again when its lock of {first.queue} has ended (in "
-            f"{first.remaining:.0f} s unless it is renewed); nothing is lost meanwhile",
+            f"{'is alive' if first.alive else 'may be alive'}: {FORMER_RUN} its lock of {first.queue} has ended (in {first.remaining:.0f} s "
+            "unless it is renewed); nothing is lost meanwhile",
         )
     if not first.owner:
         return LockError(

@@ -12,7 +12,7 @@ from orderedmq.broker import Broker, TopicInfo
 from orderedmq.conditions import DataLossCondition
 from orderedmq.core.offsets import Checkpoint
 from orderedmq.core.ownership import Owner
-from orderedmq.errors import DataLossError, TopicError, recreated
+from orderedmq.errors import DataLossError, TopicError, recreated, topic_deleted
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 
@@ -105,6 +105,4 @@ class TopicWatch:
                 return recreated(name) if self._log.is_another(name, anchor) else None
         except TopicError:
             pass
-        return DataLossError(
-            DataLossCondition.TOPIC_DELETED, f"topic {name!r} was deleted; failOnDataLoss=false goes on without it"
-        )
+        return topic_deleted(name, "this query has read it before")

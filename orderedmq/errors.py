@@ -1,13 +1,13 @@
 """The errors that a user can meet: one small tree, each error with a named condition.
 
 Rules: the message is one line that stands alone (Spark wraps it in a traceback) and says what, where, the likely cause and the
-remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped.
+remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped. A text that several places need is a function here.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from orderedmq.conditions import (
     DataLossCondition,
@@ -30,6 +30,14 @@ from orderedmq.conditions import (
 )
 
 C = TypeVar("C", bound=StrEnum)
+
+#: Why another run of the same query is in the way, and what to do. The text goes on with when the other run is gone.
+FORMER_RUN: Final = (
+    "it is paused or slow to end, or the query was started twice on one checkpointLocation. End that process, or start this "
+    "query again when"
+)
+#: What to do about an old copy of a checkpoint.
+NEWEST_CHECKPOINT: Final = "restore the newest checkpoint, or start with a new one"
 
 
 class Remedy(NamedTuple):
@@ -231,16 +239,10 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     return error
 
 
-def missing_topic(topic: str) -> TopicError:
-    """No topic has that name."""
-    return TopicError(
-        TopicCondition.MISSING,
-        f"no topic {topic!r}",
-        Remedy(
-            f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
-            "orderedmq topic list shows all",
-        ),
-    )
+def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> TopicError:
+    """No topic has that name. ``typed``: the remedy for a command."""
+    create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
+    return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
 
 
 def topic_exists(topic: str, queues: int) -> TopicError:
@@ -252,12 +254,72 @@ def topic_exists(topic: str, queues: int) -> TopicError:
     )
 
 
+def no_such_queue(topic: str, queue: object, known: str = "") -> TopicError:
+    """A topic lacks a queue. ``known`` says which queues it has, if that is known."""
+    return TopicError(TopicCondition.NO_SUCH_QUEUE, f"topic {topic!r} has no queue {queue}{known and f'; {known}'}")
+
+
+def cannot_shrink(topic: str, queues: int, wanted: int) -> TopicError:
+    """A topic has more queues than are wanted."""
+    return TopicError(
+        TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {queues} queues and cannot shrink to {wanted}; give a larger number"
+    )
+
+
+def bad_queue_count(topic: str, queues: int, most: int) -> TopicError:
+    """No topic can have that number of queues."""
+    return TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} cannot have {queues} queues; give 1 to {most}")
+
+
+def missing_group(group: str, where: str) -> GroupError:
+    """No group has that name. ``where`` it was looked for: in this store, in this cluster."""
+    return GroupError(GroupCondition.MISSING, f"no consumer group {group!r} in {where} (orderedmq group list shows all)")
+
+
 def in_use(group: str, why: str) -> GroupError:
     """A group cannot be changed from outside while a client uses it."""
     return GroupError(
         GroupCondition.IN_USE,
         f"group {group!r} is in use: {why}",
         Remedy("stop that query first, or pass force=True", "stop that query first, or give --force"),
+    )
+
+
+def not_an_offset(offset: int, queue: object, group: str) -> OffsetError:
+    """A group cannot have a negative offset."""
+    return OffsetError(
+        OffsetCondition.INVALID, f"{offset} is not a valid offset of queue {queue} for group {group!r}; offsets begin at 0"
+    )
+
+
+def no_such_offset(queue: object, end: int, what: str) -> OffsetError:
+    """A queue ends before what was asked for ("offset 30; give 20 or less")."""
+    return OffsetError(OffsetCondition.BEYOND_END, f"queue {queue} ends at {end}, there is no {what}")
+
+
+def outside_queue(queue: object, offset: int, end: int) -> OffsetError:
+    """A group cannot be moved to an offset that its queue does not have."""
+    return OffsetError(OffsetCondition.BEYOND_END, f"offset {offset} of queue {queue} is not between 0 and its end {end}")
+
+
+def lost(
+    group: str, queue: object, epoch: int, when: str, life: str = "its lock lives", goes_on: str = "without a gap"
+) -> LockError:
+    """A query has lost the lock of a queue. ``life``: how long locks hold without a renewal; ``goes_on``: how a restart does."""
+    return _lost(f"group {group!r} lost queue {queue} (epoch {epoch}) {when}", life, goes_on)
+
+
+def lost_by_listener(queue: object, how: str) -> LockError:
+    """A task has lost the lock of a queue that its listener consumes. ``how``: lost or dropped."""
+    what = f"queue {queue} was {how} while a listener consumed it, so the task stopped before its next message"
+    return _lost(what, "its lock lives", "without a gap and repeats this task's work")
+
+
+def _lost(what: str, life: str, goes_on: str) -> LockError:
+    return LockError(
+        LockCondition.LOST,
+        f"{what}: this query was paused or cut off for longer than {life}, or its lock was released or the group reset; restart the "
+        f"query, it goes on {goes_on}",
     )
 
 
@@ -289,12 +351,46 @@ def queue_deleted(queue: object, known: str) -> DataLossError:
     )
 
 
+def topic_deleted(topic: str, known: str) -> DataLossError:
+    """A topic does not exist any more. ``known`` says what was read of it."""
+    return DataLossError(
+        DataLossCondition.TOPIC_DELETED, f"topic {topic!r} was deleted; {known}; failOnDataLoss=false goes on without it"
+    )
+
+
 def recreated(topic: str) -> DataLossError:
     """A topic was deleted and created again since the offsets were written."""
     return DataLossError(
         DataLossCondition.TOPIC_RECREATED,
         f"topic {topic!r} was deleted and created again since this query last read it, its former messages are gone: start with a new "
         "checkpointLocation, or set failOnDataLoss=false to go on at the new topic's beginning",
+    )
+
+
+def replay_differs(batch: str, what: str, remedy: str = NEWEST_CHECKPOINT) -> SinkError:
+    """A batch that was written comes again with other rows. ``what`` differs, and ``remedy``: what to do about it."""
+    return SinkError(
+        SinkCondition.REPLAY_DIFFERS,
+        f"{batch} was published already, with other content ({what}): the checkpoint is an old copy, or the query is not deterministic; "
+        f"{remedy}; or set onReplayDiffers=skip to keep what was published",
+    )
+
+
+def batch_too_old(batch: str, latest: int, kept: int, remedy: str = NEWEST_CHECKPOINT) -> SinkError:
+    """A batch comes that is not among the last ``kept`` ones, so nobody knows whether it was written."""
+    return SinkError(
+        SinkCondition.BATCH_TOO_OLD,
+        f"{batch} is too old: the latest is {latest}, and there is no record of {latest - kept} and below, so the broker cannot tell "
+        f"whether this one was published; {remedy}; or set onReplayDiffers=skip to treat it as published",
+    )
+
+
+def rows_gone(partition: int, token: str) -> SinkError:
+    """Staged rows of a task are not there any more."""
+    return SinkError(
+        SinkCondition.TOKEN_GONE,
+        f"the rows that partition {partition} staged are not in the store any more (token {token}): the write took longer than a week, or "
+        "another run of the batch was published; restart the query",
     )
 
 

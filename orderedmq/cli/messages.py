@@ -16,8 +16,8 @@ from orderedmq.cli import places
 from orderedmq.cli.follow import Lines, arrivals
 from orderedmq.cli.shell import Column, Shell, command, moment, short_moment
 from orderedmq.cli.topics import Name
-from orderedmq.conditions import OffsetCondition, OptionCondition
-from orderedmq.errors import OffsetError, OptionError
+from orderedmq.conditions import OptionCondition
+from orderedmq.errors import OptionError, no_such_offset
 from orderedmq.model import MessageQueue
 from orderedmq.pulls import pulls
 from orderedmq.text import text_of
@@ -188,10 +188,7 @@ class Look:
 def _begin(queue: MessageQueue, at: QueueBounds, offset: int) -> int:
     """Return ``offset``, or the queue's first offset if that is greater. Raises OffsetError BEYOND_END."""
     if offset > at.max_offset:
-        raise OffsetError(
-            OffsetCondition.BEYOND_END,
-            f"queue {queue} ends at {at.max_offset}, there is no offset {offset}; give --offset {at.max_offset} or less",
-        )
+        raise no_such_offset(queue, at.max_offset, f"offset {offset}; give --offset {at.max_offset} or less")
     return max(at.min_offset, offset)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from orderedmq.cli.shell import Column
 from orderedmq.conditions import OptionCondition, TopicCondition
-from orderedmq.errors import OptionError, TopicError
+from orderedmq.errors import OptionError, TopicError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
 #: Maximum choices that an error names.
@@ -68,7 +68,7 @@ def one(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
         )
     found = [queue for queue in queues if queue.queue_id == int(number) and broker in ("", queue.broker_name)]
     if not found:
-        raise TopicError(TopicCondition.NO_SUCH_QUEUE, f"topic {topic!r} has no queue {text}; its queues are {spans(queues)}")
+        raise no_such_queue(topic, text, f"its queues are {spans(queues)}")
     if len(found) > 1:
         choices = ", ".join(map(str, found[:_CHOICES])) + (", …" if found[_CHOICES:] else "")
         raise TopicError(

@@ -20,7 +20,7 @@ from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
 from orderedmq.core.message_rows import several_tags
 from orderedmq.core.selector import Keying
-from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
+from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError, missing_topic
 from orderedmq.model import MAX_QUEUES, is_reserved
 from orderedmq.text import is_text
 from orderedmq.tools.producer import Producer
@@ -195,7 +195,7 @@ def _ensure(broker: Broker, topic: str, queues: int | None) -> None:
         if queues is None:
             if isinstance(error, StoreError):
                 raise
-            raise TopicError(TopicCondition.MISSING, f"no topic {topic!r}; give --queues N to create it") from error
+            raise missing_topic(topic, "give --queues N to create it") from error
         broker.admin.create_topic(topic, queues)
         return
     if queues is not None and found != queues:

@@ -17,7 +17,7 @@ from typing import Final
 from orderedmq.conditions import GroupCondition
 from orderedmq.core.filters import ALL
 from orderedmq.core.lock import LOCK_LIFE, Client, Instant
-from orderedmq.errors import GroupError
+from orderedmq.errors import FORMER_RUN, GroupError
 
 #: Seconds. A heartbeat goes with each renewal of the locks (RENEW_INTERVAL).
 MEMBER_LIFE: Final = LOCK_LIFE
@@ -85,9 +85,8 @@ def refuse_second_run(group: str, client: Client, members: Iterable[Member]) -> 
         if other.owner == client.owner and other.client_id != client.client_id:
             raise GroupError(
                 GroupCondition.IN_USE,
-                f"another run of this same query is a member of group {group!r} ({other.client_id}): it is paused or slow to end, or the "
-                "query was started twice on one checkpointLocation. End that process, or start this query again when it has been silent "
-                f"for {other.life:.0f} s; nothing is lost meanwhile",
+                f"another run of this same query is a member of group {group!r} ({other.client_id}): {FORMER_RUN} it has been silent for "
+                f"{other.life:.0f} s; nothing is lost meanwhile",
             )
 
 

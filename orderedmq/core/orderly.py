@@ -41,7 +41,7 @@ from typing import Final, Literal
 
 import pyarrow.compute as pc
 
-from orderedmq.conditions import ListenerCondition, LockCondition
+from orderedmq.conditions import ListenerCondition
 from orderedmq.core.listener import (
     MAX_ERROR_BYTES,
     ConsumeOrderlyContext,
@@ -51,7 +51,7 @@ from orderedmq.core.listener import (
     suspend_seconds,
 )
 from orderedmq.core.process_queue import ProcessQueue, Slice
-from orderedmq.errors import ListenerError, LockError
+from orderedmq.errors import ListenerError, LockError, lost_by_listener
 from orderedmq.model import MessageQueue, OffsetRange
 
 #: Messages held above which prefetching should stop (Java: ``pullThresholdForQueue``).
@@ -351,12 +351,7 @@ class OrderlyQueue:
         self._ask = True
 
     def _not_ours(self) -> LockError:
-        return LockError(
-            LockCondition.LOST,
-            f"queue {self.queue} was {'dropped' if self._process.dropped else 'lost'} while a listener consumed it, so the task stopped "
-            "before its next message: another query took the queue over, or the group was reset; restart this query, it goes on without "
-            "a gap and repeats this task's work",
-        )
+        return lost_by_listener(self.queue, "dropped" if self._process.dropped else "lost")
 
     def _uncommitted(self) -> ListenerError:
         return ListenerError(

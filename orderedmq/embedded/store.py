@@ -369,9 +369,7 @@ class Store:
         except (lmdb.PanicError, lmdb.BadTxnError) as error:
             # LMDB gives up an environment after a failed write of its meta page. A new one works once the cause is gone.
             self._drop()
-            raise StoreError(
-                StoreCondition.IO, f"the store at {self.path} failed to {what} and was closed: {error}; try again"
-            ) from error
+            raise self._failed(f"{what} and was closed", f"{error}; try again") from error
         except _DAMAGED as error:
             raise damaged(self.path, str(error)) from error
         except lmdb.ReadonlyError as error:
@@ -382,13 +380,13 @@ class Store:
                 raise self._no_room(error) from error
             if "Permission denied" in text or "Read-only file system" in text:
                 raise _no_permission(self.path, error) from error
-            raise StoreError(StoreCondition.IO, f"the store at {self.path} failed to {what}: {text}") from error
+            raise self._failed(what, text) from error
         except PermissionError as error:
             raise _no_permission(self.path, error) from error
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise self._no_room(error) from error
-            raise StoreError(StoreCondition.IO, f"the store at {self.path} failed to {what}: {error}") from error
+            raise self._failed(what, str(error)) from error
 
     def _little_room(self) -> bool:
         """Whether less than 64 MiB are left on the disk or below this process's limit on file sizes."""
@@ -398,6 +396,9 @@ class Store:
         if limit != resource.RLIM_INFINITY:
             free = min(free, limit - os.stat(self.path / "data.mdb").st_size)
         return free < _LITTLE
+
+    def _failed(self, what: str, why: str) -> StoreError:
+        return StoreError(StoreCondition.IO, f"the store at {self.path} failed to {what}: {why}")
 
     def _no_room(self, error: Exception) -> StoreFullError:
         why = f"no room on the disk of the store at {self.path} ({error}); nothing was changed: make room and try again"

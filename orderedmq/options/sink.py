@@ -16,13 +16,15 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
 from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
-from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES
+from orderedmq.model import MAX_QUEUES
 from orderedmq.options.declared import Given
 from orderedmq.options.values import (
     choice,
     conflict,
+    half_given,
     integer,
     invalid,
+    no_rooms,
     parse_group,
     parse_rooms,
     parse_size,
@@ -147,11 +149,7 @@ def _machine_rooms(given: Given, selector: str, endpoint: Endpoint) -> tuple[str
             )
         return ()
     if endpoint.embedded:
-        raise OptionError(
-            OptionCondition.UNSUPPORTED,
-            f"option messageQueueSelector=machineRoom is not supported with path: it needs brokers named room@name, but the embedded "
-            f"broker's name is {EMBEDDED_BROKER}; use hash",
-        )
+        raise no_rooms("messageQueueSelector=machineRoom", "is not supported with path", "use hash")
     if not rooms:
         raise OptionError(
             OptionCondition.MISSING, "option messageQueueSelector=machineRoom needs the rooms to write to; set machineRooms"
@@ -198,7 +196,7 @@ def _check_txn(given: Given, streaming: bool | None) -> None:
                 f"option {name} is not supported in a stream, which is idempotent by its checkpoint; drop it, or use df.write",
             )
         if not given.has(other):
-            raise OptionError(OptionCondition.MISSING, f"option {name} needs {other}; set both, or neither")
+            raise half_given(name, other)
 
 
 def _topic(text: str, option: str) -> str:

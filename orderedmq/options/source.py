@@ -29,6 +29,7 @@ from orderedmq.options.values import (
     conflict,
     integer,
     invalid,
+    only_for_cluster,
     parse_bool,
     parse_duration,
     parse_group,
@@ -185,10 +186,8 @@ def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
     if endpoint.embedded:
         for name in ("pullThresholdForQueue", "pullThresholdSizeForQueue"):
             if given.has(name):
-                raise conflict(
-                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (a task does not prefetch from a store; "
-                    "pullBatchSize says how many rows it reads at once)"
-                )
+                why = "a task does not prefetch from a store; pullBatchSize says how many rows it reads at once"
+                raise only_for_cluster(name, why)
         return USUAL
     return Reading(
         group,

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError, TopicError
-from orderedmq.model import check_group, check_topic
+from orderedmq.model import EMBEDDED_BROKER, check_group, check_topic
 
 T = TypeVar("T")
 #: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
@@ -34,6 +34,24 @@ def invalid(option: str, why: str) -> OptionError:
 
 def conflict(why: str) -> OptionError:
     return OptionError(OptionCondition.CONFLICT, why)
+
+
+def half_given(option: str, other: str) -> OptionError:
+    """The error for an option that has no meaning without another."""
+    return OptionError(OptionCondition.MISSING, f"option {option} needs {other}; set both, or neither")
+
+
+def only_for_cluster(option: str, why: str) -> OptionError:
+    """The error for an option of RocketMQ that is given with a path. ``why`` a store does not need it."""
+    return conflict(f"option {option} belongs to a RocketMQ cluster: set namesrvAddr, or drop {option} ({why})")
+
+
+def no_rooms(option: str, effect: str, remedy: str) -> OptionError:
+    """The error for a choice by machine rooms that is given with a path."""
+    return OptionError(
+        OptionCondition.UNSUPPORTED,
+        f"option {option} {effect}: it needs brokers named room@name, but the embedded broker's name is {EMBEDDED_BROKER}; {remedy}",
+    )
 
 
 def parse_bool(text: str, option: str) -> bool:

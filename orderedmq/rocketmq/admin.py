@@ -14,7 +14,16 @@ from typing import Final, NoReturn
 
 from orderedmq.broker import Keep, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition, RocketMQCondition, TopicCondition, UnavailableCondition
-from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, topic_exists
+from orderedmq.errors import (
+    OptionError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    TopicError,
+    bad_queue_count,
+    cannot_shrink,
+    missing_topic,
+    topic_exists,
+)
 from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -81,10 +90,7 @@ class TopicAdmin:
             raise missing_topic(name)
         total = sum(there.values())
         if queues < total:
-            raise TopicError(
-                TopicCondition.QUEUE_COUNT,
-                f"topic {name!r} has {total} queues and cannot shrink to {queues}; give a larger number",
-            )
+            raise cannot_shrink(name, total, queues)
         self._resize(name, {broker: there.get(broker, 0) for broker in self._masters()}, queues, already=total)
         return self._log.topic(name)
 
@@ -228,9 +234,7 @@ def _not_of_topics(what: str, topic: str) -> OptionError:
 
 def _check_queues(name: str, queues: int) -> None:
     if not 1 <= queues <= MAX_QUEUES:
-        raise TopicError(
-            TopicCondition.QUEUE_COUNT, f"topic {name!r} cannot have {queues} queues; between 1 and {MAX_QUEUES} are possible"
-        )
+        raise bad_queue_count(name, queues, MAX_QUEUES)
 
 
 def _soon() -> float:

@@ -24,7 +24,7 @@ from orderedmq.core import listener as noted
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.selector import Keying
 from orderedmq.core.sharding_key import is_number
-from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError
+from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError, no_such_offset
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
 from orderedmq.pulls import pulls
 
@@ -220,7 +220,7 @@ def _spans(queue: MessageQueue, offsets: Sequence[int], first: int, end: int) ->
     spans: list[tuple[int, int]] = []
     for offset in sorted(set(offsets)):
         if offset >= end:
-            raise OffsetError(OffsetCondition.BEYOND_END, f"queue {queue} ends at {end}, there is no dead letter {offset}")
+            raise no_such_offset(queue, end, f"dead letter {offset}")
         if offset < first:
             raise OffsetError(OffsetCondition.INVALID, f"queue {queue} begins at {first}, dead letter {offset} was deleted")
         if spans and spans[-1][1] == offset:

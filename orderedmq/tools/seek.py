@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from orderedmq.broker import Broker, Log
-from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
-from orderedmq.errors import OffsetError, OptionError, TopicError
+from orderedmq.conditions import OffsetCondition, OptionCondition
+from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import EARLIEST, LATEST, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
@@ -79,10 +79,7 @@ def check_queue(log: Log, queue: MessageQueue) -> None:
     """Check that a queue exists. Raises TopicError MISSING or NO_SUCH_QUEUE."""
     there = log.queues(queue.topic)
     if queue not in there:
-        raise TopicError(
-            TopicCondition.NO_SUCH_QUEUE,
-            f"there is no queue {queue}; the queues of {queue.topic!r} are {there[0]} to {there[-1]}",
-        )
+        raise no_such_queue(queue.topic, queue, f"its queues are {there[0]} to {there[-1]}")
 
 
 def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
@@ -97,10 +94,7 @@ def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[Me
         elif offset == LATEST:
             offset = at.max_offset
         if offset > at.max_offset:
-            raise OffsetError(
-                OffsetCondition.BEYOND_END,
-                f"queue {queue} ends at {at.max_offset}, there is no offset {offset}; {LATEST} is its end",
-            )
+            raise no_such_offset(queue, at.max_offset, f"offset {offset}; {LATEST} is its end")
         if offset < at.min_offset:
             raise OffsetError(
                 OffsetCondition.INVALID,

@@ -22,7 +22,7 @@ from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import running_info
-from orderedmq.rocketmq.group.lock_rules import is_ours
+from orderedmq.rocketmq.group.lock_rules import is_ours, not_created
 from orderedmq.rocketmq.group.offsets import soon
 from orderedmq.rocketmq.group.running_info import HeldQueue, Info
 from orderedmq.rocketmq.net.client import Client
@@ -116,11 +116,7 @@ class Presence:
             raise failed
         if before is None and self.identity.client_id not in directory.ids(group, brokers):
             del self._groups[group]
-            raise GroupError(
-                GroupCondition.MISSING,
-                f"the brokers accept no member of group {group!r}: it does not exist, and they do not create it on demand "
-                f"(autoCreateSubscriptionGroup=false); create it (mqadmin updateSubGroup -c CLUSTER -g {group}), or use a group that exists",
-            )
+            raise not_created(group)
 
     def also_at(self, group: str, brokers: Sequence[str]) -> None:
         """Send a heartbeat to brokers that joined the route since the last one: tasks check this client's membership there."""

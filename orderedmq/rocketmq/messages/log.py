@@ -17,10 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.conditions import OptionCondition, RocketMQCondition, TopicCondition
+from orderedmq.conditions import OptionCondition, RocketMQCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import USUAL, Reading
-from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, recreated
+from orderedmq.errors import (
+    OptionError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    TopicError,
+    missing_topic,
+    no_such_queue,
+    recreated,
+)
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
@@ -164,10 +172,7 @@ class RocketMQLog:
         """Raise TopicError MISSING or NO_SUCH_QUEUE for a queue that cannot be read."""
         found = self.route(queue.topic).subscribe_set()
         if queue not in found and not self._existing([queue]):
-            raise TopicError(
-                TopicCondition.NO_SUCH_QUEUE,
-                f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(found)} queues",
-            )
+            raise no_such_queue(queue.topic, f"{queue.broker_name}/{queue.queue_id}", f"it has {len(found)} queues")
 
     def _existing(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         """Return ``queues`` without those known to be gone; see `fan_out.existing`."""

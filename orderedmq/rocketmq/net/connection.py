@@ -192,10 +192,7 @@ class Connection:
         if why is not None:
             for pending in made:
                 if self._pending.pop(pending.opaque, None) is not None:
-                    unsent = RocketMQUnavailableError(
-                        UnavailableCondition.UNREACHABLE, f"the {pending.request.what} was not sent: {why}"
-                    )
-                    pending._finish(None, self._stranger or unsent)
+                    pending._finish(None, self._unsent(pending.request, why))
         return made
 
     def tell(self, request: Request[Any], deadline: float) -> None:

@@ -87,7 +87,7 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
     try:
         opened = socket.create_connection((host, port), timeout=max(0.001, deadline - time.monotonic()))
     except OSError as error:
-        raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"cannot connect to {address}: {error}") from None
+        raise _unreachable(address, error) from None
     try:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opened.setblocking(False)
@@ -106,11 +106,15 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
         raise RocketMQError(RocketMQCondition.TLS, f"TLS with {address} failed: {why or error}") from None
     except (OSError, Stuck) as error:
         opened.close()
-        raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"cannot connect to {address}: {error}") from None
+        raise _unreachable(address, error) from None
     except BaseException:
         opened.close()
         raise
     return transport
+
+
+def _unreachable(address: str, error: Exception) -> RocketMQUnavailableError:
+    return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"cannot connect to {address}: {error}")
 
 
 class Transport:

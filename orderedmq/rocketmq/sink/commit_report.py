@@ -13,7 +13,7 @@ import numpy as np
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition
-from orderedmq.errors import SinkError
+from orderedmq.errors import SinkError, batch_too_old
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.gather import Int64s
 from orderedmq.rocketmq.sink.lookback import KEPT
@@ -134,7 +134,7 @@ class Verdict:
 
     replayed: bool
     bookmarks: Mapping[MessageQueue, int]
-    #: Why this is not the batch that was committed; None if it is, as far as can be known.
+    #: What differs from the batch that was committed; None if nothing does, as far as can be known.
     differs: str | None = None
 
 
@@ -159,17 +159,11 @@ def judge(
     moves = {queue: place.begin + 1 for queue, place in places.items() if queue not in committed}
     replayed = bool(committed) and not moves
     if newest - batch.batch_id >= KEPT:
-        raise SinkError(
-            SinkCondition.BATCH_TOO_OLD,
-            f"batch {batch.batch_id} of this query is older than the {KEPT} batches up to {newest} that are compared, so it cannot be checked "
-            "against what was written: restore the newest checkpoint, start with a new one, or set onReplayDiffers=skip to accept it as "
-            "written",
-        )
-    return Verdict(replayed, moves, _differs(batch, reports, committed, lacking, left_over(tokens, settled)))
+        raise batch_too_old(f"batch {batch.batch_id} of this query", newest, KEPT)
+    return Verdict(replayed, moves, _differs(reports, committed, lacking, left_over(tokens, settled)))
 
 
 def _differs(
-    batch: SinkBatch,
     reports: Sequence[QueueReport],
     committed: set[MessageQueue],
     lacking: Mapping[MessageQueue, int],
@@ -184,9 +178,5 @@ def _differs(
             what = f"it had no rows there before and has {report.sent} now, which have been sent"
         else:
             continue
-        return (
-            f"batch {batch.batch_id} of this query was committed already, with other content (queue {report.queue}: {what}): an old copy of "
-            "the checkpoint, or a query that is not deterministic; restore the newest checkpoint, start with a new one, or set "
-            "onReplayDiffers=skip to keep what was committed"
-        )
+        return f"queue {report.queue}: {what}"
     return None
