@@ -7,6 +7,7 @@ from typing import Final
 
 from pyspark.sql.types import BinaryType, DataType, IntegralType, LongType, MapType, StringType, StructType
 
+from orderedmq.conditions import SchemaCondition
 from orderedmq.core.sharding_key import GivenKeyType, KeyType
 from orderedmq.errors import SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
@@ -34,7 +35,7 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
     names = set(schema.names)
     if "body" not in names:
         raise SchemaError(
-            "MISSING_COLUMN",
+            SchemaCondition.MISSING_COLUMN,
             f"the rows have no column 'body' (binary or string), only {', '.join(schema.names) or 'none'}; for example "
             "select(to_json(struct('*')).alias('body'))",
         )
@@ -47,27 +48,30 @@ def planned(schema: StructType, options: SinkOptions) -> Plan:
         if not (
             isinstance(pairs, MapType) and isinstance(pairs.keyType, StringType) and isinstance(pairs.valueType, StringType)
         ):
-            raise SchemaError("WRONG_TYPE", f"column 'properties' must be map<string,string>, but it is {pairs.simpleString()}")
+            raise SchemaError(
+                SchemaCondition.WRONG_TYPE, f"column 'properties' must be map<string,string>, but it is {pairs.simpleString()}"
+            )
     key = _key(schema, options)
     kind: KeyType = "text" if key is None else key_type(schema, key, options.sharding_key_type, options.selector)
     if options.topic is None and "topic" not in names:
         raise SchemaError(
-            "MISSING_COLUMN", "no topic to write to: set option topic, or give the rows a column 'topic' (string)"
+            SchemaCondition.MISSING_COLUMN, "no topic to write to: set option topic, or give the rows a column 'topic' (string)"
         )
     if options.selector == "queueId":
         if "queue_id" not in names:
-            raise SchemaError("MISSING_COLUMN", "messageQueueSelector=queueId needs a column 'queue_id' (int)")
+            raise SchemaError(SchemaCondition.MISSING_COLUMN, "messageQueueSelector=queueId needs a column 'queue_id' (int)")
         _require(schema, "queue_id", (IntegralType,))
     known = {*PRODUCER_COLUMNS, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
     order = {column.name for column in options.order_by}
     for column in sorted(order - names):
         raise SchemaError(
-            "MISSING_COLUMN", f"option orderBy names column {column!r}, but the rows have only {', '.join(schema.names)}"
+            SchemaCondition.MISSING_COLUMN,
+            f"option orderBy names column {column!r}, but the rows have only {', '.join(schema.names)}",
         )
     for name in schema.names:
         if name not in known | order:
             raise SchemaError(
-                "UNKNOWN_COLUMN",
+                SchemaCondition.UNKNOWN_COLUMN,
                 f"column {name!r} is not part of a message: drop it, put it into body or properties, or name it in shardingKey or orderBy",
             )
     return Plan(key, "topic" if options.topic is None else None, kind)
@@ -79,17 +83,19 @@ def _key(schema: StructType, options: SinkOptions) -> str | None:
     if name is None:
         if NO_KEY in schema.names:
             raise SchemaError(
-                "UNKNOWN_COLUMN",
+                SchemaCondition.UNKNOWN_COLUMN,
                 f"shardingKey={NO_KEY} means that the rows have no key, but they have a column {NO_KEY!r}: drop it, or give it another name",
             )
         return None
     if name in schema.names:
         return name
     if options.sharding_key_explicit:
-        raise SchemaError("MISSING_COLUMN", f"option shardingKey names column {name!r}, but the rows have only {has}")
+        raise SchemaError(
+            SchemaCondition.MISSING_COLUMN, f"option shardingKey names column {name!r}, but the rows have only {has}"
+        )
     if options.needs_key:
         raise SchemaError(
-            "MISSING_COLUMN",
+            SchemaCondition.MISSING_COLUMN,
             f"the rows have no column {name!r}, only {has}, and rows without a key have no order: name the key's column in option shardingKey, "
             f"or set shardingKey={NO_KEY} if they need no order",
         )
@@ -109,7 +115,7 @@ def key_type(schema: StructType, key: str, given: GivenKeyType, selector: str) -
         kind = "text"
     if kind == "text" and selector == "mod":
         raise SchemaError(
-            "WRONG_TYPE",
+            SchemaCondition.WRONG_TYPE,
             f"messageQueueSelector=mod needs keys that are whole numbers, but column {key!r} is {column.simpleString()}; cast it to bigint, or "
             "set shardingKeyType=long",
         )
@@ -120,4 +126,6 @@ def _require(schema: StructType, name: str, kinds: tuple[type[DataType], ...]) -
     kind = schema[name].dataType
     if not isinstance(kind, kinds):
         wanted = " or ".join(sorted({k.__name__.removesuffix("Type").lower() for k in kinds}))
-        raise SchemaError("WRONG_TYPE", f"column {name!r} must be {wanted}, but it is {kind.simpleString()}; cast it first")
+        raise SchemaError(
+            SchemaCondition.WRONG_TYPE, f"column {name!r} must be {wanted}, but it is {kind.simpleString()}; cast it first"
+        )

@@ -19,6 +19,7 @@ from ordered_sink.keys import shared
 from ordered_sink.writer import Written, target_queues, write
 from orderedmq.broker import Published
 from orderedmq.concise import concise_calls
+from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
 from orderedmq.core.selector import selector
 from orderedmq.errors import MessageError, SinkError, StoreError
@@ -38,7 +39,7 @@ class _Planned:
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool, *, streaming: bool) -> None:
         if overwrite:
             raise SinkError(
-                "MODE",
+                SinkCondition.MODE,
                 "a queue cannot be overwritten: use outputMode('append') in a stream, mode('append') in a batch; complete mode would send "
                 "every row again in each batch",
             )
@@ -52,7 +53,7 @@ class _Planned:
                 try:
                     target_queues(broker, self.options.topic, self.options)
                 except StoreError as error:
-                    if error.sub != "MISSING" or self.options.topic_queue_nums is None:
+                    if error.sub != StoreCondition.MISSING or self.options.topic_queue_nums is None:
                         raise
                     broker.admin.create_topic(
                         self.options.topic,
@@ -102,11 +103,11 @@ class _Planned:
         if self.options.on_key_conflict == "error":
             # This is true because the options accept "error" only where publishing is atomic.
             what = "or set onKeyConflict=warn or ignore if order within a batch does not matter; no row of the batch became visible"
-            raise SinkError("KEY_CONFLICT", f"{why}, {what}")
+            raise SinkError(SinkCondition.KEY_CONFLICT, f"{why}, {what}")
         atomic = self.options.endpoint.capabilities.atomic_publish
         rows = "they are published all the same" if atomic else "they were sent before this could be known"
         what = f"or set onKeyConflict=ignore if order within a batch does not matter; {rows}"
-        log.warning("%s", SinkError("KEY_CONFLICT", f"{why}, {what}"))
+        log.warning("%s", SinkError(SinkCondition.KEY_CONFLICT, f"{why}, {what}"))
 
     def _warn(self, written: Sequence[Written]) -> None:
         """Warn, once per batch, of rows that were written and may not be what the user meant."""
@@ -121,11 +122,16 @@ class _Planned:
             )
             what = f"{null_keys} of {rows} rows have no key (column {self.plan.key!r} is null): they {to} and have no order among each other"
             log.warning(
-                "%s", MessageError("NULL_KEY", f"{what}; filter them out, or write them separately with shardingKey={NO_KEY}")
+                "%s",
+                MessageError(
+                    MessageCondition.NULL_KEY, f"{what}; filter them out, or write them separately with shardingKey={NO_KEY}"
+                ),
             )
         if tags:
             what = f"{tags} of {rows} rows have a comma or || in column 'tags': a message has one tag, and no filter finds this one"
-            log.warning("%s", MessageError("SEVERAL_TAGS", f"{what}; write one tag, and more in keys or properties"))
+            log.warning(
+                "%s", MessageError(MessageCondition.SEVERAL_TAGS, f"{what}; write one tag, and more in keys or properties")
+            )
 
 
 @concise_calls

@@ -13,6 +13,7 @@ from pyspark.sql.types import IntegerType, IntegralType
 
 from ordered_sink.columns import key_type
 from orderedmq.concise import concise
+from orderedmq.conditions import OptionCondition, SchemaCondition, SinkCondition
 from orderedmq.core.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
 from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
 from orderedmq.errors import OptionError, SchemaError, SinkError
@@ -46,13 +47,17 @@ def route(
     columns = SinkOptions.parse_order_by(text)
     for name in (sharding_key, *(column.name for column in columns)):
         if name not in df.columns:
-            raise SchemaError("MISSING_COLUMN", f"route: no column {name!r}, only {', '.join(df.columns)}")
+            raise SchemaError(SchemaCondition.MISSING_COLUMN, f"route: no column {name!r}, only {', '.join(df.columns)}")
     if queues is not None and queues < 1:
-        raise OptionError("INVALID", f"route: queues={queues} is not a number of queues")
+        raise OptionError(OptionCondition.INVALID, f"route: queues={queues} is not a number of queues")
     if sharding_key_type not in KEY_TYPES:
-        raise OptionError("INVALID", f"route: sharding_key_type={sharding_key_type!r} is not auto, text, int or long")
+        raise OptionError(
+            OptionCondition.INVALID, f"route: sharding_key_type={sharding_key_type!r} is not auto, text, int or long"
+        )
     if message_queue_selector not in KEYED_SELECTORS:
-        raise OptionError("INVALID", f"route: message_queue_selector={message_queue_selector!r} is not hash or mod")
+        raise OptionError(
+            OptionCondition.INVALID, f"route: message_queue_selector={message_queue_selector!r} is not hash or mod"
+        )
     kind = key_type(df.schema, sharding_key, sharding_key_type, message_queue_selector)
     if queues is None:
         together = df.repartition(df[sharding_key])
@@ -83,7 +88,7 @@ def _sorter(keys: list[tuple[str, str]], limit: int) -> Callable[[Iterator[pa.Re
             size += batch.nbytes
             if size > limit:
                 raise SinkError(
-                    "ORDER_BUFFER_FULL",
+                    SinkCondition.ORDER_BUFFER_FULL,
                     f"route holds a task's rows in memory to sort them, and they take more than buffer_size={limit} bytes: raise it, or "
                     "write smaller batches (maxOffsetsPerTrigger)",
                 )

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ordered_sink.columns import Plan
 from ordered_sink.keys import SeenKeys
 from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging
+from orderedmq.conditions import MessageCondition, SinkCondition, TopicCondition
 from orderedmq.connections import kept
 from orderedmq.core.key_hash import HashedKeys, key_hash64
 from orderedmq.core.machine_rooms import queues_in
@@ -110,7 +111,7 @@ def _gather(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa
         if options.order_by:
             if size > options.order_buffer_size:
                 raise SinkError(
-                    "ORDER_BUFFER_FULL",
+                    SinkCondition.ORDER_BUFFER_FULL,
                     f"orderBy holds a task's rows in memory, and they take more than orderBufferSize={options.order_buffer_size} bytes: "
                     "raise it, write smaller batches (maxOffsetsPerTrigger), or spread the rows over more tasks",
                 )
@@ -164,7 +165,8 @@ class _Task:
         if column.null_count:
             row = self.rows - rows.num_rows + int(pc.index(column.is_null(), True).as_py())
             raise MessageError(
-                "NULL_TOPIC", f"row {row} of partition {self._partition} has no topic; fill the column or set option topic"
+                MessageCondition.NULL_TOPIC,
+                f"row {row} of partition {self._partition} has no topic; fill the column or set option topic",
             )
         for topic in pc.unique(column):
             mask = pc.equal(column, topic)
@@ -240,18 +242,18 @@ def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[Mess
         try:
             broker.admin.create_topic(topic, wanted, compression=options.compression or DEFAULT_COMPRESSION)
         except TopicError as error:
-            if error.sub != "EXISTS":
+            if error.sub != TopicCondition.EXISTS:
                 raise
         queues = broker.log.targets(topic)
     if wanted is not None and len(queues) != wanted:
         raise TopicError(
-            "QUEUE_COUNT",
+            TopicCondition.QUEUE_COUNT,
             f"topic {topic!r} has {len(queues)} queues, but option topicQueueNums says {wanted}: with another number, keys go to other queues; "
             "correct the option (over RocketMQ: or wait for the broker that is away)",
         )
     if not queues:
         raise TopicError(
-            "NO_SUCH_QUEUE",
+            TopicCondition.NO_SUCH_QUEUE,
             f"topic {topic!r} has no queue that accepts messages: the topic or its brokers are read-only; set their permission to 6",
         )
     return queues_in(topic, queues, options.machine_rooms) if options.machine_rooms else queues

@@ -15,6 +15,7 @@ from ordered_source.columns import chosen_columns
 from ordered_source.partition_reader import QueuePartition
 from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.concise import concise_calls
+from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
@@ -96,7 +97,7 @@ class BatchReader(DataSourceReader):
             begin = min(begin, at.max_offset)
             if begin > end and _says_where(self.options.starting, queue):
                 raise OffsetError(
-                    "BEGIN_AFTER_END",
+                    OffsetCondition.BEGIN_AFTER_END,
                     f"queue {queue} would be read from {begin} to {end}: startingOffsets or startingTimestamp lies after endingOffsets or "
                     "endingTimestamp; lower the first, or raise the second",
                 )

@@ -17,8 +17,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
-from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA
+from orderedmq.model import DEFAULT_COLUMNS
+from orderedmq.schema import unknown_column
 
 #: The source's own column: the lock under which a row was read (`lock_token.encode`). Null without a group.
 LOCK_TOKEN: Final = "lock_token"
@@ -52,12 +54,10 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
     for field in schema.fields:
         expected = _TYPES.get(field.name)
         if expected is None:
-            raise SchemaError(
-                "UNKNOWN_COLUMN", f"a message has no column {field.name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}"
-            )
+            raise unknown_column(field.name)
         if field.dataType != expected:
             raise SchemaError(
-                "WRONG_TYPE",
+                SchemaCondition.WRONG_TYPE,
                 f"column {field.name!r} is {expected.simpleString()}, the schema asks for {field.dataType.simpleString()}: cast it "
                 "after reading",
             )

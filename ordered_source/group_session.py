@@ -13,13 +13,14 @@ from typing import Final, Protocol
 
 from ordered_source.renewal import Renewal
 from orderedmq.broker import Broker
+from orderedmq.conditions import LockCondition
 from orderedmq.core import membership
 from orderedmq.core.filters import ALL
 from orderedmq.core.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.offsets import Checkpoint, offsets_to_json
 from orderedmq.core.ownership import Commit, Lock, Members, Owner, Policy, Unlock, divided
-from orderedmq.errors import GroupError, LockError
+from orderedmq.errors import FORMER_RUN, GroupError, LockError, lost
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 
@@ -286,11 +287,7 @@ class GroupSession:
         """Raise LockError LOST if a renewal lost the lock of a queue that this query still owns."""
         if self._renewal.lost:
             token = self._renewal.lost[0]
-            raise LockError(
-                "LOST",
-                f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}): this query was paused or cut off for longer than "
-                "its lock lives and another took it over, or the group was reset; restart it, it goes on without a gap",
-            )
+            raise lost(token.group, token.queue, token.epoch, "before a renewal; another query may own it now")
 
     # -- offsets -----------------------------------------------------------------------------------------------------------
 
@@ -345,15 +342,14 @@ def held(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> 
     first = refused[0]
     if first.owner == owner_id:
         return LockError(
-            "HELD_BY_OTHER",
+            LockCondition.HELD_BY_OTHER,
             f"{len(refused)} of {wanted} queues of group {group!r} are held by another run of this same query ({first.client_id}), which "
-            f"{'is alive' if first.alive else 'may be alive'}: it is paused or slow to end, or the query was started twice on one "
-            f"checkpointLocation. End that process, or start this query again when its lock of {first.queue} has ended (in "
-            f"{first.remaining:.0f} s unless it is renewed); nothing is lost meanwhile",
+            f"{'is alive' if first.alive else 'may be alive'}: {FORMER_RUN} its lock of {first.queue} has ended (in {first.remaining:.0f} s "
+            "unless it is renewed); nothing is lost meanwhile",
         )
     if not first.owner:
         return LockError(
-            "HELD_BY_OTHER",
+            LockCondition.HELD_BY_OTHER,
             f"{len(refused)} of {wanted} queues of group {group!r} are held by {first.holder}; its lock of {first.queue} ends within "
             f"{first.remaining:.0f} s unless it is renewed. Start this query again then, or give it a consumerGroup of its own or "
             "messageModel=broadcasting to read everything too, or let members share the queues with assignment=shared",
@@ -363,7 +359,7 @@ def held(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> 
     else:
         state = "is alive" if first.alive else "is not known to be alive"
     return LockError(
-        "HELD_BY_OTHER",
+        LockCondition.HELD_BY_OTHER,
         f"{len(refused)} of {wanted} queues of group {group!r} belong to {first.holder}, which {state}; its lock "
         f"of {first.queue} ends in {first.remaining:.0f} s unless it is renewed. Stop that query, or give this one a consumerGroup of its "
         "own or messageModel=broadcasting to read everything too, or let both share the queues with assignment=shared; for two outputs of "

@@ -22,6 +22,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.lag import QueueLag, describe, is_ours, lag_of_query
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MessageQueue
@@ -105,7 +106,7 @@ class _Metrics:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram
         except ImportError as error:
             raise OptionError(
-                "MISSING",
+                OptionCondition.MISSING,
                 "LagListener needs the package prometheus-client to export to Prometheus: pip install 'orderedmq[metrics]', or use "
                 "LagListener(prometheus=False)",
             ) from error
@@ -119,7 +120,7 @@ class _Metrics:
             )
         except ValueError as error:
             raise OptionError(
-                "CONFLICT",
+                OptionCondition.CONFLICT,
                 "the registry has the metrics of another LagListener: add that one to this session too, close() it, or give this one a "
                 "registry of its own",
             ) from error

@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING
 
 from orderedmq.broker import Broker
+from orderedmq.conditions import LockCondition, OptionCondition
 from orderedmq.connections import kept
 from orderedmq.core.lock import LockToken
 from orderedmq.endpoint import Endpoint
@@ -45,11 +46,12 @@ def decode(
         written = False
     if not written:
         raise LockError(
-            "LOST", f"lock_token {text!r} of queue {queue} was not written by the source; leave the column as it was read"
+            LockCondition.LOST,
+            f"lock_token {text!r} of queue {queue} was not written by the source; leave the column as it was read",
         )
     if account and credentials is None:
         raise OptionError(
-            "MISSING",
+            OptionCondition.MISSING,
             f"the source reads queue {queue} with an account (accessKey), but rows do not carry its keys: give them to the listener, too: "
             "consume_orderly(..., credentials=orderedmq.Credentials(access_key, secret_key))",
         )

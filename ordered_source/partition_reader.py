@@ -15,13 +15,14 @@ from pyspark.sql.datasource import InputPartition
 from ordered_source import data_loss, lock_token
 from ordered_source.columns import LOCK_TOKEN, conform
 from orderedmq.broker import Broker, Log
+from orderedmq.conditions import DataLossCondition
 from orderedmq.connections import kept
 from orderedmq.core.filters import Filter
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import run_of
 from orderedmq.core.pull_settings import USUAL, Reading
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import DataLossError, LockError, TopicError
+from orderedmq.errors import DataLossError, TopicError, lost, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 
 log = logging.getLogger("orderedmq")
@@ -104,28 +105,20 @@ def _with_proof(batch: pa.RecordBatch, columns: tuple[str, ...], proof: pa.Scala
 def _check(broker: Broker, partition: QueuePartition) -> None:
     token = partition.token
     if token is not None and not broker.groups.check(token):
-        raise LockError(
-            "LOST",
-            f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}) while a task read it: another query took it over, or "
-            "the group was reset; restart this query, it goes on without a gap",
-        )
+        raise lost(token.group, token.queue, token.epoch, "while a task read it; another query may own it now")
 
 
 def _behind(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
     """The offset to go on at after lost messages. Raises the error unless the user accepts the loss."""
     queue = partition.queue
     if isinstance(error, TopicError):
-        error = DataLossError(
-            "TOPIC_DELETED",
-            f"topic {queue.topic!r} was deleted while messages from {position} of queue {queue} were read; "
-            "failOnDataLoss=false goes on without them",
-        )
+        error = topic_deleted(queue.topic, f"messages from {position} of queue {queue} were about to be read")
     if partition.fail_on_data_loss:
         raise error
     after = partition.end
-    if error.sub == "UNREADABLE" and error.behind is not None:
+    if error.sub == DataLossCondition.UNREADABLE and error.behind is not None:
         after = error.behind
-    elif error.sub == "AGED_OUT":
+    elif error.sub == DataLossCondition.AGED_OUT:
         bounds = broker.log.bounds([queue])
         least = bounds[queue].min_offset if queue in bounds else after
         # Messages in the middle of a queue may be lost, too.

@@ -10,6 +10,7 @@ from pyspark.sql.types import StructType
 from ordered_source.columns import full_schema
 from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
 from orderedmq.concise import concise
+from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.connections import reach
 from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, MessageQueue
@@ -47,7 +48,9 @@ def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
         topic for topic in broker.log.topics() if not topic.name.startswith(RESERVED_PREFIXES) and options.reads(topic.name)
     ]
     if not found:
-        raise TopicError("MISSING", f"no topic matches topicPattern {options.topic_pattern!r} yet; create one first")
+        raise TopicError(
+            TopicCondition.MISSING, f"no topic matches topicPattern {options.topic_pattern!r} yet; create one first"
+        )
     return found
 
 
@@ -103,11 +106,12 @@ def _named(
     missing = [str(queue) for queue in queues if queue not in offsets]
     if missing:
         raise OffsetError(
-            "INCOMPLETE", f"{option} must name every queue, it lacks {', '.join(missing[:8])}; -2 is earliest, -1 latest"
+            OffsetCondition.INCOMPLETE,
+            f"{option} must name every queue, it lacks {', '.join(missing[:8])}; -2 is earliest, -1 latest",
         )
     unknown = sorted(set(offsets) - set(queues))
     if unknown:
-        raise OptionError("INVALID", f"{option} names queue {unknown[0]}, which does not exist")
+        raise OptionError(OptionCondition.INVALID, f"{option} names queue {unknown[0]}, which does not exist")
     out: dict[MessageQueue, int] = {}
     for queue in queues:
         at, offset = bounds[queue], offsets[queue]
@@ -116,6 +120,8 @@ def _named(
         elif offset == LATEST:
             offset = at.max_offset
         if offset > at.max_offset:
-            raise OffsetError("BEYOND_END", f"{option} has offset {offset} for queue {queue}, which ends at {at.max_offset}")
+            raise OffsetError(
+                OffsetCondition.BEYOND_END, f"{option} has offset {offset} for queue {queue}, which ends at {at.max_offset}"
+            )
         out[queue] = offset
     return out

@@ -31,6 +31,7 @@ from ordered_source.positions import Positions
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
 from orderedmq.concise import concise_calls
+from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.core.offsets import Checkpoint, offsets_to_json, ranges
 from orderedmq.errors import OffsetError
@@ -184,7 +185,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._run = Run(*self._connect(), self.options, offsets.owner or uuid.uuid4().hex)
         elif offsets.owner is not None and offsets.owner != self._run.owner.owner_id:
             raise OffsetError(
-                "INVALID", "the checkpoint belongs to another query than the one that is running; restart the query"
+                OffsetCondition.INVALID,
+                "the checkpoint belongs to another query than the one that is running; restart the query",
             )
         return self._run
 

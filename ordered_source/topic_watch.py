@@ -9,9 +9,10 @@ from typing import Final
 
 from ordered_source import data_loss, plan
 from orderedmq.broker import Broker, TopicInfo
+from orderedmq.conditions import DataLossCondition
 from orderedmq.core.offsets import Checkpoint
 from orderedmq.core.ownership import Owner
-from orderedmq.errors import DataLossError, TopicError, recreated
+from orderedmq.errors import DataLossError, TopicError, recreated, topic_deleted
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 
@@ -70,7 +71,7 @@ class TopicWatch:
         except TopicError as error:
             if not start.topics:
                 raise
-            raise DataLossError("TOPIC_DELETED", f"{error.message}; this query has read it before") from error
+            raise DataLossError(DataLossCondition.TOPIC_DELETED, f"{error.message}; this query has read it before") from error
         stale = {name for name, incarnation in self._owned.items() if listed.get(name) != incarnation}
         gone: set[str] = set()
         for name, anchor in sorted(start.topics.items()):
@@ -104,4 +105,4 @@ class TopicWatch:
                 return recreated(name) if self._log.is_another(name, anchor) else None
         except TopicError:
             pass
-        return DataLossError("TOPIC_DELETED", f"topic {name!r} was deleted; failOnDataLoss=false goes on without it")
+        return topic_deleted(name, "this query has read it before")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from orderedmq.broker import Broker
+from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 
@@ -32,7 +33,9 @@ def connect(
     neither or both of ``path`` and ``namesrv_addr`` are given.
     """
     if (path is None) == (namesrv_addr is None):
-        raise OptionError("CONFLICT", "connect needs either a path (the embedded broker) or namesrv_addr (a RocketMQ cluster)")
+        raise OptionError(
+            OptionCondition.CONFLICT, "connect needs either a path (the embedded broker) or namesrv_addr (a RocketMQ cluster)"
+        )
     if namesrv_addr is not None:
         from orderedmq.rocketmq.broker import RocketMQBroker
 

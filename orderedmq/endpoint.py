@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from orderedmq.broker import EMBEDDED, ROCKETMQ, Capabilities
-from orderedmq.errors import OptionError, RocketMQError
+from orderedmq.errors import RocketMQError
 from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
-from orderedmq.options.values import conflict, invalid, parse_bool, parse_path
+from orderedmq.options.values import conflict, half_given, invalid, only_for_cluster, parse_bool, parse_path
 
 if TYPE_CHECKING:
     # Exported also to code that describes an account without knowing the kinds of broker.
@@ -64,14 +64,12 @@ def parse_endpoint(given: Given) -> Endpoint:
     if not given.has("namesrvAddr"):
         for name in (*ACCOUNT, "useTLS", *_TLS):
             if given.has(name):
-                raise conflict(
-                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (file permissions protect a store)"
-                )
+                raise only_for_cluster(name, "file permissions protect a store")
         text = given.text("path")
         return Endpoint(path=parse_path(DEFAULT_DIRECTORY if text is None else text, "path"))
     for name, other in (("accessKey", "secretKey"), ("secretKey", "accessKey"), ("securityToken", "accessKey")):
         if given.has(name) and not given.has(other):
-            raise OptionError("MISSING", f"option {name} needs {other}; set both, or neither")
+            raise half_given(name, other)
     return Endpoint(namesrv_addr=given.value("namesrvAddr", _addresses), credentials=_credentials(given), tls=_tls(given))
 
 
@@ -90,8 +88,9 @@ def _tls(given: Given) -> TlsOptions | None:
             if given.has(name):
                 raise conflict(f"option {name} needs useTLS=true; set it, or drop {name}")
         return None
-    if given.has("tlsCertPath") != given.has("tlsKeyPath"):
-        raise OptionError("MISSING", "options tlsCertPath and tlsKeyPath belong together; set both, or neither")
+    for name, other in (("tlsCertPath", "tlsKeyPath"), ("tlsKeyPath", "tlsCertPath")):
+        if given.has(name) and not given.has(other):
+            raise half_given(name, other)
     from orderedmq.rocketmq.net.transport import TlsOptions
 
     return TlsOptions(

@@ -1,12 +1,43 @@
 """The errors that a user can meet: one small tree, each error with a named condition.
 
 Rules: the message is one line that stands alone (Spark wraps it in a traceback) and says what, where, the likely cause and the
-remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped. A condition that is not listed in its class is a bug.
+remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped. A text that several places need is a function here.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from enum import StrEnum
+from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
+
+from orderedmq.conditions import (
+    DataLossCondition,
+    GroupCondition,
+    JavaCondition,
+    ListenerCondition,
+    LockCondition,
+    MessageCondition,
+    OffsetCondition,
+    OptionCondition,
+    ProtocolCondition,
+    RocketMQCondition,
+    SchemaCondition,
+    ServersCondition,
+    SinkCondition,
+    StoreCondition,
+    StoreFullCondition,
+    TopicCondition,
+    UnavailableCondition,
+)
+
+C = TypeVar("C", bound=StrEnum)
+
+#: Why another run of the same query is in the way, and what to do. The text goes on with when the other run is gone.
+FORMER_RUN: Final = (
+    "it is paused or slow to end, or the query was started twice on one checkpointLocation. End that process, or start this "
+    "query again when"
+)
+#: What to do about an old copy of a checkpoint.
+NEWEST_CHECKPOINT: Final = "restore the newest checkpoint, or start with a new one"
 
 
 class Remedy(NamedTuple):
@@ -24,14 +55,16 @@ class OrderedMQError(Exception):
     """
 
     family: ClassVar[str]
-    conditions: ClassVar[frozenset[str]] = frozenset()
+    #: The conditions of this class, one of which each error has; none of a class that is never raised itself.
+    conditions: ClassVar[type[StrEnum] | tuple[()]] = ()
     #: True if the same call may succeed later without any other change.
     retriable: ClassVar[bool] = False
     #: True if the cause is an exception of the user's own code, which only its traceback explains.
     from_users_code: bool = False
+    sub: StrEnum
 
-    def __init__(self, sub: str, message: str, remedy: Remedy | None = None) -> None:
-        if sub not in self.conditions:
+    def __init__(self, sub: StrEnum, message: str, remedy: Remedy | None = None) -> None:
+        if type(sub) is not self.conditions:
             raise AssertionError(f"{type(self).__name__} has no condition {sub!r}")
         self.sub = sub
         self.message = message if remedy is None else f"{message}; {remedy.options}"
@@ -42,85 +75,160 @@ class OrderedMQError(Exception):
     def condition(self) -> str:
         return f"{self.family}.{self.sub}"
 
-    def __reduce__(self) -> tuple[type[OrderedMQError], tuple[str, str], dict[str, str]]:
+    def __reduce__(self) -> tuple[type[OrderedMQError], tuple[StrEnum, str], dict[str, str]]:
         return type(self), (self.sub, self.message), {"typed": self.typed}
 
 
-class OptionError(OrderedMQError):
+class ErrorOf(OrderedMQError, Generic[C]):
+    """An error whose condition is a member of ``C``; mypy refuses any other."""
+
+    sub: C
+
+    def __init__(self, sub: C, message: str, remedy: Remedy | None = None) -> None:
+        super().__init__(sub, message, remedy)
+
+
+class OptionError(ErrorOf[OptionCondition]):
     """An option is unknown, ill-typed, missing, or at odds with another."""
 
     family = "ORDEREDMQ_OPTION"
-    conditions = frozenset(("UNKNOWN", "CONFLICT", "INVALID", "MISSING", "UNSUPPORTED"))
+    conditions = OptionCondition
 
 
-class SchemaError(OrderedMQError):
+class SchemaError(ErrorOf[SchemaCondition]):
     """A column is missing, not a message's, or of the wrong type."""
 
     family = "ORDEREDMQ_SCHEMA"
-    conditions = frozenset(("MISSING_COLUMN", "UNKNOWN_COLUMN", "WRONG_TYPE"))
+    conditions = SchemaCondition
 
 
-class MessageError(OrderedMQError):
+class MessageError(ErrorOf[MessageCondition]):
     """A row cannot become a message."""
 
     family = "ORDEREDMQ_MESSAGE"
-    conditions = frozenset(
-        (
-            "BAD_KEY",
-            "BAD_PROPERTY",
-            "BAD_QUEUE_ID",
-            "KEY_TOO_LONG",
-            "NULL_BODY",
-            "NULL_KEY",
-            "NULL_TOPIC",
-            "PROPERTIES_TOO_LARGE",
-            "SEVERAL_TAGS",
-            "TOO_LARGE",
-        )
-    )
+    conditions = MessageCondition
 
 
-class TopicError(OrderedMQError):
+class TopicError(ErrorOf[TopicCondition]):
     """A topic is missing, exists already, or its name or queue count is wrong."""
 
     family = "ORDEREDMQ_TOPIC"
-    conditions = frozenset(("MISSING", "EXISTS", "BAD_NAME", "RESERVED", "QUEUE_COUNT", "NO_SUCH_QUEUE", "AMBIGUOUS"))
+    conditions = TopicCondition
 
 
-class GroupError(OrderedMQError):
+class GroupError(ErrorOf[GroupCondition]):
     """A consumer group has a wrong name, is unknown or in use, or its members disagree."""
 
     family = "ORDEREDMQ_GROUP"
-    conditions = frozenset(("MISSING", "BAD_NAME", "IN_USE", "DISAGREES"))
+    conditions = GroupCondition
 
 
-class OffsetError(OrderedMQError):
+class OffsetError(ErrorOf[OffsetCondition]):
     """An offset makes no sense: malformed, beyond the end, or a range that begins after its end."""
 
     family = "ORDEREDMQ_OFFSET"
-    conditions = frozenset(("INVALID", "NEWER_FORMAT", "BEGIN_AFTER_END", "BEYOND_END", "INCOMPLETE"))
+    conditions = OffsetCondition
 
 
-class LockError(OrderedMQError):
+class LockError(ErrorOf[LockCondition]):
     """A queue has another owner."""
 
     family = "ORDEREDMQ_LOCK"
-    conditions = frozenset(("HELD_BY_OTHER", "LOST"))
+    conditions = LockCondition
 
 
-class DataLossError(OrderedMQError):
+class DataLossError(ErrorOf[DataLossCondition]):
     """Messages that were asked for are gone, or cannot be read."""
 
     family = "ORDEREDMQ_DATA_LOSS"
-    conditions = frozenset(("AGED_OUT", "TOPIC_RECREATED", "TOPIC_DELETED", "QUEUE_DELETED", "BEYOND_END", "UNREADABLE"))
+    conditions = DataLossCondition
     #: The first offset behind the loss, if known.
     behind: int | None = None
+
+
+class SinkError(ErrorOf[SinkCondition]):
+    """A write cannot be published."""
+
+    family = "ORDEREDMQ_SINK"
+    conditions = SinkCondition
+
+
+class ListenerError(ErrorOf[ListenerCondition]):
+    """An orderly listener leaves a queue's range in a state that cannot be committed."""
+
+    family = "ORDEREDMQ_LISTENER"
+    conditions = ListenerCondition
+
+
+class StoreError(ErrorOf[StoreCondition | StoreFullCondition]):
+    """The embedded broker's directory cannot be used."""
+
+    family = "ORDEREDMQ_STORE"
+    conditions: ClassVar[type[StrEnum]] = StoreCondition
+
+
+class StoreFullError(StoreError):
+    """No room in the store or on its disk. Nothing was changed; the same call works once there is room."""
+
+    conditions = StoreFullCondition
+    retriable = True
+    sub: StoreFullCondition
+
+    def __init__(self, sub: StoreFullCondition, message: str, remedy: Remedy | None = None) -> None:
+        super().__init__(sub, message, remedy)
+
+
+class JavaError(ErrorOf[JavaCondition]):
+    """Spark needs a Java runtime and the machine has none that is new enough."""
+
+    family = "ORDEREDMQ_JAVA"
+    conditions = JavaCondition
+
+
+class RocketMQError(ErrorOf[RocketMQCondition | ProtocolCondition | UnavailableCondition]):
+    """A RocketMQ server refuses a request, or cannot serve what was asked."""
+
+    family = "ORDEREDMQ_ROCKETMQ"
+    conditions: ClassVar[type[StrEnum]] = RocketMQCondition
+
+
+class ProtocolError(RocketMQError):
+    """Bytes do not follow RocketMQ's remoting protocol, or a frame is too large."""
+
+    conditions = ProtocolCondition
+    sub: ProtocolCondition
+
+    def __init__(self, sub: ProtocolCondition, message: str, remedy: Remedy | None = None) -> None:
+        super().__init__(sub, message, remedy)
+
+
+class RocketMQUnavailableError(RocketMQError):
+    """A RocketMQ server is busy, away, or did not answer. Nothing was done unless ``outcome_unknown``."""
+
+    conditions = UnavailableCondition
+    retriable = True
+    sub: UnavailableCondition
+
+    def __init__(self, sub: UnavailableCondition, message: str, remedy: Remedy | None = None) -> None:
+        super().__init__(sub, message, remedy)
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """Whether the server may have carried out the request: it was on its way, and no answer came."""
+        return self.sub in (UnavailableCondition.CONNECTION_LOST, UnavailableCondition.TIMEOUT)
+
+
+class ServersError(ErrorOf[ServersCondition]):
+    """RocketMQ cannot be started on this machine: there are no jars, or a server does not come up."""
+
+    family = "ORDEREDMQ_SERVERS"
+    conditions = ServersCondition
 
 
 def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     """Messages [begin, least) of a queue were deleted by retention."""
     error = DataLossError(
-        "AGED_OUT",
+        DataLossCondition.AGED_OUT,
         f"messages {begin} to {least - 1} ({least - begin}) of queue {queue} were deleted by retention before they were read",
         Remedy(
             "keep messages longer or read sooner; failOnDataLoss=false goes on behind them with a warning",
@@ -131,40 +239,94 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     return error
 
 
-def missing_topic(topic: str) -> TopicError:
-    """No topic has that name."""
-    return TopicError(
-        "MISSING",
-        f"no topic {topic!r}",
-        Remedy(
-            f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)",
-            "orderedmq topic list shows all",
-        ),
-    )
+def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> TopicError:
+    """No topic has that name. ``typed``: the remedy for a command."""
+    create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
+    return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
 
 
 def topic_exists(topic: str, queues: int) -> TopicError:
     """A topic of that name exists already."""
     return TopicError(
-        "EXISTS",
+        TopicCondition.EXISTS,
         f"topic {topic!r} exists with {queues} queues",
         Remedy("choose another name, or use it as it is", "choose another name, or give --if-not-exists to use it as it is"),
     )
 
 
+def no_such_queue(topic: str, queue: object, known: str = "") -> TopicError:
+    """A topic lacks a queue. ``known`` says which queues it has, if that is known."""
+    return TopicError(TopicCondition.NO_SUCH_QUEUE, f"topic {topic!r} has no queue {queue}{known and f'; {known}'}")
+
+
+def cannot_shrink(topic: str, queues: int, wanted: int) -> TopicError:
+    """A topic has more queues than are wanted."""
+    return TopicError(
+        TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {queues} queues and cannot shrink to {wanted}; give a larger number"
+    )
+
+
+def bad_queue_count(topic: str, queues: int, most: int) -> TopicError:
+    """No topic can have that number of queues."""
+    return TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} cannot have {queues} queues; give 1 to {most}")
+
+
+def missing_group(group: str, where: str) -> GroupError:
+    """No group has that name. ``where`` it was looked for: in this store, in this cluster."""
+    return GroupError(GroupCondition.MISSING, f"no consumer group {group!r} in {where} (orderedmq group list shows all)")
+
+
 def in_use(group: str, why: str) -> GroupError:
     """A group cannot be changed from outside while a client uses it."""
     return GroupError(
-        "IN_USE",
+        GroupCondition.IN_USE,
         f"group {group!r} is in use: {why}",
         Remedy("stop that query first, or pass force=True", "stop that query first, or give --force"),
+    )
+
+
+def not_an_offset(offset: int, queue: object, group: str) -> OffsetError:
+    """A group cannot have a negative offset."""
+    return OffsetError(
+        OffsetCondition.INVALID, f"{offset} is not a valid offset of queue {queue} for group {group!r}; offsets begin at 0"
+    )
+
+
+def no_such_offset(queue: object, end: int, what: str) -> OffsetError:
+    """A queue ends before what was asked for ("offset 30; give 20 or less")."""
+    return OffsetError(OffsetCondition.BEYOND_END, f"queue {queue} ends at {end}, there is no {what}")
+
+
+def outside_queue(queue: object, offset: int, end: int) -> OffsetError:
+    """A group cannot be moved to an offset that its queue does not have."""
+    return OffsetError(OffsetCondition.BEYOND_END, f"offset {offset} of queue {queue} is not between 0 and its end {end}")
+
+
+def lost(
+    group: str, queue: object, epoch: int, when: str, life: str = "its lock lives", goes_on: str = "without a gap"
+) -> LockError:
+    """A query has lost the lock of a queue. ``life``: how long locks hold without a renewal; ``goes_on``: how a restart does."""
+    return _lost(f"group {group!r} lost queue {queue} (epoch {epoch}) {when}", life, goes_on)
+
+
+def lost_by_listener(queue: object, how: str) -> LockError:
+    """A task has lost the lock of a queue that its listener consumes. ``how``: lost or dropped."""
+    what = f"queue {queue} was {how} while a listener consumed it, so the task stopped before its next message"
+    return _lost(what, "its lock lives", "without a gap and repeats this task's work")
+
+
+def _lost(what: str, life: str, goes_on: str) -> LockError:
+    return LockError(
+        LockCondition.LOST,
+        f"{what}: this query was paused or cut off for longer than {life}, or its lock was released or the group reset; restart the "
+        f"query, it goes on {goes_on}",
     )
 
 
 def unreadable(queue: object, offset: int, why: str) -> DataLossError:
     """A stored message cannot be read, now or later."""
     error = DataLossError(
-        "UNREADABLE",
+        DataLossCondition.UNREADABLE,
         f"message {offset} of queue {queue} cannot be read: {why}; its producer sent it so, or the broker's commit log is damaged; "
         "failOnDataLoss=false goes on without it, with a warning",
     )
@@ -175,7 +337,7 @@ def unreadable(queue: object, offset: int, why: str) -> DataLossError:
 def beyond_end(queue: object, end: int, known: str, cause: str) -> DataLossError:
     """A queue ends before an offset that it once had, as ``known`` says ("this query has read up to 30")."""
     return DataLossError(
-        "BEYOND_END",
+        DataLossCondition.BEYOND_END,
         f"queue {queue} ends at {end}, {known}: {cause}",
         Remedy("failOnDataLoss=false goes on at its end with a warning", "run the command again to see what is left"),
     )
@@ -184,77 +346,58 @@ def beyond_end(queue: object, end: int, known: str, cause: str) -> DataLossError
 def queue_deleted(queue: object, known: str) -> DataLossError:
     """A queue does not exist any more. ``known`` says what was about to be read of it."""
     return DataLossError(
-        "QUEUE_DELETED",
+        DataLossCondition.QUEUE_DELETED,
         f"queue {queue} was deleted, or taken out of its topic; {known}; failOnDataLoss=false goes on without it",
+    )
+
+
+def topic_deleted(topic: str, known: str) -> DataLossError:
+    """A topic does not exist any more. ``known`` says what was read of it."""
+    return DataLossError(
+        DataLossCondition.TOPIC_DELETED, f"topic {topic!r} was deleted; {known}; failOnDataLoss=false goes on without it"
     )
 
 
 def recreated(topic: str) -> DataLossError:
     """A topic was deleted and created again since the offsets were written."""
     return DataLossError(
-        "TOPIC_RECREATED",
+        DataLossCondition.TOPIC_RECREATED,
         f"topic {topic!r} was deleted and created again since this query last read it, its former messages are gone: start with a new "
         "checkpointLocation, or set failOnDataLoss=false to go on at the new topic's beginning",
     )
 
 
-class SinkError(OrderedMQError):
-    """A write cannot be published."""
-
-    family = "ORDEREDMQ_SINK"
-    conditions = frozenset(
-        (
-            "REPLAY_DIFFERS",
-            "BATCH_TOO_OLD",
-            "OUT_OF_ORDER",
-            "KEY_CONFLICT",
-            "TOKEN_GONE",
-            "ORDER_BUFFER_FULL",
-            "SELECTOR_FAILED",
-            "MODE",
-        )
+def replay_differs(batch: str, what: str, remedy: str = NEWEST_CHECKPOINT) -> SinkError:
+    """A batch that was written comes again with other rows. ``what`` differs, and ``remedy``: what to do about it."""
+    return SinkError(
+        SinkCondition.REPLAY_DIFFERS,
+        f"{batch} was published already, with other content ({what}): the checkpoint is an old copy, or the query is not deterministic; "
+        f"{remedy}; or set onReplayDiffers=skip to keep what was published",
     )
 
 
-class ListenerError(OrderedMQError):
-    """An orderly listener leaves a queue's range in a state that cannot be committed."""
-
-    family = "ORDEREDMQ_LISTENER"
-    conditions = frozenset(("UNCOMMITTED",))
-
-
-class StoreError(OrderedMQError):
-    """The embedded broker's directory cannot be used."""
-
-    family = "ORDEREDMQ_STORE"
-    conditions = frozenset(
-        (
-            "MISSING",
-            "NEWER_FORMAT",
-            "NOT_A_STORE",
-            "NOT_EMPTY",
-            "OTHER_MACHINE",
-            "REPLACED",
-            "NETWORK_FILE_SYSTEM",
-            "PERMISSION",
-            "PLATFORM",
-            "CORRUPT",
-            "IO",
-        )
+def batch_too_old(batch: str, latest: int, kept: int, remedy: str = NEWEST_CHECKPOINT) -> SinkError:
+    """A batch comes that is not among the last ``kept`` ones, so nobody knows whether it was written."""
+    return SinkError(
+        SinkCondition.BATCH_TOO_OLD,
+        f"{batch} is too old: the latest is {latest}, and there is no record of {latest - kept} and below, so the broker cannot tell "
+        f"whether this one was published; {remedy}; or set onReplayDiffers=skip to treat it as published",
     )
 
 
-class StoreFullError(StoreError):
-    """No room in the store or on its disk. Nothing was changed; the same call works once there is room."""
-
-    conditions = frozenset(("FULL",))
-    retriable = True
+def rows_gone(partition: int, token: str) -> SinkError:
+    """Staged rows of a task are not there any more."""
+    return SinkError(
+        SinkCondition.TOKEN_GONE,
+        f"the rows that partition {partition} staged are not in the store any more (token {token}): the write took longer than a week, or "
+        "another run of the batch was published; restart the query",
+    )
 
 
 def no_store(path: object) -> StoreError:
     """A directory has no store, or is missing."""
     return StoreError(
-        "MISSING",
+        StoreCondition.MISSING,
         f"no store at {path}",
         Remedy(
             "set option path to an existing one (orderedmq topic create makes it, or writing with topicQueueNums), or use namesrvAddr for a "
@@ -268,63 +411,10 @@ def no_store(path: object) -> StoreError:
 def map_full(path: object, size: int) -> StoreFullError:
     """A store has reached its greatest size."""
     return StoreFullError(
-        "FULL",
+        StoreFullCondition.FULL,
         f"the store at {path} has reached its greatest size of {size} bytes; nothing was changed",
         Remedy(
             "set a retention or delete topics, or open it with a larger map_size",
             "set a retention (orderedmq topic alter TOPIC --retention-time 7d) or delete topics (orderedmq topic delete TOPIC)",
         ),
     )
-
-
-class JavaError(OrderedMQError):
-    """Spark needs a Java runtime and the machine has none that is new enough."""
-
-    family = "ORDEREDMQ_JAVA"
-    conditions = frozenset(("MISSING", "TOO_OLD"))
-
-
-class RocketMQError(OrderedMQError):
-    """A RocketMQ server refuses a request, or cannot serve what was asked."""
-
-    family = "ORDEREDMQ_ROCKETMQ"
-    conditions = frozenset(
-        (
-            "ADDRESS",
-            "CLOSED",
-            "FILTER",
-            "INVALID_PARAMETER",
-            "MESSAGE_ILLEGAL",
-            "NO_PERMISSION",
-            "NOT_SUPPORTED",
-            "OTHER_CLUSTER",
-            "SERVER_ERROR",
-            "STATIC_TOPIC",
-            "TLS",
-        )
-    )
-
-
-class ProtocolError(RocketMQError):
-    """Bytes do not follow RocketMQ's remoting protocol, or a frame is too large."""
-
-    conditions = frozenset(("PROTOCOL", "FRAME_TOO_LARGE"))
-
-
-class RocketMQUnavailableError(RocketMQError):
-    """A RocketMQ server is busy, away, or did not answer. Nothing was done unless ``outcome_unknown``."""
-
-    conditions = frozenset(("BUSY", "CONNECTION_LOST", "GO_AWAY", "NO_BROKER", "TIMEOUT", "UNAVAILABLE", "UNREACHABLE"))
-    retriable = True
-
-    @property
-    def outcome_unknown(self) -> bool:
-        """Whether the server may have carried out the request: it was on its way, and no answer came."""
-        return self.sub in ("CONNECTION_LOST", "TIMEOUT")
-
-
-class ServersError(OrderedMQError):
-    """RocketMQ cannot be started on this machine: there are no jars, or a server does not come up."""
-
-    family = "ORDEREDMQ_SERVERS"
-    conditions = frozenset(("NO_JARS", "PORT_IN_USE", "FOLDER_IN_USE", "NOT_READY", "DIED"))

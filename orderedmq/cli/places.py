@@ -11,7 +11,8 @@ from itertools import groupby
 from typing import Any, Final
 
 from orderedmq.cli.shell import Column
-from orderedmq.errors import OptionError, TopicError
+from orderedmq.conditions import OptionCondition, TopicCondition
+from orderedmq.errors import OptionError, TopicError, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
 #: Maximum choices that an error names.
@@ -37,7 +38,7 @@ def topic_of(text: str) -> str:
     topic, *rest = text.split("/")
     if not topic or len(rest) > 2 or (rest and not (all(rest) and _is_number(rest[-1]))):
         raise OptionError(
-            "INVALID",
+            OptionCondition.INVALID,
             f"{text!r} is neither TOPIC nor TOPIC/BROKER/QUEUE; write for example orders, orders/3 or orders/broker-a/3",
         )
     return topic
@@ -62,14 +63,17 @@ def one(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
     broker, _, number = text.removeprefix(f"{topic}/").rpartition("/")
     if not _is_number(number) or "/" in broker:
         raise OptionError(
-            "INVALID", f"{text!r} is no queue of topic {topic!r}; write for example 3, {queues[0].broker_name}/3 or {queues[0]}"
+            OptionCondition.INVALID,
+            f"{text!r} is no queue of topic {topic!r}; write for example 3, {queues[0].broker_name}/3 or {queues[0]}",
         )
     found = [queue for queue in queues if queue.queue_id == int(number) and broker in ("", queue.broker_name)]
     if not found:
-        raise TopicError("NO_SUCH_QUEUE", f"topic {topic!r} has no queue {text}; its queues are {spans(queues)}")
+        raise no_such_queue(topic, text, f"its queues are {spans(queues)}")
     if len(found) > 1:
         choices = ", ".join(map(str, found[:_CHOICES])) + (", …" if found[_CHOICES:] else "")
-        raise TopicError("AMBIGUOUS", f"{len(found)} brokers have a queue {text} of topic {topic!r}; name one of {choices}")
+        raise TopicError(
+            TopicCondition.AMBIGUOUS, f"{len(found)} brokers have a queue {text} of topic {topic!r}; name one of {choices}"
+        )
     return found[0]
 
 

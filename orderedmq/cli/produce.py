@@ -17,9 +17,10 @@ from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.lines import Form, messages, read_lines
 from orderedmq.cli.shell import Shell, command, number, size
 from orderedmq.cli.topics import Name
+from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
 from orderedmq.core.message_rows import several_tags
 from orderedmq.core.selector import Keying
-from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
+from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError, missing_topic
 from orderedmq.model import MAX_QUEUES, is_reserved
 from orderedmq.text import is_text
 from orderedmq.tools.producer import Producer
@@ -85,25 +86,29 @@ def produce(
     json = kind == "json" or (kind is None and any((key, tags_field, property_fields)))
     if key is not None and (not json or key_separator is not None):
         raise OptionError(
-            "CONFLICT", "option --key names a field of JSON objects: it excludes --format lines and --key-separator"
+            OptionCondition.CONFLICT,
+            "option --key names a field of JSON objects: it excludes --format lines and --key-separator",
         )
     if not json and (tags_field is not None or property_fields):
         raise OptionError(
-            "CONFLICT", "options --tags-field and --property-field name fields of JSON objects: they exclude --format lines"
+            OptionCondition.CONFLICT,
+            "options --tags-field and --property-field name fields of JSON objects: they exclude --format lines",
         )
     if tags is not None and tags_field is not None:
-        raise OptionError("CONFLICT", "options --tags and --tags-field exclude each other: give one of them")
+        raise OptionError(OptionCondition.CONFLICT, "options --tags and --tags-field exclude each other: give one of them")
     if tags == "":
-        raise OptionError("INVALID", "option --tags is empty; give a tag, or leave it out")
+        raise OptionError(OptionCondition.INVALID, "option --tags is empty; give a tag, or leave it out")
     if key_separator is not None and json:
-        raise OptionError("CONFLICT", "option --key-separator splits lines: it excludes --format json; give --key FIELD")
+        raise OptionError(
+            OptionCondition.CONFLICT, "option --key-separator splits lines: it excludes --format json; give --key FIELD"
+        )
     texts = {"--key": key, "--key-separator": key_separator, "--tags": tags, "--tags-field": tags_field}
     texts |= {"--property": "".join(properties or ()), "--property-field": "".join(property_fields or ())}
     for name, text in texts.items():
         if not is_text(os.fsencode(text or "")):
-            raise OptionError("INVALID", f"option {name} is not UTF-8: give it as UTF-8 text")
+            raise OptionError(OptionCondition.INVALID, f"option {name} is not UTF-8: give it as UTF-8 text")
     if key_separator == "":
-        raise OptionError("INVALID", "option --key-separator is empty; give for example --key-separator ':'")
+        raise OptionError(OptionCondition.INVALID, "option --key-separator is empty; give for example --key-separator ':'")
     keying = chosen_keying(selector, key_type) or Keying()
     form = Form(
         json,
@@ -152,15 +157,16 @@ def _named(texts: Sequence[str], option: str) -> dict[str, str]:
             value = name
         if not name or not value:
             raise OptionError(
-                "INVALID", f"option {option}: {text!r} has no name or no value; write for example {option} region=eu"
+                OptionCondition.INVALID,
+                f"option {option}: {text!r} has no name or no value; write for example {option} region=eu",
             )
         if is_reserved(name):
             raise OptionError(
-                "INVALID",
+                OptionCondition.INVALID,
                 f"option {option}: {name!r} is a property that RocketMQ or a column sets; give another name, or --tags for a tag",
             )
         if name in found:
-            raise OptionError("INVALID", f"option {option}: {name!r} is given twice; give it once")
+            raise OptionError(OptionCondition.INVALID, f"option {option}: {name!r} is given twice; give it once")
         found[name] = value
     return found
 
@@ -173,7 +179,7 @@ def _opened(file: Path | None, shell: Shell) -> IO[bytes]:
     try:
         return open(file, "rb")
     except OSError as error:
-        raise OptionError("INVALID", f"option --file: {file} cannot be read: {error.strerror}") from error
+        raise OptionError(OptionCondition.INVALID, f"option --file: {file} cannot be read: {error.strerror}") from error
 
 
 def _ensure(broker: Broker, topic: str, queues: int | None) -> None:
@@ -184,13 +190,13 @@ def _ensure(broker: Broker, topic: str, queues: int | None) -> None:
     try:
         found = broker.log.topic(topic).queues
     except (TopicError, StoreError) as error:
-        if error.sub != "MISSING":
+        if error.sub not in (TopicCondition.MISSING, StoreCondition.MISSING):
             raise
         if queues is None:
             if isinstance(error, StoreError):
                 raise
-            raise TopicError("MISSING", f"no topic {topic!r}; give --queues N to create it") from error
+            raise missing_topic(topic, "give --queues N to create it") from error
         broker.admin.create_topic(topic, queues)
         return
     if queues is not None and found != queues:
-        raise TopicError("QUEUE_COUNT", f"topic {topic!r} has {found} queues, not {queues}; leave --queues out")
+        raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {found} queues, not {queues}; leave --queues out")

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from orderedmq.cli.shell import Shell, command, commands
+from orderedmq.conditions import ServersCondition
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, jars
 
@@ -52,7 +53,7 @@ def up(
         )
         while not interrupts:
             if dead := [server for server in cluster.servers if not server.running]:
-                raise ServersError("DIED", f"{dead[0].home.name} ended; the end of {dead[0].log} may say why")
+                raise ServersError(ServersCondition.DIED, f"{dead[0].home.name} ended; the end of {dead[0].log} may say why")
             time.sleep(0.5)
         shell.note("stopping in order, which takes up to 12 s; Ctrl-C again ends it at once")
         cluster.shut_down(lambda: len(interrupts) > 1)
@@ -73,10 +74,12 @@ def _require_own(folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ServersError("FOLDER_IN_USE", f"{folder} cannot be used ({error.strerror}); give another --path") from error
+        raise ServersError(
+            ServersCondition.FOLDER_IN_USE, f"{folder} cannot be used ({error.strerror}); give another --path"
+        ) from error
     if others:
         raise ServersError(
-            "FOLDER_IN_USE",
+            ServersCondition.FOLDER_IN_USE,
             f"{folder} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}); give --path with an empty or missing directory, "
             "or with that of an earlier rocketmq up",
         )

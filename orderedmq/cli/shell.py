@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple
 
 import typer
 
+from orderedmq.conditions import GroupCondition, OptionCondition, StoreCondition, TopicCondition
 from orderedmq.endpoint import ACCOUNT, Endpoint, account, parse_endpoint
 from orderedmq.errors import GroupError, OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
@@ -105,7 +106,7 @@ class Shell:
         if self.namesrv is None:
             return Endpoint(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
         if self.path is not None:
-            raise OptionError("CONFLICT", "--path and --namesrv exclude each other: give one of them")
+            raise OptionError(OptionCondition.CONFLICT, "--path and --namesrv exclude each other: give one of them")
         return parse_endpoint(Given({"namesrvAddr": self.namesrv, **account()}, "sink"))
 
     @property
@@ -169,7 +170,9 @@ class Shell:
         if yes:
             return
         if not sys.stdin.isatty():
-            raise OptionError("MISSING", f"{question} Standard input is no terminal, so nobody can answer; give --yes")
+            raise OptionError(
+                OptionCondition.MISSING, f"{question} Standard input is no terminal, so nobody can answer; give --yes"
+            )
         if not typer.confirm(question, err=True):
             self.note("nothing was changed")
             raise typer.Exit(REFUSED)
@@ -351,9 +354,12 @@ def typed(message: str) -> str:
 
 
 def code_of(error: OrderedMQError) -> int:
-    if isinstance(error, OptionError) or error.sub in ("BAD_NAME", "RESERVED", "AMBIGUOUS"):
+    misnamed = (TopicCondition.BAD_NAME, TopicCondition.RESERVED, TopicCondition.AMBIGUOUS, GroupCondition.BAD_NAME)
+    if isinstance(error, OptionError) or error.sub in misnamed:
         return USAGE
-    if isinstance(error, StoreError | TopicError | GroupError) and error.sub in ("MISSING", "NO_SUCH_QUEUE"):
+    absent = (StoreCondition.MISSING, TopicCondition.MISSING, TopicCondition.NO_SUCH_QUEUE, GroupCondition.MISSING)
+    # The class is asked for, too: members of two enumerations are equal if their texts are.
+    if isinstance(error, StoreError | TopicError | GroupError) and error.sub in absent:
         return MISSING
     return REFUSED
 

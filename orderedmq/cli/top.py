@@ -17,6 +17,7 @@ from orderedmq.cli import completion, places
 from orderedmq.cli.groups import queue_row
 from orderedmq.cli.owners import named, owner_columns, short_names
 from orderedmq.cli.shell import Column, Shell, command, console, number, table
+from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError
 from orderedmq.model import check_group
 from orderedmq.options.values import parse_duration
@@ -69,7 +70,7 @@ def top(
         check_group(group)
     seconds = parse_duration(interval.strip(), "--interval")
     if seconds < _LEAST_INTERVAL:
-        raise OptionError("INVALID", f"option --interval: {interval!r} is too short; give at least 100ms")
+        raise OptionError(OptionCondition.INVALID, f"option --interval: {interval!r} is too short; give at least 100ms")
     rates = Rates()
     with shell.broker() as broker:
         if once or shell.json or not sys.stdout.isatty():

@@ -11,6 +11,7 @@ from orderedmq.broker import Keep, TopicInfo
 from orderedmq.cli import completion, places
 from orderedmq.cli.places import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
+from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.source import EARLIEST, LATEST, parse_offsets_json
@@ -83,12 +84,12 @@ def create(
         try:
             made = broker.admin.create_topic(name, queues, **asked)  # type: ignore[arg-type]
         except TopicError as error:
-            if error.sub != "EXISTS" or not if_not_exists:
+            if error.sub != TopicCondition.EXISTS or not if_not_exists:
                 raise
             made, created = broker.log.topic(name), False
     if made.queues != queues:
         raise TopicError(
-            "QUEUE_COUNT",
+            TopicCondition.QUEUE_COUNT,
             f"topic {name!r} exists with {made.queues} queues, not {queues}; give --queues {made.queues}, or see orderedmq topic "
             "add-queues",
         )
@@ -166,7 +167,7 @@ def alter(
 ) -> None:
     """Change how long a topic keeps its messages. The next write, or topic trim, deletes what is beyond the new limits."""
     if retention_time is None and retention_size is None:
-        raise OptionError("MISSING", "nothing to change; give --retention-time, --retention-size or both")
+        raise OptionError(OptionCondition.MISSING, "nothing to change; give --retention-time, --retention-size or both")
     with shell.broker() as broker:
         changed = broker.admin.alter_topic(
             name,
@@ -246,12 +247,12 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
     for queue, offset in parse_offsets_json(before, "--before").items():
         if queue.topic != name or queue not in bounds:
             raise OptionError(
-                "INVALID",
+                OptionCondition.INVALID,
                 f"option --before: topic {name} has no queue {queue}; its queues are {places.spans(list(bounds))}",
             )
         end = bounds[queue].max_offset
         if offset > end:
-            raise OptionError("INVALID", f"option --before: queue {queue} ends at {end}, not at {offset}")
+            raise OptionError(OptionCondition.INVALID, f"option --before: queue {queue} ends at {end}, not at {offset}")
         limits[queue] = end if offset == LATEST else 0 if offset == EARLIEST else offset
     return limits
 

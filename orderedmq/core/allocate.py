@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.core.machine_rooms import has_room
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue
@@ -131,7 +132,8 @@ def _configured(allocation: Allocation, queues: Sequence[MessageQueue]) -> list[
         if queue not in known:
             # Java would return the queue, and each lock and pull of it would fail.
             raise TopicError(
-                "NO_SUCH_QUEUE", f"option allocateQueues names queue {queue}, which the topic does not have; drop it"
+                TopicCondition.NO_SUCH_QUEUE,
+                f"option allocateQueues names queue {queue}, which the topic does not have; drop it",
             )
     return mine
 
@@ -156,13 +158,16 @@ def _nearby(
         room = queue.broker_name.partition("@")[0]
         if not room:
             what = f"the name of broker {queue.broker_name!r} has no room before the @"
-            raise OptionError("UNSUPPORTED", f"option allocateMessageQueueStrategy={allocation.strategy}: {what}; use AVG")
+            raise OptionError(
+                OptionCondition.UNSUPPORTED, f"option allocateMessageQueueStrategy={allocation.strategy}: {what}; use AVG"
+            )
         queues_in.setdefault(room, []).append(queue)
     rooms = {client: room for client, room in members.items() if room}
     if len(rooms) < len(members):
         client = next(client for client in members if client not in rooms)
         raise OptionError(
-            "MISSING", f"member {client!r} of the group reports no room; set machineRoom in every query of the group"
+            OptionCondition.MISSING,
+            f"member {client!r} of the group reports no room; set machineRoom in every query of the group",
         )
     clients_in: dict[str, list[str]] = {}
     for client, room in rooms.items():

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from orderedmq.conditions import SchemaCondition
 from orderedmq.errors import SchemaError
 from orderedmq.text import text_of
 
@@ -140,7 +141,9 @@ class HashedKeys:
         if not any(
             test(kind) for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
         ):
-            raise SchemaError("WRONG_TYPE", f"a sharding key is a string, not {keys.type}; cast the column to string")
+            raise SchemaError(
+                SchemaCondition.WRONG_TYPE, f"a sharding key is a string, not {keys.type}; cast the column to string"
+            )
         #: The keys in a layout that has offsets.
         self._plain = keys if pa.types.is_string(keys.type) else keys.cast(pa.large_string())
 

@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+from orderedmq.conditions import OffsetCondition
 from orderedmq.core.offsets import Checkpoint, offsets_from_json
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue
@@ -56,7 +57,9 @@ def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
         return {queue: QueueLag(offset, None) for queue, offset in following.items()}
     latest = _parsed(progress_source["latestOffset"])
     if not isinstance(latest, Mapping) or "next" not in latest:
-        raise OffsetError("INVALID", f"the latest offset {latest!r} in the query's progress was not written by this source")
+        raise OffsetError(
+            OffsetCondition.INVALID, f"the latest offset {latest!r} in the query's progress was not written by this source"
+        )
     ends = offsets_from_json(latest["next"], "the latest offsets in the query's progress")
     return {queue: QueueLag(offset, ends[queue]) for queue, offset in following.items() if queue in ends}
 

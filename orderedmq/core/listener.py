@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_PROPERTIES_BYTES, MessageQueue
 
@@ -60,10 +61,10 @@ class OrderlySettings:
         for name, (low, high) in (bounds | {"max_reconsume_times": (-1, most)}).items():
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
-                raise OptionError("INVALID", f"{name} is {value!r}: give a whole number from {low} to {high}")
+                raise OptionError(OptionCondition.INVALID, f"{name} is {value!r}: give a whole number from {low} to {high}")
         seconds: object = self.max_time_consume_continuously
         if type(seconds) not in (int, float) or not self.max_time_consume_continuously > 0:
-            raise OptionError("INVALID", f"max_time_consume_continuously is {seconds!r}: give seconds above 0")
+            raise OptionError(OptionCondition.INVALID, f"max_time_consume_continuously is {seconds!r}: give seconds above 0")
 
 
 def suspend_seconds(millis: int, default: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orderedmq.conditions import TopicCondition
 from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
 
@@ -25,7 +26,7 @@ def queues_in(topic: str, queues: Sequence[MessageQueue], rooms: Sequence[str]) 
         if not any(has_room(queue.broker_name, (room,)) for queue in queues):
             brokers = ", ".join(sorted({queue.broker_name for queue in queues})) or "none"
             raise TopicError(
-                "NO_SUCH_QUEUE",
+                TopicCondition.NO_SUCH_QUEUE,
                 f"option machineRooms: topic {topic!r} has no queue in room {room!r}, that is, at a broker {room}@...; its brokers are "
                 f"{brokers}; drop the room, or create the topic at a broker there",
             )

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from orderedmq.conditions import GroupCondition
 from orderedmq.core.filters import ALL
 from orderedmq.core.lock import LOCK_LIFE, Client, Instant
-from orderedmq.errors import GroupError
+from orderedmq.errors import FORMER_RUN, GroupError
 
 #: Seconds. A heartbeat goes with each renewal of the locks (RENEW_INTERVAL).
 MEMBER_LIFE: Final = LOCK_LIFE
@@ -83,10 +84,9 @@ def refuse_second_run(group: str, client: Client, members: Iterable[Member]) -> 
     for other in members:
         if other.owner == client.owner and other.client_id != client.client_id:
             raise GroupError(
-                "IN_USE",
-                f"another run of this same query is a member of group {group!r} ({other.client_id}): it is paused or slow to end, or the "
-                "query was started twice on one checkpointLocation. End that process, or start this query again when it has been silent "
-                f"for {other.life:.0f} s; nothing is lost meanwhile",
+                GroupCondition.IN_USE,
+                f"another run of this same query is a member of group {group!r} ({other.client_id}): {FORMER_RUN} it has been silent for "
+                f"{other.life:.0f} s; nothing is lost meanwhile",
             )
 
 
@@ -110,7 +110,7 @@ def refuse(group: str, client: Client, members: Iterable[Member]) -> None:
         differences = mine.subscription.differences(other.subscription)
         if differences:
             raise GroupError(
-                "DISAGREES",
+                GroupCondition.DISAGREES,
                 f"group {group!r} has a member, query {other.owner} ({other.client_id}), with another subscription: this query has "
                 f"{'; '.join(differences)}. All queries of a group must have the same; stop that query, change this one, or give it a "
                 "consumerGroup of its own",

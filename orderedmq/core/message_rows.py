@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.conditions import MessageCondition, SchemaCondition
 from orderedmq.errors import MessageError, SchemaError
 from orderedmq.model import (
     MAX_BODY_BYTES,
@@ -44,14 +45,14 @@ def normalise(
     WRONG_TYPE, MessageError NULL_BODY, TOO_LARGE, KEY_TOO_LONG or PROPERTIES_TOO_LARGE with the row's number.
     """
     if "body" not in rows.schema.names:
-        raise SchemaError("MISSING_COLUMN", f"rows for {where} have no column 'body' (binary or string)")
+        raise SchemaError(SchemaCondition.MISSING_COLUMN, f"rows for {where} have no column 'body' (binary or string)")
     fields, arrays = [], []
     for name in PRODUCER_COLUMNS:
         at = rows.schema.get_all_field_indices(name)
         if not at:
             continue
         if len(at) > 1:
-            raise SchemaError("WRONG_TYPE", f"rows for {where} have {len(at)} columns {name!r}")
+            raise SchemaError(SchemaCondition.WRONG_TYPE, f"rows for {where} have {len(at)} columns {name!r}")
         field = PRODUCER_SCHEMA.field(name)
         column = rows.column(at[0])
         if name in TEXTS and not pa.types.is_binary(column.type):
@@ -62,7 +63,9 @@ def normalise(
             try:
                 column = column.cast(field.type)
             except pa.ArrowException as error:
-                raise SchemaError("WRONG_TYPE", f"column {name!r} for {where} is {column.type}, not {field.type}") from error
+                raise SchemaError(
+                    SchemaCondition.WRONG_TYPE, f"column {name!r} for {where} is {column.type}, not {field.type}"
+                ) from error
         fields.append(field)
         arrays.append(column)
     checked = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
@@ -85,7 +88,7 @@ def _first(mask: pa.Array) -> int:
 def _check_body(body: pa.Array, where: str, first: int) -> None:
     if body.null_count:
         raise MessageError(
-            "NULL_BODY",
+            MessageCondition.NULL_BODY,
             f"row {first + _first(body.is_null())} for {where} has no body; filter such rows out, or write an empty one (b'')",
         )
     lengths = pc.binary_length(body)
@@ -93,7 +96,7 @@ def _check_body(body: pa.Array, where: str, first: int) -> None:
     if longest > MAX_BODY_BYTES:
         row = _first(pc.greater(lengths, MAX_BODY_BYTES))
         raise MessageError(
-            "TOO_LARGE",
+            MessageCondition.TOO_LARGE,
             f"row {first + row} for {where} has a body of {lengths[row].as_py()} bytes, at most {MAX_BODY_BYTES} are allowed: split it, or "
             "write a reference to it",
         )
@@ -106,7 +109,7 @@ def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
     if (pc.max(lengths).as_py() or 0) > MAX_KEY_BYTES:
         row = _first(pc.fill_null(pc.greater(lengths, MAX_KEY_BYTES), False))
         raise MessageError(
-            "KEY_TOO_LONG",
+            MessageCondition.KEY_TOO_LONG,
             f"row {first + row} for {where} has a {name} of {lengths[row].as_py()} bytes, at most {MAX_KEY_BYTES} are allowed",
         )
 
@@ -160,6 +163,6 @@ def _check_properties(column: pa.Array, where: str, first: int) -> None:
     row = int(np.argmax(sizes))
     if sizes[row] > MAX_PROPERTIES_BYTES:
         raise MessageError(
-            "PROPERTIES_TOO_LARGE",
+            MessageCondition.PROPERTIES_TOO_LARGE,
             f"row {first + row} for {where} has properties of {sizes[row]} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",
         )

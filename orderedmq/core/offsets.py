@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from orderedmq.conditions import OffsetCondition
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue, OffsetRange
 
@@ -41,7 +42,7 @@ def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[Message
     """
 
     def fail(what: str) -> OffsetError:
-        return OffsetError("INVALID", f'{where}: {what}; the form is {{"topic": {{"broker": {{"0": 23}}}}}}')
+        return OffsetError(OffsetCondition.INVALID, f'{where}: {what}; the form is {{"topic": {{"broker": {{"0": 23}}}}}}')
 
     if not isinstance(value, dict):
         raise fail(f"{value!r} is not an object")
@@ -104,12 +105,13 @@ class Checkpoint:
         version = value.get("v") if isinstance(value, Mapping) else None
         if isinstance(version, int) and version > FORMAT:
             raise OffsetError(
-                "NEWER_FORMAT",
+                OffsetCondition.NEWER_FORMAT,
                 f"the checkpoint has offsets of format {version}, this version reads up to {FORMAT}: upgrade orderedmq on the driver",
             )
         if not _well_formed(value):
             raise OffsetError(
-                "INVALID", f"the checkpoint's offset {value!r} was not written by this source: use another checkpointLocation"
+                OffsetCondition.INVALID,
+                f"the checkpoint's offset {value!r} was not written by this source: use another checkpointLocation",
             )
         return cls(
             owner=value["owner"],
@@ -141,10 +143,12 @@ def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange
         begin = end.entered.get(queue, start.next.get(queue))
         stop = end.next[queue]
         if begin is None:
-            raise OffsetError("INCOMPLETE", f"queue {queue} ends at {stop}, but neither offset says where it begins")
+            raise OffsetError(
+                OffsetCondition.INCOMPLETE, f"queue {queue} ends at {stop}, but neither offset says where it begins"
+            )
         if begin > stop:
             raise OffsetError(
-                "BEGIN_AFTER_END",
+                OffsetCondition.BEGIN_AFTER_END,
                 f"queue {queue} would be read from {begin} to {stop}: the checkpoint and the offset log disagree; restore both from "
                 "one copy, or start with a new checkpointLocation",
             )

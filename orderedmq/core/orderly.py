@@ -41,6 +41,7 @@ from typing import Final, Literal
 
 import pyarrow.compute as pc
 
+from orderedmq.conditions import ListenerCondition
 from orderedmq.core.listener import (
     MAX_ERROR_BYTES,
     ConsumeOrderlyContext,
@@ -50,7 +51,7 @@ from orderedmq.core.listener import (
     suspend_seconds,
 )
 from orderedmq.core.process_queue import ProcessQueue, Slice
-from orderedmq.errors import ListenerError, LockError
+from orderedmq.errors import ListenerError, LockError, lost_by_listener
 from orderedmq.model import MessageQueue, OffsetRange
 
 #: Messages held above which prefetching should stop (Java: ``pullThresholdForQueue``).
@@ -350,16 +351,11 @@ class OrderlyQueue:
         self._ask = True
 
     def _not_ours(self) -> LockError:
-        return LockError(
-            "LOST",
-            f"queue {self.queue} was {'dropped' if self._process.dropped else 'lost'} while a listener consumed it, so the task stopped "
-            "before its next message: another query took the queue over, or the group was reset; restart this query, it goes on without "
-            "a gap and repeats this task's work",
-        )
+        return lost_by_listener(self.queue, "dropped" if self._process.dropped else "lost")
 
     def _uncommitted(self) -> ListenerError:
         return ListenerError(
-            "UNCOMMITTED",
+            ListenerCondition.UNCOMMITTED,
             f"{self._taken} messages of queue {self.queue}, offsets {self._held[0].begin} to {self._held[-1].end - 1}, were taken and not "
             "committed at the end of the task's range: the listener answered SUCCESS with auto_commit off and no COMMIT followed; answer "
             "COMMIT for the last of them (a range may end behind any batch), or leave auto_commit on",

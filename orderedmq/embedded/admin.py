@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
+from orderedmq.conditions import OptionCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.membership import present
 from orderedmq.embedded import groups, index, layout, runs
@@ -16,7 +17,16 @@ from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import GroupError, OffsetError, OptionError, TopicError, in_use, topic_exists
+from orderedmq.errors import (
+    OptionError,
+    bad_queue_count,
+    cannot_shrink,
+    in_use,
+    missing_group,
+    no_such_queue,
+    outside_queue,
+    topic_exists,
+)
 from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_group, check_topic
 
 
@@ -52,7 +62,9 @@ class EmbeddedAdmin:
         check_topic(name, writing=True)
         _check_queues(name, queues)
         if compression not in CODECS:
-            raise OptionError("INVALID", f"compression {compression!r} of topic {name!r} is not one of {', '.join(CODECS)}")
+            raise OptionError(
+                OptionCondition.INVALID, f"compression {compression!r} of topic {name!r} is not one of {', '.join(CODECS)}"
+            )
         _check_retention(name, retention_seconds, retention_bytes)
         topic = TopicInfo(name, queues, new_incarnation(), retention_seconds, retention_bytes, compression)
         with self._open(True).write() as txn:
@@ -77,10 +89,7 @@ class EmbeddedAdmin:
         with self._write() as txn:
             topic = topic_of(txn, name)
             if queues < topic.queues:
-                raise TopicError(
-                    "QUEUE_COUNT",
-                    f"topic {name!r} has {topic.queues} queues and cannot shrink to {queues}; give a larger number",
-                )
+                raise cannot_shrink(name, topic.queues, queues)
             grown = replace(topic, queues=queues)
             put_topic(txn, grown)
             self._put_queues(txn, grown, topic.queues)
@@ -131,7 +140,7 @@ class EmbeddedAdmin:
             out: dict[MessageQueue, int] = {}
             for queue in sorted(before):
                 if queue.topic != name:
-                    raise TopicError("NO_SUCH_QUEUE", f"topic {name!r} has no queue {queue}")
+                    raise no_such_queue(name, queue)
                 gone = index.retire(txn, queue, before=before[queue])
                 if gone:
                     out[queue] = gone
@@ -161,9 +170,7 @@ class EmbeddedAdmin:
             for queue, offset in offsets.items():
                 at = index.state(txn, queue)
                 if not 0 <= offset <= at.max_offset:
-                    raise OffsetError(
-                        "BEYOND_END", f"offset {offset} of queue {queue} is not between 0 and its end {at.max_offset}"
-                    )
+                    raise outside_queue(queue, offset, at.max_offset)
             if not force:
                 self._require_unused(txn, group)
             for queue, offset in offsets.items():
@@ -257,7 +264,7 @@ class EmbeddedAdmin:
 
 def _require(txn: Transaction, group: str) -> None:
     if not any(True for database in ("groups", "locks", "members") for _ in txn.scan(database, layout.group_prefix(group))):
-        raise GroupError("MISSING", f"no consumer group {group!r} in this store (orderedmq group list shows all)")
+        raise missing_group(group, "this store")
 
 
 def _clear(txn: Transaction, database: str, group: str) -> None:
@@ -269,10 +276,11 @@ def _check_retention(name: str, seconds: float | Keep | None, size: int | Keep |
     for value, what in ((seconds, "retention_seconds"), (size, "retention_bytes")):
         if isinstance(value, int | float) and value <= 0:
             raise OptionError(
-                "INVALID", f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever"
+                OptionCondition.INVALID,
+                f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever",
             )
 
 
 def _check_queues(name: str, queues: int) -> None:
     if not 1 <= queues <= MAX_QUEUES:
-        raise TopicError("QUEUE_COUNT", f"topic {name!r} cannot have {queues} queues; give 1 to {MAX_QUEUES}")
+        raise bad_queue_count(name, queues, MAX_QUEUES)

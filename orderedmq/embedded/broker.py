@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from orderedmq.broker import EMBEDDED, Capabilities
+from orderedmq.conditions import StoreCondition
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.clock import Clock, SystemClock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -47,7 +48,7 @@ class EmbeddedBroker:
             try:
                 store = Store.open(self.path, map_size=self._map_size, create=create)
             except StoreError as error:
-                if self._expected is None or error.sub != "MISSING":
+                if self._expected is None or error.sub != StoreCondition.MISSING:
                     raise
                 raise self._unexpected("there is no store") from error
             if self._expected is not None and store.identity != self._expected:
@@ -60,7 +61,7 @@ class EmbeddedBroker:
         if self._seen_here:
             return not_the_same(self.path)
         return StoreError(
-            "OTHER_MACHINE",
+            StoreCondition.OTHER_MACHINE,
             f"{what} at {self.path} on this machine, not the one that the query was planned with: the embedded broker serves one machine; "
             "use namesrvAddr for a cluster, or a local master; if the store was replaced or moved meanwhile, start the query again",
         )

@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
+from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import formats, layout, pages, seal, verify
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -54,7 +55,7 @@ def examine(path: Path) -> Checked:
             verify.require_metas(path)
             number = stack.enter_context(Store.held(path))
         except StoreError as error:
-            if error.sub != "CORRUPT":
+            if error.sub != StoreCondition.CORRUPT:
                 raise
             out.findings.append(error.message)
         found = pages.metas(read)

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from orderedmq.conditions import StoreCondition
 from orderedmq.embedded.layout import Chunk
 from orderedmq.errors import Remedy, StoreError
 from orderedmq.model import MESSAGE_SCHEMA, MessageQueue, select_schema
@@ -108,7 +109,7 @@ def verify(payload: bytes, chunk: Chunk, queue: MessageQueue, first: int) -> Non
     """Raises StoreError CORRUPT if the payload's size or checksum is not that of its index entry."""
     if len(payload) != chunk.stored_bytes or xxhash.xxh3_64_intdigest(payload) != chunk.checksum:
         raise StoreError(
-            "CORRUPT",
+            StoreCondition.CORRUPT,
             f"messages {first} to {first + chunk.rows - 1} of queue {queue} fail their checksum: the disk or another program "
             "changed the store's file",
             Remedy(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
+from orderedmq.conditions import GroupCondition
 from orderedmq.core.message_rows import normalise
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
@@ -27,7 +28,7 @@ def topic_name(group: str) -> str:
     longest = MAX_NAME_LENGTH - len(DEAD_LETTER_PREFIX)
     if len(group) > longest:
         raise GroupError(
-            "BAD_NAME",
+            GroupCondition.BAD_NAME,
             f"consumer group {group!r} has {len(group)} characters, at most {longest} are allowed for a group with dead letters: the "
             f"name of its topic {DEAD_LETTER_PREFIX}<group> may have {MAX_NAME_LENGTH}; choose a shorter name",
         )

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError
 from orderedmq.options.declared import DEFAULT_DIRECTORY
 
@@ -39,11 +40,11 @@ def refuse_other_files(path: Path) -> None:
         return
     except NotADirectoryError as error:
         raise StoreError(
-            "NOT_A_STORE", f"{path} is a file or lies below one; give a directory, which may be missing"
+            StoreCondition.NOT_A_STORE, f"{path} is a file or lies below one; give a directory, which may be missing"
         ) from error
     if others:
         raise StoreError(
-            "NOT_EMPTY",
+            StoreCondition.NOT_EMPTY,
             f"{path} has other files ({', '.join(others[:3])}{', …' if others[3:] else ''}) and no store; a store is made only in an "
             f"empty or missing directory, for example {path / DEFAULT_DIRECTORY}",
         )

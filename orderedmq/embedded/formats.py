@@ -15,6 +15,7 @@ from typing import Any
 import lmdb
 
 from orderedmq.broker import TopicInfo
+from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import layout, seal
 from orderedmq.embedded.transaction import WRITTEN, Transaction, damaged
 from orderedmq.errors import StoreError
@@ -38,7 +39,7 @@ def prepare(env: Any, path: Path, create: bool) -> tuple[dict[str, Any], str]:
             if entries:
                 raise _not_ours(path)
             raise StoreError(
-                "MISSING", f"the store at {path} is empty; create a topic (orderedmq topic create NAME --queues N)"
+                StoreCondition.MISSING, f"the store at {path} is empty; create a topic (orderedmq topic create NAME --queues N)"
             )
         _initialise(env, path)
     elif layout.to_number(version) > layout.FORMAT:
@@ -70,12 +71,13 @@ def _initialise(env: Any, path: Path) -> None:
 def newer(path: Path, version: int) -> StoreError:
     """Return the error for a store of a later version."""
     return StoreError(
-        "NEWER_FORMAT", f"the store at {path} has format {version}, this version reads up to {layout.FORMAT}: upgrade orderedmq"
+        StoreCondition.NEWER_FORMAT,
+        f"the store at {path} has format {version}, this version reads up to {layout.FORMAT}: upgrade orderedmq",
     )
 
 
 def _not_ours(path: Path) -> StoreError:
-    return StoreError("NOT_A_STORE", f"{path} has an LMDB file that is not this broker's; choose another path")
+    return StoreError(StoreCondition.NOT_A_STORE, f"{path} has an LMDB file that is not this broker's; choose another path")
 
 
 def _upgrade(env: Any, path: Path) -> None:

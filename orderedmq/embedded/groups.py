@@ -14,7 +14,7 @@ from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import LockError, OffsetError
+from orderedmq.errors import LockError, lost, not_an_offset
 from orderedmq.model import MessageQueue, check_group
 
 _RESETS = b"reset\0"
@@ -33,7 +33,7 @@ def require_current(txn: Transaction, proof: LockToken, doing: str) -> None:
     """Require the epoch of the queue's lock to be that of ``proof`` (the fence). Raises LockError LOST otherwise."""
     lock = lock_at(txn, proof.group, proof.queue)
     if not rules.is_current(lock, proof):
-        raise lost(proof, lock, doing)
+        raise _lost(proof, lock, doing)
 
 
 def _require_all(txn: Transaction, offsets: Mapping[LockToken, int]) -> None:
@@ -41,19 +41,15 @@ def _require_all(txn: Transaction, offsets: Mapping[LockToken, int]) -> None:
         require_current(txn, proof, f"its offset {offset} was committed")
 
 
-def lost(proof: LockToken, lock: QueueLock | None, doing: str) -> LockError:
+def _lost(proof: LockToken, lock: QueueLock | None, doing: str) -> LockError:
     if lock is None or not lock.owner:
         now = "it has no owner now"
     elif lock.client_id == proof.client_id:
         now = "no other client has owned it since"
     else:
         now = f"it went to {lock.client_id}"
-    return LockError(
-        "LOST",
-        f"group {proof.group!r} lost queue {proof.queue} (epoch {proof.epoch}) before {doing}; {now}: this query was paused or cut off "
-        f"for longer than its lock lives ({LOCK_LIFE:.0f} s), or its lock was released or the group reset; restart the query, it goes on "
-        "without a gap",
-    )
+    life = f"its lock lives ({LOCK_LIFE:.0f} s)"
+    return lost(proof.group, proof.queue, proof.epoch, f"before {doing}; {now}", life)
 
 
 def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
@@ -64,7 +60,7 @@ def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
     """Set a group's offset. Raises OffsetError INVALID if it is negative."""
     if offset < 0:
-        raise OffsetError("INVALID", f"{offset} is no offset of queue {queue} for group {group!r}; offsets begin at 0")
+        raise not_an_offset(offset, queue, group)
     txn.put("groups", layout.group_key(group, queue), layout.number(offset))
 
 

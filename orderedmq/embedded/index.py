@@ -15,7 +15,7 @@ from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import layout
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import StoreError, TopicError, missing_topic
+from orderedmq.errors import StoreError, missing_topic, no_such_queue
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 #: A tail chunk of this many rows or more is not merged. It is half a full chunk, and costs about as much per row to read as a
@@ -32,7 +32,7 @@ def state(txn: Transaction, queue: MessageQueue) -> QueueState:
         topic = txn.get("topics", queue.topic.encode())
         if topic is None:
             raise missing_topic(queue.topic)
-        raise TopicError("NO_SUCH_QUEUE", f"topic {queue.topic!r} has no queue {queue.queue_id}")
+        raise no_such_queue(queue.topic, queue.queue_id)
     return QueueState.unpack(value)
 
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.message_rows import normalise
 from orderedmq.core.pull_settings import Reading
@@ -191,7 +192,8 @@ class EmbeddedLog:
         del topics
         if matching.sql:
             raise OptionError(
-                "UNSUPPORTED", "the embedded broker does not filter by SQL; filter the DataFrame (DataFrame.filter)"
+                OptionCondition.UNSUPPORTED,
+                "the embedded broker does not filter by SQL; filter the DataFrame (DataFrame.filter)",
             )
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
+from orderedmq.conditions import SinkCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.clock import Clock
@@ -22,7 +23,7 @@ from orderedmq.embedded.runs import Registration
 from orderedmq.embedded.staging import EmbeddedStaging, discard
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import SinkError
+from orderedmq.errors import NEWEST_CHECKPOINT, SinkError, batch_too_old, replay_differs, rows_gone
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 #: Number of a sink's last batches whose records are kept.
@@ -113,11 +114,7 @@ class EmbeddedOutbox:
         if value is not None:
             why = _differs(json.loads(value), record)
             if why and not skip:
-                raise SinkError(
-                    "REPLAY_DIFFERS",
-                    f"{_named(batch)} was published already, with other content ({why}): the checkpoint is an old copy, or the query is "
-                    f"not deterministic; {_remedy(batch, _latest(txn, key))}; or set onReplayDiffers=skip to keep what was published",
-                )
+                raise replay_differs(_named(batch), why, _remedy(batch, _latest(txn, key)))
             return True
         latest = _latest(txn, key)
         if latest is None or batch.batch_id > latest:
@@ -125,17 +122,13 @@ class EmbeddedOutbox:
         if batch.batch_id > latest - KEPT:
             # If this batch had been published, its record would still be there. To take it as published would lose its rows.
             raise SinkError(
-                "OUT_OF_ORDER",
+                SinkCondition.OUT_OF_ORDER,
                 f"{_named(batch)} was not written to this store, but {latest}, a later one, was: "
                 f"{_cause(batch)}; {_remedy(batch, latest)}",
             )
         if skip:
             return True
-        raise SinkError(
-            "BATCH_TOO_OLD",
-            f"{_named(batch)} is too old: the latest is {latest}, and the store has no record of {latest - KEPT} and below, so it cannot tell "
-            f"whether this one was published; {_remedy(batch, latest)}; or set onReplayDiffers=skip to treat it as published",
-        )
+        raise batch_too_old(_named(batch), latest, KEPT, _remedy(batch, latest))
 
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
         """Raises SinkError REPLAY_DIFFERS if another batch of this sink has published some of the sources' messages.
@@ -156,10 +149,10 @@ class EmbeddedOutbox:
                 again = behind.get((group, topic, queue_id))
                 if again is not None and again.begin < end and begin < again.end:
                     raise SinkError(
-                        "REPLAY_DIFFERS",
+                        SinkCondition.REPLAY_DIFFERS,
                         f"batch {batch.batch_id} of this query has messages {again.begin} to {again.end - 1} of queue {topic}/{queue_id}, but "
                         f"batch {layout.to_number(key[-8:])} has already published {begin} to {end - 1}: the checkpoint is an old copy, run "
-                        "with other limits; restore the newest checkpoint, or start with a new one, which goes on at the group's offset",
+                        f"with other limits; {NEWEST_CHECKPOINT}, which goes on at the group's offset",
                     )
 
     def _show(self, txn: Transaction, receipts: Iterable[Receipt], now: int) -> dict[MessageQueue, OffsetRange]:
@@ -169,11 +162,7 @@ class EmbeddedOutbox:
                 continue
             staged = [(key, *layout.from_staged(value)) for key, value in txn.scan("staged", receipt.token.encode() + b"\0")]
             if sum(chunk.rows for _, _, chunk in staged) != sum(receipt.rows.values()):
-                raise SinkError(
-                    "TOKEN_GONE",
-                    f"the rows that partition {receipt.partition} staged are not in the store any more (token {receipt.token}): the "
-                    "write took longer than a week, or another run of the batch was published; restart the query",
-                )
+                raise rows_gone(receipt.partition, receipt.token)
             for key, queue, chunk in staged:
                 added = index.add(txn, queue, chunk, now)
                 before = ranges.get(queue)
@@ -225,7 +214,7 @@ def _cause(batch: SinkBatch) -> str:
 
 def _remedy(batch: SinkBatch, latest: int | None) -> str:
     if _application(batch) is None:
-        return "restore the newest checkpoint, or start with a new one"
+        return NEWEST_CHECKPOINT
     return f"if it is a new write, give it a txnVersion above {latest}"
 
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 import xxhash
 
 from orderedmq.broker import SourceRun
+from orderedmq.conditions import StoreCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import StoreError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
@@ -99,7 +100,7 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
         record = _record(path)
         if record is None:
             raise StoreError(
-                "CORRUPT",
+                StoreCondition.CORRUPT,
                 f"{path}, in which a task of batch {run.batch_id} registered what it reads, fails its checksum: the disk or another program "
                 "changed it; restart the query, its next run registers again",
             )

@@ -17,6 +17,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.conditions import SinkCondition
 from orderedmq.core.message_rows import normalise
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
@@ -25,7 +26,7 @@ from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.log import topic_of
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import SinkError
+from orderedmq.errors import SinkError, rows_gone
 from orderedmq.model import MessageQueue
 
 #: Bytes of payloads per transaction.
@@ -84,7 +85,7 @@ class EmbeddedStaging:
 
     def abandon(self) -> None:
         if self._thread is not None and self._thread.is_alive():
-            self._error = self._error or SinkError("TOKEN_GONE", "the write was given up")
+            self._error = self._error or SinkError(SinkCondition.TOKEN_GONE, "the write was given up")
             self._work.put(None)
             self._thread.join()
         if self._sequence:
@@ -133,11 +134,7 @@ class EmbeddedStaging:
                 about = {"sink": self._batch.sink_id, "batch": self._batch.batch_id, "since": self._clock.wall()}
                 txn.put("tokens", key, json.dumps(about).encode())
             elif txn.get("tokens", key) is None:
-                raise SinkError(
-                    "TOKEN_GONE",
-                    f"the rows that partition {self._partition} staged were deleted: another run of its batch was published; restart the "
-                    "query",
-                )
+                raise rows_gone(self._partition, self.token)
             for queue, payload, chunk in encoded:
                 stored = index.store(txn, payload, chunk)
                 txn.put("staged", layout.staged_key(self.token, sequence), layout.staged_value(queue, stored))

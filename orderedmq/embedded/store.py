@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import lmdb
 
+from orderedmq.conditions import StoreCondition, StoreFullCondition
 from orderedmq.embedded import formats, layout, verify
 from orderedmq.embedded.filesystem import drop_pages, file_system, refuse_other_files
 from orderedmq.embedded.resize_lock import Gate
@@ -125,15 +126,12 @@ class Store:
         REPLACED or IO; StoreFullError.
         """
         if sys.platform == "win32":
-            raise StoreError(
-                "PLATFORM", "the embedded broker does not run on Windows; use Linux, macOS, or WSL with a Linux path"
-            )
+            why = "the embedded broker does not run on Windows; use Linux, macOS, or WSL with a Linux path"
+            raise StoreError(StoreCondition.PLATFORM, why)
         kind = file_system(path)
         if kind in _NETWORK:
-            raise StoreError(
-                "NETWORK_FILE_SYSTEM",
-                f"{path} is on a {kind} file system, where memory maps and locks are not safe; use a local disk for the store",
-            )
+            why = f"{path} is on a {kind} file system, where memory maps and locks are not safe; use a local disk for the store"
+            raise StoreError(StoreCondition.NETWORK_FILE_SYSTEM, why)
         try:
             if create and not cls.exists(path):
                 refuse_other_files(path)
@@ -180,7 +178,7 @@ class Store:
             store._environment()
         except StoreError as error:
             # The handle was given up (`_drop`, `_forget`), and another store has since got the file's inode number.
-            if error.sub != "REPLACED":
+            if error.sub != StoreCondition.REPLACED:
                 raise
             return None
         return store
@@ -227,7 +225,7 @@ class Store:
             return env, handles
         with self._opening, self.mapped("open"):
             if self._closed:
-                raise StoreError("IO", f"the connection to the store at {self.path} was closed; connect again")
+                raise StoreError(StoreCondition.IO, f"the connection to the store at {self.path} was closed; connect again")
             if self._env is None:
                 if create:
                     self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -267,14 +265,14 @@ class Store:
             if "already open in this process" not in str(error):
                 raise
             raise StoreError(
-                "IO",
+                StoreCondition.IO,
                 f"the store at {self.path} cannot be opened in this process, which was forked while another thread was using it: start "
                 "processes another way (multiprocessing's spawn)",
             ) from error
 
     def _no_store(self, error: Exception) -> StoreError:
         return StoreError(
-            "NOT_A_STORE",
+            StoreCondition.NOT_A_STORE,
             f"{self.path} has a data.mdb that is no LMDB file, or its first pages are damaged ({error}); choose another path, or restore "
             "it from a copy",
         )
@@ -371,7 +369,7 @@ class Store:
         except (lmdb.PanicError, lmdb.BadTxnError) as error:
             # LMDB gives up an environment after a failed write of its meta page. A new one works once the cause is gone.
             self._drop()
-            raise StoreError("IO", f"the store at {self.path} failed to {what} and was closed: {error}; try again") from error
+            raise self._failed(f"{what} and was closed", f"{error}; try again") from error
         except _DAMAGED as error:
             raise damaged(self.path, str(error)) from error
         except lmdb.ReadonlyError as error:
@@ -382,13 +380,13 @@ class Store:
                 raise self._no_room(error) from error
             if "Permission denied" in text or "Read-only file system" in text:
                 raise _no_permission(self.path, error) from error
-            raise StoreError("IO", f"the store at {self.path} failed to {what}: {text}") from error
+            raise self._failed(what, text) from error
         except PermissionError as error:
             raise _no_permission(self.path, error) from error
         except OSError as error:
             if error.errno in _NO_ROOM:
                 raise self._no_room(error) from error
-            raise StoreError("IO", f"the store at {self.path} failed to {what}: {error}") from error
+            raise self._failed(what, str(error)) from error
 
     def _little_room(self) -> bool:
         """Whether less than 64 MiB are left on the disk or below this process's limit on file sizes."""
@@ -399,16 +397,17 @@ class Store:
             free = min(free, limit - os.stat(self.path / "data.mdb").st_size)
         return free < _LITTLE
 
+    def _failed(self, what: str, why: str) -> StoreError:
+        return StoreError(StoreCondition.IO, f"the store at {self.path} failed to {what}: {why}")
+
     def _no_room(self, error: Exception) -> StoreFullError:
-        return StoreFullError(
-            "FULL", f"no room on the disk of the store at {self.path} ({error}); nothing was changed: make room and try again"
-        )
+        why = f"no room on the disk of the store at {self.path} ({error}); nothing was changed: make room and try again"
+        return StoreFullError(StoreFullCondition.FULL, why)
 
 
 def _no_permission(path: Path, error: Exception) -> StoreError:
-    return StoreError(
-        "PERMISSION", f"no permission to use the store at {path} ({error}); run as the user who owns it, or choose another path"
-    )
+    why = f"no permission to use the store at {path} ({error}); run as the user who owns it, or choose another path"
+    return StoreError(StoreCondition.PERMISSION, why)
 
 
 def _after_fork_in_child() -> None:

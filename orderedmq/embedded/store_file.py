@@ -9,6 +9,7 @@ import os
 import stat
 from pathlib import Path
 
+from orderedmq.conditions import StoreCondition
 from orderedmq.errors import StoreError
 
 #: Device and inode. While a file is open, no other has the same.
@@ -31,12 +32,12 @@ def not_the_same(path: str | Path) -> StoreError:
     """Return the error for the use of a store to which ``path`` does not lead any more."""
     if file_at(path) is None:
         return StoreError(
-            "MISSING",
+            StoreCondition.MISSING,
             f"the store at {path} was moved or deleted while it was in use; put it back or create it again, and restart the programs "
             "that used it",
         )
     return StoreError(
-        "REPLACED",
+        StoreCondition.REPLACED,
         f"the store at {path} was replaced by another one while it was in use, perhaps by a copy; put the former one back, or restart the "
         "programs that used it to go on with the new one",
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from orderedmq.conditions import StoreCondition
 from orderedmq.embedded import layout, seal
 from orderedmq.errors import StoreError
 
@@ -164,7 +165,7 @@ def written(transaction: int, version: int = layout.FORMAT) -> bytes:
 def damaged(path: object, what: str) -> StoreError:
     """Return the error for a damaged store."""
     return StoreError(
-        "CORRUPT",
+        StoreCondition.CORRUPT,
         f"the store at {path} is damaged: {what}: the disk or another program changed its file; `orderedmq check {path}` names all "
         "that is damaged; restore the store from a copy",
     )

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.allocate import INNER_STRATEGIES, STRATEGIES, Allocation
 from orderedmq.errors import OptionError
-from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
+from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.declared import Given
 from orderedmq.options.queue_json import brokers, elements, json_shown
-from orderedmq.options.values import choice, conflict, invalid, parse_room, parse_rooms, shown
+from orderedmq.options.values import choice, conflict, invalid, no_rooms, parse_room, parse_rooms, shown
 
 Assignment = Literal["exclusive", "shared"]
 
@@ -40,7 +41,7 @@ def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assign
         )
     if assignment == "shared" and streaming is False:
         raise OptionError(
-            "UNSUPPORTED",
+            OptionCondition.UNSUPPORTED,
             "option assignment=shared is not supported in a batch, which owns no queue; drop it, or use spark.readStream",
         )
     return assignment
@@ -61,7 +62,7 @@ def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) ->
         if given.has(name) and strategy != needed:
             raise conflict(f"option {name} needs {_STRATEGY}={needed}, not {strategy}; set it, or drop {name}")
         if what and strategy == needed and not given.has(name):
-            raise OptionError("MISSING", f"option {_STRATEGY}={strategy} needs {what}; set {name}")
+            raise OptionError(OptionCondition.MISSING, f"option {_STRATEGY}={strategy} needs {what}; set {name}")
     allocation = Allocation(
         strategy=strategy,
         queues=given.optional("allocateQueues", _queues) or (),
@@ -70,11 +71,8 @@ def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) ->
         inner=given.value("allocateInner", choice({name: name for name in INNER_STRATEGIES})),
     )
     if strategy == "MACHINE_ROOM" and embedded:
-        raise OptionError(
-            "UNSUPPORTED",
-            f"option {_STRATEGY}={strategy} would leave all queues without an owner: it needs brokers named room@name, but the embedded "
-            f"broker's name is {EMBEDDED_BROKER}; use AVG, or MACHINE_ROOM_NEARBY with machineRoom",
-        )
+        effect = "would leave all queues without an owner"
+        raise no_rooms(f"{_STRATEGY}={strategy}", effect, "use AVG, or MACHINE_ROOM_NEARBY with machineRoom")
     return allocation
 
 

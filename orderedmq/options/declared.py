@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeVar
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
 from orderedmq.options.values import Parser, conflict, invalid, shown
@@ -263,7 +264,7 @@ class Given:
         if not options:
             # The default directory would suit a query without options, but an INSERT would write to a place where nobody looks.
             raise OptionError(
-                "MISSING",
+                OptionCondition.MISSING,
                 "no option was given: set path (or namesrvAddr) and topic. Spark does not pass on the options of a table in its catalog: "
                 "repeat them, as in SELECT * FROM t WITH (path = '/data/omq', topic = 'orders'), or use CREATE TEMPORARY VIEW ... USING "
                 "orderedmq",
@@ -337,20 +338,25 @@ def _not_an_option(given: str, role: Role) -> OptionError:
     key = given.lower()
     if key in _WHY_REFUSED:
         name, source, sink = _WHY_REFUSED[key]
-        return OptionError("UNSUPPORTED", f"option {name} is not supported: {source if role == 'source' else sink}")
+        return OptionError(
+            OptionCondition.UNSUPPORTED, f"option {name} is not supported: {source if role == 'source' else sink}"
+        )
     if key.startswith("kafka."):
-        return OptionError("UNSUPPORTED", f"option {shown(given)} is not supported: {_KAFKA}")
+        return OptionError(OptionCondition.UNSUPPORTED, f"option {shown(given)} is not supported: {_KAFKA}")
     other: Role = "sink" if role == "source" else "source"
     others = {option_key: option.name for option_key, option in _BY_KEY[other].items()}
     if other == "sink":
         others.update(_IGNORED)
     if key in others:
         return OptionError(
-            "UNKNOWN", f"option {others[key]} is unknown to {_ROLE[role]}: it is an option of {_ROLE[other]}; move it there"
+            OptionCondition.UNKNOWN,
+            f"option {others[key]} is unknown to {_ROLE[role]}: it is an option of {_ROLE[other]}; move it there",
         )
     own = _BY_KEY[role]
     near = _nearest(key, own)
     if near:
-        return OptionError("UNKNOWN", f"option {shown(given)} is unknown to {_ROLE[role]}; did you mean {own[near].name}?")
+        return OptionError(
+            OptionCondition.UNKNOWN, f"option {shown(given)} is unknown to {_ROLE[role]}; did you mean {own[near].name}?"
+        )
     names = ", ".join(option.name for option in own.values())
-    return OptionError("UNKNOWN", f"option {shown(given)} is unknown to {_ROLE[role]}; its options are {names}")
+    return OptionError(OptionCondition.UNKNOWN, f"option {shown(given)} is unknown to {_ROLE[role]}; its options are {names}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.filters import ALL, Filter
 from orderedmq.errors import OptionError
 from orderedmq.options.declared import Given
@@ -14,7 +15,7 @@ def parse_filter(given: Given, *, embedded: bool) -> Filter | None:
         raise conflict("options tags and filterSql exclude each other; drop one, or write the tags into the SQL: TAGS = 'a'")
     if given.has("filterSql") and embedded:
         raise OptionError(
-            "UNSUPPORTED",
+            OptionCondition.UNSUPPORTED,
             "option filterSql is not supported by the embedded broker: RocketMQ's brokers evaluate it; filter the DataFrame instead "
             "(DataFrame.filter), or use tags",
         )

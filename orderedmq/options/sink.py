@@ -12,16 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Self
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
 from orderedmq.endpoint import Endpoint, parse_endpoint
 from orderedmq.errors import OptionError
-from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES
+from orderedmq.model import MAX_QUEUES
 from orderedmq.options.declared import Given
 from orderedmq.options.values import (
     choice,
     conflict,
+    half_given,
     integer,
     invalid,
+    no_rooms,
     parse_group,
     parse_rooms,
     parse_size,
@@ -146,13 +149,11 @@ def _machine_rooms(given: Given, selector: str, endpoint: Endpoint) -> tuple[str
             )
         return ()
     if endpoint.embedded:
-        raise OptionError(
-            "UNSUPPORTED",
-            f"option messageQueueSelector=machineRoom is not supported with path: it needs brokers named room@name, but the embedded "
-            f"broker's name is {EMBEDDED_BROKER}; use hash",
-        )
+        raise no_rooms("messageQueueSelector=machineRoom", "is not supported with path", "use hash")
     if not rooms:
-        raise OptionError("MISSING", "option messageQueueSelector=machineRoom needs the rooms to write to; set machineRooms")
+        raise OptionError(
+            OptionCondition.MISSING, "option messageQueueSelector=machineRoom needs the rooms to write to; set machineRooms"
+        )
     return rooms
 
 
@@ -162,7 +163,7 @@ def _key_conflict(given: Given, endpoint: Endpoint) -> OnKeyConflict:
         return "error" if endpoint.capabilities.atomic_publish else "warn"
     if chosen == "error" and not endpoint.capabilities.atomic_publish:
         raise OptionError(
-            "UNSUPPORTED",
+            OptionCondition.UNSUPPORTED,
             "option onKeyConflict=error is not supported with namesrvAddr: a cluster shows rows as they are sent, so a conflict is found too "
             "late to hold them back; use warn, and ordered_sink.route",
         )
@@ -191,11 +192,11 @@ def _check_txn(given: Given, streaming: bool | None) -> None:
             continue
         if streaming is True:
             raise OptionError(
-                "UNSUPPORTED",
+                OptionCondition.UNSUPPORTED,
                 f"option {name} is not supported in a stream, which is idempotent by its checkpoint; drop it, or use df.write",
             )
         if not given.has(other):
-            raise OptionError("MISSING", f"option {name} needs {other}; set both, or neither")
+            raise half_given(name, other)
 
 
 def _topic(text: str, option: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.allocate import Allocation
 from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import USUAL, Reading
@@ -28,6 +29,7 @@ from orderedmq.options.values import (
     conflict,
     integer,
     invalid,
+    only_for_cluster,
     parse_bool,
     parse_duration,
     parse_group,
@@ -146,7 +148,9 @@ class SourceOptions:
         if most is not None and least is not None and least > most:
             raise conflict(f"option minOffsetsPerTrigger ({least}) is more than maxOffsetsPerTrigger ({most}); lower it")
         if given.has("maxTriggerDelay") and least is None:
-            raise OptionError("MISSING", "option maxTriggerDelay limits the wait for a minimum; set minOffsetsPerTrigger")
+            raise OptionError(
+                OptionCondition.MISSING, "option maxTriggerDelay limits the wait for a minimum; set minOffsetsPerTrigger"
+            )
         return cls(
             endpoint=endpoint,
             topics=topics,
@@ -182,10 +186,8 @@ def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
     if endpoint.embedded:
         for name in ("pullThresholdForQueue", "pullThresholdSizeForQueue"):
             if given.has(name):
-                raise conflict(
-                    f"option {name} belongs to a RocketMQ cluster: set namesrvAddr, or drop {name} (a task does not prefetch from a store; "
-                    "pullBatchSize says how many rows it reads at once)"
-                )
+                why = "a task does not prefetch from a store; pullBatchSize says how many rows it reads at once"
+                raise only_for_cluster(name, why)
         return USUAL
     return Reading(
         group,
@@ -209,12 +211,12 @@ def _check_kind(given: Given, streaming: bool | None) -> None:
     if streaming is True:
         for name in ("endingOffsets", "endingTimestamp"):
             if given.has(name):
-                raise OptionError("UNSUPPORTED", f"option {name} is not supported in a stream; use spark.read")
+                raise OptionError(OptionCondition.UNSUPPORTED, f"option {name} is not supported in a stream; use spark.read")
     if streaming is False:
         for name in _ADMISSION:
             if given.has(name):
                 raise OptionError(
-                    "UNSUPPORTED",
+                    OptionCondition.UNSUPPORTED,
                     f"option {name} is not supported in a batch, which has no trigger; use endingOffsets, or spark.readStream",
                 )
 
@@ -223,7 +225,7 @@ def _topics(given: Given) -> tuple[tuple[str, ...], str | None]:
     if given.has("topic") == given.has("topicPattern"):
         if given.has("topic"):
             raise conflict("options topic and topicPattern exclude each other; drop one")
-        raise OptionError("MISSING", "option topic is missing; set topic (one, or a,b), or topicPattern")
+        raise OptionError(OptionCondition.MISSING, "option topic is missing; set topic (one, or a,b), or topicPattern")
     return given.optional("topic", _topic_list) or (), given.optional("topicPattern", _pattern)
 
 
@@ -258,7 +260,7 @@ def _group(given: Given, model: MessageModel, streaming: bool | None) -> str | N
         )
     if model == "clustering" and group is None and streaming is True:
         raise OptionError(
-            "MISSING",
+            OptionCondition.MISSING,
             "option consumerGroup is missing; set consumerGroup to the name whose locks and offsets the query uses, "
             "or messageModel=broadcasting for a query on its own",
         )
@@ -269,7 +271,7 @@ def _consume_from(given: Given) -> tuple[ConsumeFrom, int | None]:
     where = given.value("consumeFromWhere", _consume_from_where)
     timestamp = given.optional("consumeTimestamp", parse_timestamp)
     if where == "timestamp" and timestamp is None:
-        raise OptionError("MISSING", "option consumeFromWhere=timestamp needs a time; set consumeTimestamp")
+        raise OptionError(OptionCondition.MISSING, "option consumeFromWhere=timestamp needs a time; set consumeTimestamp")
     if where != "timestamp" and timestamp is not None:
         raise conflict(f"option consumeTimestamp needs consumeFromWhere=timestamp, not {where}; set it")
     if given.has("consumeFromWhere"):
@@ -309,7 +311,9 @@ def _starting(
             "use earliest, latest or JSON"
         )
     if starting.kind == "committed" and group is None and streaming is not None:
-        raise OptionError("MISSING", "option startingOffsets=committed needs a group; set consumerGroup, or use earliest")
+        raise OptionError(
+            OptionCondition.MISSING, "option startingOffsets=committed needs a group; set consumerGroup, or use earliest"
+        )
     if starting.kind == "latest" and streaming is False:
         name = "startingOffsets=latest" if starting.explicit else "consumeFromWhere=last"
         raise conflict(f"option {name} leaves nothing for a batch to read; use earliest or a time")

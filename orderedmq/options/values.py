@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError, TopicError
-from orderedmq.model import check_group, check_topic
+from orderedmq.model import EMBEDDED_BROKER, check_group, check_topic
 
 T = TypeVar("T")
 #: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
@@ -28,11 +29,29 @@ def shown(value: object) -> str:
 
 
 def invalid(option: str, why: str) -> OptionError:
-    return OptionError("INVALID", f"option {option}: {why}")
+    return OptionError(OptionCondition.INVALID, f"option {option}: {why}")
 
 
 def conflict(why: str) -> OptionError:
-    return OptionError("CONFLICT", why)
+    return OptionError(OptionCondition.CONFLICT, why)
+
+
+def half_given(option: str, other: str) -> OptionError:
+    """The error for an option that has no meaning without another."""
+    return OptionError(OptionCondition.MISSING, f"option {option} needs {other}; set both, or neither")
+
+
+def only_for_cluster(option: str, why: str) -> OptionError:
+    """The error for an option of RocketMQ that is given with a path. ``why`` a store does not need it."""
+    return conflict(f"option {option} belongs to a RocketMQ cluster: set namesrvAddr, or drop {option} ({why})")
+
+
+def no_rooms(option: str, effect: str, remedy: str) -> OptionError:
+    """The error for a choice by machine rooms that is given with a path."""
+    return OptionError(
+        OptionCondition.UNSUPPORTED,
+        f"option {option} {effect}: it needs brokers named room@name, but the embedded broker's name is {EMBEDDED_BROKER}; {remedy}",
+    )
 
 
 def parse_bool(text: str, option: str) -> bool:
@@ -137,7 +156,7 @@ def parse_path(text: str, option: str) -> str:
         if scheme != "file":
             # Only the scheme is shown: such an address may carry credentials.
             raise OptionError(
-                "UNSUPPORTED",
+                OptionCondition.UNSUPPORTED,
                 f"option {option}: no {scheme}: address is supported, the embedded broker needs a local directory, {example}",
             )
         text = text[match.end() :]

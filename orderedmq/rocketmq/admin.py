@@ -13,7 +13,17 @@ from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
 from orderedmq.broker import Keep, QueueInfo, TopicInfo
-from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, topic_exists
+from orderedmq.conditions import OptionCondition, RocketMQCondition, TopicCondition, UnavailableCondition
+from orderedmq.errors import (
+    OptionError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    TopicError,
+    bad_queue_count,
+    cannot_shrink,
+    missing_topic,
+    topic_exists,
+)
 from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -80,9 +90,7 @@ class TopicAdmin:
             raise missing_topic(name)
         total = sum(there.values())
         if queues < total:
-            raise TopicError(
-                "QUEUE_COUNT", f"topic {name!r} has {total} queues and cannot shrink to {queues}; give a larger number"
-            )
+            raise cannot_shrink(name, total, queues)
         self._resize(name, {broker: there.get(broker, 0) for broker in self._masters()}, queues, already=total)
         return self._log.topic(name)
 
@@ -128,7 +136,7 @@ class TopicAdmin:
         """Raises OptionError UNSUPPORTED."""
         self._log.queues(name)
         raise OptionError(
-            "UNSUPPORTED",
+            OptionCondition.UNSUPPORTED,
             f"topic {name!r} cannot be trimmed: a RocketMQ broker deletes messages by age alone, whole files of all topics together "
             "(fileReservedTime, deleteWhen); delete the topic, or set fileReservedTime",
         )
@@ -140,7 +148,7 @@ class TopicAdmin:
         try:
             offsets = self._client.call_address(master, all_consumer_offsets(), _soon())
         except RocketMQError as error:
-            if error.sub not in ("NO_PERMISSION", "NOT_SUPPORTED"):
+            if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
                 raise
             return []
         return [
@@ -155,7 +163,7 @@ class TopicAdmin:
         away = sorted(name for name, broker in cluster.brokers.items() if broker.master is None)
         if away or not cluster.brokers:
             raise RocketMQUnavailableError(
-                "NO_BROKER",
+                UnavailableCondition.NO_BROKER,
                 f"topics can be changed only while every broker has a master; brokers without one: {', '.join(away) or 'all'}",
             )
         return {name: str(cluster.brokers[name].master) for name in sorted(cluster.brokers)}
@@ -166,7 +174,7 @@ class TopicAdmin:
         try:
             return {data.broker_name: max(data.read_queues, data.write_queues) for data in self._log.route(name).queues}
         except TopicError as error:
-            if error.sub != "MISSING":
+            if error.sub != TopicCondition.MISSING:
                 raise
             return {}
 
@@ -188,7 +196,7 @@ def delete_at_broker(client: Client, master: str, topic: str) -> None:
         client.call_address(master, admin_requests.delete_topic(topic), _soon())
     except RocketMQError as error:
         # With timerWheelEnable=false 5.x fails after its last step (AdminBrokerProcessor.deleteTopicInBroker).
-        if error.sub != "SERVER_ERROR" or _is_at_broker(client, master, topic):
+        if error.sub != RocketMQCondition.SERVER_ERROR or _is_at_broker(client, master, topic):
             raise
 
 
@@ -210,7 +218,7 @@ def _wait(until: Callable[[], bool], name: str) -> None:
 
 def _unregistered(name: str) -> NoReturn:
     raise RocketMQUnavailableError(
-        "TIMEOUT",
+        UnavailableCondition.TIMEOUT,
         f"the brokers created topic {name!r}, but the nameserver does not know its queues after {_REGISTERED:.0f} s: check that all brokers "
         "register with it",
     )
@@ -218,7 +226,7 @@ def _unregistered(name: str) -> NoReturn:
 
 def _not_of_topics(what: str, topic: str) -> OptionError:
     return OptionError(
-        "UNSUPPORTED",
+        OptionCondition.UNSUPPORTED,
         f"{what} of topic {topic!r} cannot be set: RocketMQ has it for a whole broker only (fileReservedTime, compressType); leave it out, "
         "or set it in the broker's configuration",
     )
@@ -226,7 +234,7 @@ def _not_of_topics(what: str, topic: str) -> OptionError:
 
 def _check_queues(name: str, queues: int) -> None:
     if not 1 <= queues <= MAX_QUEUES:
-        raise TopicError("QUEUE_COUNT", f"topic {name!r} cannot have {queues} queues; between 1 and {MAX_QUEUES} are possible")
+        raise bad_queue_count(name, queues, MAX_QUEUES)
 
 
 def _soon() -> float:

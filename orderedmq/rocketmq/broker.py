@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from orderedmq.broker import ROCKETMQ, Capabilities
+from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -66,7 +67,8 @@ class RocketMQBroker:
         found = sorted(_brokers(self._client.cluster(time.monotonic() + _TIMEOUT)))
         if not found:
             raise RocketMQError(
-                "OTHER_CLUSTER", f"{self!r}: the nameserver knows no broker; start one, or name another nameserver"
+                RocketMQCondition.OTHER_CLUSTER,
+                f"{self!r}: the nameserver knows no broker; start one, or name another nameserver",
             )
         return ",".join(found[:_MOST_BROKERS])
 
@@ -80,7 +82,7 @@ class RocketMQBroker:
             here = _brokers(self._client.cluster(time.monotonic() + _TIMEOUT))
             if here.keys().isdisjoint(self._expected.split(",")):
                 raise RocketMQError(
-                    "OTHER_CLUSTER",
+                    RocketMQCondition.OTHER_CLUSTER,
                     f"on this machine, the nameserver {';'.join(self._client.nameservers)} leads to {', '.join(here.values()) or 'no broker'}, "
                     "but where the query was planned it led to other brokers: use a namesrvAddr that leads to the same cluster on every "
                     "machine; if the brokers have moved, start the query again",

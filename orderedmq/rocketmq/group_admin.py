@@ -15,8 +15,9 @@ from functools import cached_property
 from typing import Final
 
 from orderedmq.broker import LockInfo, MemberInfo
+from orderedmq.conditions import LockCondition
 from orderedmq.core.lock import LOCK_LIFE
-from orderedmq.errors import GroupError, LockError, OffsetError, RocketMQError, TopicError, in_use
+from orderedmq.errors import GroupError, LockError, RocketMQError, TopicError, in_use, missing_group, outside_queue
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.membership import Directory
@@ -71,7 +72,7 @@ class GroupAdmin:
     def _require(self, group: str) -> None:
         lock_rules.check_name(group)
         if group not in self._every_group():
-            raise GroupError("MISSING", f"no consumer group {group!r} in this cluster (orderedmq group list shows all)")
+            raise missing_group(group, "this cluster")
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         self._require(group)
@@ -127,7 +128,7 @@ class GroupAdmin:
                 self._log.require(queue)
             end = bounds[queue].max_offset if queue in bounds else 0
             if not 0 <= offset <= end:
-                raise OffsetError("BEYOND_END", f"offset {offset} of queue {queue} is not between 0 and its end {end}")
+                raise outside_queue(queue, offset, end)
         with self._alone(group, list(offsets), force):
             self._numbers.raise_fences(group, dict.fromkeys(offsets, time.time_ns() // 1000))
             self._numbers.write(group, offsets)
@@ -167,7 +168,7 @@ class GroupAdmin:
         left = [queue for queue in held if queue not in taken]
         if left:
             raise LockError(
-                "HELD_BY_OTHER",
+                LockCondition.HELD_BY_OTHER,
                 f"{len(left)} of {len(held)} queues of group {group!r} are locked by a client that is not a member, and RocketMQ does not tell "
                 f"which client: the lock of {left[0]} expires within {LOCK_LIFE:.0f} s unless it is renewed",
             )

@@ -16,6 +16,7 @@ import pyarrow.dataset
 import xxhash
 
 from orderedmq.broker import Log
+from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.core.key_hash import HashedKeys
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.pulls import pulls
@@ -105,7 +106,7 @@ class TableSide:
         for name in self._columns:
             if name not in names:
                 raise OptionError(
-                    "INVALID",
+                    OptionCondition.INVALID,
                     f"{path} has no column {name!r}, only {', '.join(names)}; give --key-column, --id-column and --order-column",
                 )
         if "queue_id" in names and pa.types.is_integer(self._data.schema.field("queue_id").type):
@@ -148,18 +149,21 @@ class TableSide:
             return column.cast(pa.binary() if pa.types.is_large_binary(column.type) else pa.string())
         except pa.ArrowException as error:
             raise OptionError(
-                "INVALID", f"column {name!r} of {self.name} is {column.type}, which cannot be compared"
+                OptionCondition.INVALID, f"column {name!r} of {self.name} is {column.type}, which cannot be compared"
             ) from error
 
     def _numbers(self, column: pa.Array) -> Any:
         kind = column.type
         if column.null_count:
-            raise OptionError("INVALID", f"column {self._order!r} of {self.name} has nulls, so it cannot order the rows")
+            raise OptionError(
+                OptionCondition.INVALID, f"column {self._order!r} of {self.name} has nulls, so it cannot order the rows"
+            )
         if pa.types.is_date32(kind):
             column = column.cast(pa.int32())
         elif not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
             raise OptionError(
-                "INVALID", f"column {self._order!r} of {self.name} is {kind}, give a whole number or a time to order by"
+                OptionCondition.INVALID,
+                f"column {self._order!r} of {self.name} is {kind}, give a whole number or a time to order by",
             )
         return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
 
@@ -210,12 +214,13 @@ def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: in
             ids, why = json_field.values(bodies, field), f"there is no field {field!r}"
         except BadJson as error:
             raise OptionError(
-                "INVALID", f"{where} {what} {first + error.row}: {error.why}; leave --id-field out to compare whole bodies"
+                OptionCondition.INVALID,
+                f"{where} {what} {first + error.row}: {error.why}; leave --id-field out to compare whole bodies",
             ) from error
     if ids.null_count:
         row = int(pc.index(ids.is_null(), True).as_py())
         raise OptionError(
-            "INVALID",
+            OptionCondition.INVALID,
             f"{where} {what} {first + row}: {why} to identify the message; filter it out, or give another --id-field or --id-column",
         )
     return ids
@@ -223,7 +228,9 @@ def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: in
 
 def _open(path: Path) -> Any:
     if not path.exists():
-        raise TopicError("MISSING", f"no Parquet file or directory at {path}; a name without a slash or a dot is a topic")
+        raise TopicError(
+            TopicCondition.MISSING, f"no Parquet file or directory at {path}; a name without a slash or a dot is a topic"
+        )
     source: Any = str(path)
     committed = path / "_spark_metadata"
     if committed.is_dir():
@@ -231,7 +238,7 @@ def _open(path: Path) -> Any:
     try:
         return pyarrow.dataset.dataset(source, format="parquet")
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise OptionError("INVALID", f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
+        raise OptionError(OptionCondition.INVALID, f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from error
 
 
 def _committed(folder: Path, log: Path) -> list[str]:

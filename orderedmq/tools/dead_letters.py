@@ -19,11 +19,12 @@ from typing import Any, Final
 import pyarrow as pa
 
 from orderedmq.broker import Broker, Log
+from orderedmq.conditions import LockCondition, OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.core import listener as noted
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.selector import Keying
 from orderedmq.core.sharding_key import is_number
-from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError
+from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError, no_such_offset
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
 from orderedmq.pulls import pulls
 
@@ -94,7 +95,7 @@ def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
     try:
         return broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
     except TopicError as error:
-        if error.sub != "MISSING":
+        if error.sub != TopicCondition.MISSING:
             raise
         broker.admin.group_offsets(group)
         return None
@@ -162,7 +163,7 @@ def replay(
         proof = broker.groups.lock(REPLAY_GROUP, client, [queue])[queue]
         if isinstance(proof, Refusal):
             raise LockError(
-                "HELD_BY_OTHER",
+                LockCondition.HELD_BY_OTHER,
                 f"the dead letters of {queue.topic} are being replayed by {proof.client_id or proof.holder}: wait for it; its lock ends in "
                 f"{proof.remaining:.0f} s at the latest if it is stuck",
             )
@@ -199,7 +200,8 @@ def _replay(
         for piece in read(broker.log, queue, *span):
             if broker.groups.renew([proof]):
                 raise LockError(
-                    "LOST", f"this replay of {queue.topic} paused for too long, and another one began, which goes on from here"
+                    LockCondition.LOST,
+                    f"this replay of {queue.topic} paused for too long, and another one began, which goes on from here",
                 )
             _send(broker.log, _placed(piece, targets, to_topic, keying or Keying()))
             first, last = piece[0].offset, piece[-1].offset
@@ -218,9 +220,9 @@ def _spans(queue: MessageQueue, offsets: Sequence[int], first: int, end: int) ->
     spans: list[tuple[int, int]] = []
     for offset in sorted(set(offsets)):
         if offset >= end:
-            raise OffsetError("BEYOND_END", f"queue {queue} ends at {end}, there is no dead letter {offset}")
+            raise no_such_offset(queue, end, f"dead letter {offset}")
         if offset < first:
-            raise OffsetError("INVALID", f"queue {queue} begins at {first}, dead letter {offset} was deleted")
+            raise OffsetError(OffsetCondition.INVALID, f"queue {queue} begins at {first}, dead letter {offset} was deleted")
         if spans and spans[-1][1] == offset:
             spans[-1] = (spans[-1][0], offset + 1)
         else:
@@ -246,7 +248,9 @@ def _find_targets(log: Log, letters: Sequence[DeadLetter], targets: dict[str, li
 
 def _origin(letter: DeadLetter) -> MessageQueue:
     if letter.origin is None:
-        raise TopicError("MISSING", f"dead letter {letter.offset} does not say from which topic it came; give --to-topic")
+        raise TopicError(
+            TopicCondition.MISSING, f"dead letter {letter.offset} does not say from which topic it came; give --to-topic"
+        )
     return letter.origin
 
 
@@ -295,7 +299,7 @@ def _check_text(placed: Sequence[tuple[MessageQueue, DeadLetter]], targets: Mapp
                 "--selector mod" if keying.selector == "mod" else f"--sharding-key-type {keying.key_type}" for keying in fitting
             )
             raise OptionError(
-                "MISSING",
+                OptionCondition.MISSING,
                 f"dead letter {letter.offset} came from queue {origin}, which its key {key!r} chooses as a number; as text it would go to "
                 f"{queue}: say how the producer's keys choose their queues: {how}, or --sharding-key-type text if the topic had another "
                 "number of queues then",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from orderedmq.broker import Broker, Log
-from orderedmq.errors import OffsetError, OptionError, TopicError
+from orderedmq.conditions import OffsetCondition, OptionCondition
+from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import EARLIEST, LATEST, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
@@ -62,13 +63,15 @@ def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[
     known = broker.admin.group_offsets(group)
     if target.offsets is not None:
         if topics:
-            raise OptionError("CONFLICT", "option --to as JSON names its topics itself; drop --topic")
+            raise OptionError(OptionCondition.CONFLICT, "option --to as JSON names its topics itself; drop --topic")
         for queue in target.offsets:
             check_queue(broker.log, queue)
         return sorted(target.offsets)
     names = list(topics) or sorted({queue.topic for queue in known})
     if not names:
-        raise OptionError("MISSING", f"group {group!r} has no offsets yet that would tell its topics; give --topic")
+        raise OptionError(
+            OptionCondition.MISSING, f"group {group!r} has no offsets yet that would tell its topics; give --topic"
+        )
     return sorted({queue for name in names for queue in broker.log.queues(name)})
 
 
@@ -76,9 +79,7 @@ def check_queue(log: Log, queue: MessageQueue) -> None:
     """Check that a queue exists. Raises TopicError MISSING or NO_SUCH_QUEUE."""
     there = log.queues(queue.topic)
     if queue not in there:
-        raise TopicError(
-            "NO_SUCH_QUEUE", f"there is no queue {queue}; the queues of {queue.topic!r} are {there[0]} to {there[-1]}"
-        )
+        raise no_such_queue(queue.topic, queue, f"its queues are {there[0]} to {there[-1]}")
 
 
 def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
@@ -93,12 +94,10 @@ def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[Me
         elif offset == LATEST:
             offset = at.max_offset
         if offset > at.max_offset:
-            raise OffsetError(
-                "BEYOND_END", f"queue {queue} ends at {at.max_offset}, there is no offset {offset}; {LATEST} is its end"
-            )
+            raise no_such_offset(queue, at.max_offset, f"offset {offset}; {LATEST} is its end")
         if offset < at.min_offset:
             raise OffsetError(
-                "INVALID",
+                OffsetCondition.INVALID,
                 f"queue {queue} begins at {at.min_offset}, the message at {offset} was deleted by retention; {EARLIEST} is its beginning",
             )
         offsets[queue] = offset

@@ -13,6 +13,7 @@ from unittest import mock
 from ordered_source import group_session, stream_reader, topic_watch
 from ordered_source.renewal import Renewal
 from orderedmq.broker import EMBEDDED, QueueBounds, TopicInfo
+from orderedmq.conditions import StoreCondition
 from orderedmq.core.lock import Client, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.pull_settings import Reading
@@ -114,7 +115,7 @@ class Network:
 
 
 def _unreachable(what: str) -> StoreError:
-    return StoreError("IO", f"{what} failed: a fault of the simulation")
+    return StoreError(StoreCondition.IO, f"{what} failed: a fault of the simulation")
 
 
 class Process:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from orderedmq.conditions import SinkCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue, OffsetRange
@@ -41,7 +42,9 @@ class Sink:
                 then = known.get(queue)
                 # A replay may lack queues, but its ranges must end at the same offsets.
                 if then is None or not then.begin <= span.begin <= span.end == then.end:
-                    raise SinkError("REPLAY_DIFFERS", f"batch {run.batch} of {run.query}: {queue} had {then}, now {span}")
+                    raise SinkError(
+                        SinkCondition.REPLAY_DIFFERS, f"batch {run.batch} of {run.query}: {queue} had {then}, now {span}"
+                    )
             return
         for _, proof in sources.values():
             self.world.require_current(proof)
@@ -64,4 +67,6 @@ class Sink:
             for (query, batch), record in self.records.items():
                 then = record.get(queue)
                 if query == run.query and then is not None and span.begin < then.end and then.begin < span.end:
-                    raise SinkError("REPLAY_DIFFERS", f"batch {run.batch} of {run.query}: {queue} {span} was in batch {batch}")
+                    raise SinkError(
+                        SinkCondition.REPLAY_DIFFERS, f"batch {run.batch} of {run.query}: {queue} {span} was in batch {batch}"
+                    )

@@ -6,6 +6,7 @@ from random import Random
 from typing import Final
 
 from ordered_source.partition_reader import CHECK_INTERVAL
+from orderedmq.conditions import LockCondition
 from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus, OrderlySettings
 from orderedmq.core.lock import LockToken
 from orderedmq.core.orderly import CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
@@ -51,7 +52,7 @@ class Task:
 
     def check(self) -> None:
         if not self.world.check(self.proof):
-            raise LockError("LOST", f"{self.proof.queue} was lost by {self.proof.client_id}")
+            raise LockError(LockCondition.LOST, f"{self.proof.queue} was lost by {self.proof.client_id}")
         self.checked = self.world.now
 
     def start(self) -> None:

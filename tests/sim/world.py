@@ -12,6 +12,7 @@ from random import Random
 from typing import Any, Final, Protocol
 
 from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.conditions import LockCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
@@ -265,7 +266,7 @@ class World:
 
     def require_current(self, proof: LockToken) -> None:
         if not rules.is_current(self.locks.get(proof.queue), proof):
-            raise LockError("LOST", f"{proof.queue} was lost by {proof.client_id}")
+            raise LockError(LockCondition.LOST, f"{proof.queue} was lost by {proof.client_id}")
 
     def accepted(self, proof: LockToken) -> None:
         """A change under the token ``proof`` was accepted. Fail if the queue was granted under a later epoch."""

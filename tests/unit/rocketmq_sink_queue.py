@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
@@ -102,7 +103,7 @@ class FakePlace:
         self._rival = rival
         self._lost = True
         self.limit = 10**9
-        self.refusal = RocketMQError("MESSAGE_ILLEGAL", "too large")
+        self.refusal = RocketMQError(RocketMQCondition.MESSAGE_ILLEGAL, "too large")
 
     def acquire(self) -> None:
         # Who had it is dead, or waits.
@@ -131,9 +132,9 @@ class FakePlace:
             raise self.refusal
         fate = self._fate()
         if fate == "busy":
-            raise RocketMQUnavailableError("BUSY", "busy")
+            raise RocketMQUnavailableError(UnavailableCondition.BUSY, "busy")
         if fate == "lost":
-            raise RocketMQUnavailableError("TIMEOUT", "lost")
+            raise RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "lost")
         if fate == "crash":
             raise Crash
         if fate == "others":
@@ -141,7 +142,7 @@ class FakePlace:
         offset = len(self._world.messages)
         self._world.messages += split(body)
         if fate == "stored":
-            raise RocketMQUnavailableError("CONNECTION_LOST", "lost")
+            raise RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "lost")
         if fate == "crash after":
             raise Crash
         if fate == "stolen":

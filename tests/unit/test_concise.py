@@ -14,6 +14,7 @@ import pytest
 
 from ordered_source.stream_reader import StreamReader
 from orderedmq.concise import concise, concise_calls
+from orderedmq.conditions import OptionCondition
 from orderedmq.core.selector import FunctionSelector, load_function
 from orderedmq.errors import OptionError
 
@@ -63,7 +64,7 @@ def told(call: Callable[..., Any], *given: Any) -> list[str]:
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_an_error_of_ours_has_neither_frames_nor_causes(call: Callable[..., Any]) -> None:
-    lines = told(call, OptionError("MISSING", "set topic"), OSError("gone"))
+    lines = told(call, OptionError(OptionCondition.MISSING, "set topic"), OSError("gone"))
     assert lines[-1].endswith("[ORDEREDMQ_OPTION.MISSING] set topic")
     assert not [line for line in lines if "in deep" in line or "gone" in line]
 
@@ -77,7 +78,7 @@ def test_a_fault_keeps_frames_and_causes(call: Callable[..., Any]) -> None:
 
 def test_the_whole_is_logged_for_who_asks(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "orderedmq"):
-        told(CALLS["a method"], OptionError("MISSING", "set topic"), OSError("gone"))
+        told(CALLS["a method"], OptionError(OptionCondition.MISSING, "set topic"), OSError("gone"))
     assert "in deep" in caplog.text
     assert "OSError: gone" in caplog.text
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orderedmq.broker import Broker
+from orderedmq.conditions import StoreFullCondition
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.membership import Subscription
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -184,7 +185,7 @@ def test_who_leaves_a_store_that_cannot_be_written_is_gone_all_the_same(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ):
     def full(work: object) -> None:
-        raise StoreFullError("FULL", "no room")
+        raise StoreFullError(StoreFullCondition.FULL, "no room")
 
     me = broker.groups.join("me")
     broker.groups.heartbeat("g", me, Subscription("shared", "orders"))

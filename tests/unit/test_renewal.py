@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ordered_source.renewal import Renewal
+from orderedmq.conditions import StoreCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
@@ -31,13 +32,13 @@ class Groups:
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         self.asked.append(tuple(tokens))
         if self.fails:
-            raise StoreError("IO", "the disk is away")
+            raise StoreError(StoreCondition.IO, "the disk is away")
         return [token for token in tokens if token in self.gone]
 
     def beat(self) -> None:
         self.beats += 1
         if self.beat_fails:
-            raise StoreError("IO", "the disk is away")
+            raise StoreError(StoreCondition.IO, "the disk is away")
 
 
 @pytest.fixture

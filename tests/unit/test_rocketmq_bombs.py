@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from ordered_source import partition_reader
+from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.process_queue import PULL_MAX_IDLE
 from orderedmq.errors import DataLossError, RocketMQUnavailableError, aged_out, unreadable
@@ -252,7 +253,7 @@ def test_what_is_asked_again_one_after_another_does_not_wait_longer_than_the_pat
         if address == cluster.routes["T"]["a"]["0"]:
             asked.append((time.monotonic(), deadline))
             if len(asked) > 1:
-                raise RocketMQUnavailableError("UNREACHABLE", "nobody is there")
+                raise RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, "nobody is there")
         return connect(address, deadline, wait=wait)
 
     monkeypatch.setattr(client, "connection", connection)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orderedmq.conditions import RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
@@ -221,7 +222,7 @@ def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: Fa
     def ask(group: str) -> str:
         asked.append(group)
         if group != "billing":
-            raise RocketMQError("NO_PERMISSION", group)
+            raise RocketMQError(RocketMQCondition.NO_PERMISSION, group)
         return group
 
     puller = Puller(broker, Reading("billing"))  # type: ignore[arg-type]
@@ -300,8 +301,11 @@ def test_a_replica_is_read_when_the_broker_says_so_and_left_when_it_has_nothing(
 
 
 def test_lost_connections_and_busy_brokers_are_asked_again(broker: FakeBroker) -> None:
-    broker.instead[42] = [RocketMQUnavailableError("CONNECTION_LOST", "cut"), RocketMQUnavailableError("BUSY", "later")]
-    broker.instead[10] = [RocketMQUnavailableError("TIMEOUT", "late")]
+    broker.instead[42] = [
+        RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "cut"),
+        RocketMQUnavailableError(UnavailableCondition.BUSY, "later"),
+    ]
+    broker.instead[10] = [RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "late")]
     assert everything(puller_of(broker), 10) == list(range(10, 5000))
     assert broker.doubts == 2
 
@@ -315,7 +319,7 @@ def test_time_without_progress_is_an_error(broker: FakeBroker) -> None:
 
 
 def test_a_refusal_is_the_callers(broker: FakeBroker) -> None:
-    broker.instead[42] = [TopicError("MISSING", "gone")]
+    broker.instead[42] = [TopicError(TopicCondition.MISSING, "gone")]
     puller = puller_of(broker)
     with pytest.raises(TopicError):
         puller.pull(QUEUE, 10, 1000, 1 << 30, COLUMNS)

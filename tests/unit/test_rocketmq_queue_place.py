@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
@@ -152,7 +153,7 @@ class Case:
 
 
 def unavailable(sub: str) -> RocketMQUnavailableError:
-    return RocketMQUnavailableError(sub, "away")
+    return RocketMQUnavailableError(UnavailableCondition(sub), "away")
 
 
 def test_a_lock_is_believed_in_and_prolonged_when_it_is_time_to() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orderedmq.conditions import MessageCondition, SchemaCondition
 from orderedmq.core.message_rows import normalise, several_tags
 from orderedmq.errors import MessageError, OrderedMQError, SchemaError
 from orderedmq.model import (
@@ -180,7 +181,11 @@ def test_any_slice_keeps_its_own_properties_without_the_reserved_ones(rows, begi
 
 
 @pytest.mark.parametrize(
-    "error", [MessageError("NULL_BODY", "row 3 for queue q has no body"), SchemaError("MISSING_COLUMN", "no column 'body'")]
+    "error",
+    [
+        MessageError(MessageCondition.NULL_BODY, "row 3 for queue q has no body"),
+        SchemaError(SchemaCondition.MISSING_COLUMN, "no column 'body'"),
+    ],
 )
 def test_errors_say_their_condition_first_and_survive_pickling(error):
     import pickle

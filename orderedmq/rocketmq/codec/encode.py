@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from orderedmq.conditions import MessageCondition
 from orderedmq.core.message_rows import reserved
 from orderedmq.errors import MessageError
 from orderedmq.model import MAX_BODY_BYTES, is_reserved
@@ -209,7 +210,7 @@ class _Properties:
         if len(sizes) and int(sizes.max()) > most:
             row = int(np.argmax(sizes))
             raise MessageError(
-                "PROPERTIES_TOO_LARGE",
+                MessageCondition.PROPERTIES_TOO_LARGE,
                 f"row {self._first + row} for {self._where} has properties of {sizes[row]} bytes, including its tags and keys; at most "
                 f"{most} can be sent",
             )
@@ -279,7 +280,8 @@ class _Properties:
 
     def _bad(self, row: int, name: str, value: str) -> MessageError:
         return MessageError(
-            "BAD_PROPERTY", f"row {self._first + row} for {self._where}: property {name!r} {names.bad_property(name, value)}"
+            MessageCondition.BAD_PROPERTY,
+            f"row {self._first + row} for {self._where}: property {name!r} {names.bad_property(name, value)}",
         )
 
 

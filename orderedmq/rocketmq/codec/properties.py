@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from orderedmq.conditions import MessageCondition
 from orderedmq.errors import MessageError
 from orderedmq.model import MAX_PROPERTIES_BYTES
 from orderedmq.text import text_of
@@ -48,11 +49,13 @@ def format_properties(properties: Mapping[str, str]) -> bytes:
     for name, value in properties.items():
         why = bad_property(name, value)
         if why:
-            raise MessageError("BAD_PROPERTY", f"property {name!r} {why}")
+            raise MessageError(MessageCondition.BAD_PROPERTY, f"property {name!r} {why}")
         parts.append(name.encode() + NAME_END + value.encode() + VALUE_END)
     text = b"".join(parts)
     if len(text) > MAX_SENT_BYTES:
-        raise MessageError("PROPERTIES_TOO_LARGE", f"properties of {len(text)} bytes, at most {MAX_SENT_BYTES} can be sent")
+        raise MessageError(
+            MessageCondition.PROPERTIES_TOO_LARGE, f"properties of {len(text)} bytes, at most {MAX_SENT_BYTES} can be sent"
+        )
     return text
 
 

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 
 MAGIC_V1: Final = -626843481
@@ -95,7 +96,7 @@ class InnerMessage(NamedTuple):
 def malformed(what: str) -> ProtocolError:
     """Return a ProtocolError for bytes that are not messages."""
     return ProtocolError(
-        "PROTOCOL",
+        ProtocolCondition.PROTOCOL,
         f"a broker's answer cannot be read: {what}; the connection or the broker's commit log is damaged, or the server is not a "
         "RocketMQ broker: try again, and look at the broker's log if it fails again",
     )

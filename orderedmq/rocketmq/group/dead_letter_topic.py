@@ -20,6 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.conditions import RocketMQCondition
 from orderedmq.core.listener import dead_letter_id
 from orderedmq.core.message_rows import normalise
 from orderedmq.core.pull_settings import Reading
@@ -151,7 +152,7 @@ class DeadLetterTopic:
             stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
             return stored.queue_offset + body.rows
         except RocketMQError as error:
-            if error.sub != "NO_PERMISSION":
+            if error.sub != RocketMQCondition.NO_PERMISSION:
                 raise
         end = 0
         for row in range(rows.num_rows):

@@ -26,11 +26,11 @@ from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import (
     GroupError,
     LockError,
-    OffsetError,
     OrderedMQError,
     RocketMQError,
     RocketMQUnavailableError,
     TopicError,
+    not_an_offset,
 )
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules
@@ -384,19 +384,16 @@ class RocketMQGroups:
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """See `Groups.dead_letter`. A repeat is recognised among the last dead_letter_topic.LOOK_BACK letters."""
         if self._stale([token]):
-            raise lock_rules.lost(token, f"{len(offsets)} of its messages were put aside", self.trust)
+            raise lock_rules.lost_lock(token, f"{len(offsets)} of its messages were put aside", self.trust)
         return self._letters.put(token.group, token.queue, letters, offsets)
 
     def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
         """Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""
         for token, offset in offsets.items():
             if offset < 0:
-                raise OffsetError(
-                    "INVALID",
-                    f"{offset} is not a valid offset of queue {token.queue} for group {token.group!r}; offsets begin at 0",
-                )
+                raise not_an_offset(offset, token.queue, token.group)
         for token in self._stale(list(offsets)):
-            raise lock_rules.lost(token, f"its offset {offsets[token]} was {doing}", self.trust)
+            raise lock_rules.lost_lock(token, f"its offset {offsets[token]} was {doing}", self.trust)
 
     def _brokers_of(self, queues: Sequence[MessageQueue]) -> list[str]:
         """Return the addresses of the queues' brokers, by broker name, without those that cannot be found."""

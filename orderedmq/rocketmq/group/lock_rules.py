@@ -32,8 +32,9 @@ import uuid
 from collections.abc import Iterable
 from typing import Final
 
+from orderedmq.conditions import GroupCondition
 from orderedmq.core.lock import Client, LockToken
-from orderedmq.errors import GroupError, LockError
+from orderedmq.errors import GroupError, LockError, lost
 from orderedmq.model import check_group
 
 #: Prefix of this package's client ids. The last part is unique to a run: ``orderedmq-<query>@<host>-<pid>-<random>``.
@@ -49,7 +50,8 @@ def check_name(group: str) -> None:
     check_group(group)
     if len(group) > MAX_GROUP:
         raise GroupError(
-            "BAD_NAME", f"consumer group {group!r} has {len(group)} characters, RocketMQ allows {MAX_GROUP} at most"
+            GroupCondition.BAD_NAME,
+            f"consumer group {group!r} has {len(group)} characters, RocketMQ allows {MAX_GROUP} at most",
         )
 
 
@@ -109,11 +111,16 @@ class Epochs:
             return self._last
 
 
-def lost(token: LockToken, doing: str, life: float) -> LockError:
+def lost_lock(token: LockToken, doing: str, life: float) -> LockError:
     """Return the error for a lost lock. ``life``: seconds for which a lock is trusted."""
-    return LockError(
-        "LOST",
-        f"group {token.group!r} lost queue {token.queue} (epoch {token.epoch}) before {doing}: this query was paused or cut off for longer "
-        f"than a lock is trusted ({life:.0f} s), it gave the queue back, or its lock was released or the group reset by someone else; restart "
-        "the query, it goes on at the group's offset",
+    trusted = f"a lock is trusted ({life:.0f} s)"
+    return lost(token.group, token.queue, token.epoch, f"before {doing}", trusted, "at the group's offset")
+
+
+def not_created(group: str) -> GroupError:
+    """Return the error for a group that does not exist where brokers create none on demand."""
+    return GroupError(
+        GroupCondition.MISSING,
+        f"consumer group {group!r} does not exist, and the brokers do not create it on demand (autoCreateSubscriptionGroup=false): create "
+        f"it (mqadmin updateSubGroup -c CLUSTER -g {group}), or use a group that exists",
     )

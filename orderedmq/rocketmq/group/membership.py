@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from orderedmq.conditions import GroupCondition, RocketMQCondition
 from orderedmq.core.lock import Client as Identity
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import running_info
-from orderedmq.rocketmq.group.lock_rules import is_ours
+from orderedmq.rocketmq.group.lock_rules import is_ours, not_created
 from orderedmq.rocketmq.group.offsets import soon
 from orderedmq.rocketmq.group.running_info import HeldQueue, Info
 from orderedmq.rocketmq.net.client import Client
@@ -115,11 +116,7 @@ class Presence:
             raise failed
         if before is None and self.identity.client_id not in directory.ids(group, brokers):
             del self._groups[group]
-            raise GroupError(
-                "MISSING",
-                f"the brokers accept no member of group {group!r}: it does not exist, and they do not create it on demand "
-                f"(autoCreateSubscriptionGroup=false); create it (mqadmin updateSubGroup -c CLUSTER -g {group}), or use a group that exists",
-            )
+            raise not_created(group)
 
     def also_at(self, group: str, brokers: Sequence[str]) -> None:
         """Send a heartbeat to brokers that joined the route since the last one: tasks check this client's membership there."""
@@ -229,7 +226,7 @@ class Directory:
                     found = running_info.decode(client_id, body)
                     break
             except RocketMQError as error:
-                if strict and error.sub == "NO_PERMISSION":
+                if strict and error.sub == RocketMQCondition.NO_PERMISSION:
                     raise
                 # It is away or stopped, denies permission, or answers in another format. It is a member all the same.
                 continue
@@ -276,7 +273,7 @@ class Directory:
         names = ", ".join(strangers[:5])
         if mine.assignment != "shared":
             raise GroupError(
-                "DISAGREES",
+                GroupCondition.DISAGREES,
                 f"group {group!r} has other consumers, {names}, and this query wants all queues for itself (assignment=exclusive): stop them, "
                 "share the queues with them (assignment=shared), or give this query a consumerGroup of its own",
             )
@@ -291,14 +288,14 @@ class Directory:
             wanted = TopicSubscription(one.topic, mine.filter, mine.filter_type)
             if not one.same_as(wanted):
                 raise GroupError(
-                    "DISAGREES",
+                    GroupCondition.DISAGREES,
                     f"group {group!r} has other consumers, {names}, which filter {one.topic} by {one.expression_type} {one.expression!r}, but "
                     f"this query by {wanted.expression_type} {wanted.expression!r}: all consumers of a group must have the same filter; change "
                     "this query's tags or filterSql, or give it a consumerGroup of its own",
                 )
         if theirs and theirs.keys() != set(topics):
             raise GroupError(
-                "DISAGREES",
+                GroupCondition.DISAGREES,
                 f"group {group!r} has other consumers, {names}, which read {', '.join(sorted(theirs))}, but this query reads "
                 f"{', '.join(topics)}: all consumers of a group must read the same topics; change this query's topics, or give it a "
                 "consumerGroup of its own",

@@ -21,8 +21,10 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from orderedmq.errors import GroupError, LockError, OffsetError, OrderedMQError, RocketMQError, TopicError
+from orderedmq.conditions import GroupCondition, LockCondition
+from orderedmq.errors import GroupError, LockError, OrderedMQError, RocketMQError, TopicError, not_an_offset
 from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.rocketmq.group.lock_rules import not_created
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.fan_out import ask_queues, ask_servers, existing
 from orderedmq.rocketmq.wire import group_requests, message_requests
@@ -88,9 +90,7 @@ class GroupOffsets:
         deadline = soon(seconds)
         for queue, offset in offsets.items():
             if not 0 <= offset < 2**63:
-                raise OffsetError(
-                    "INVALID", f"{offset} is not a valid offset of queue {queue} for group {group!r}; offsets begin at 0"
-                )
+                raise not_an_offset(offset, queue, group)
         asked = [(queue, group_requests.update_consumer_offset(group, queue, offset)) for queue, offset in offsets.items()]
         try:
             done = ask_queues(self._client, asked, deadline)
@@ -118,7 +118,7 @@ class GroupOffsets:
         self.raise_reset_number(group, found)
         self._accept_resets(group, found, seconds)
         raise LockError(
-            "LOST",
+            LockCondition.LOST,
             f"the offsets of group {group!r} in {len(found)} queues ({', '.join(map(str, sorted(found)))}) were reset by RocketMQ's own "
             "tools, so this query's work since its last commit is not committed; restart the query, it goes on at the new offsets",
         )
@@ -237,10 +237,6 @@ def _named(group: str) -> Iterator[None]:
     try:
         yield
     except GroupError as error:
-        if error.sub != "MISSING":
+        if error.sub != GroupCondition.MISSING:
             raise
-        raise GroupError(
-            "MISSING",
-            f"consumer group {group!r} does not exist, and the brokers do not create it on demand (autoCreateSubscriptionGroup=false): create "
-            f"it (mqadmin updateSubGroup -c CLUSTER -g {group}), or use a group that exists",
-        ) from error
+        raise not_created(group) from error

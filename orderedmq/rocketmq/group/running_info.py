@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from orderedmq.conditions import ProtocolCondition
 from orderedmq.core.filters import ALL, canonical
 from orderedmq.core.lock import Instant, LockToken
 from orderedmq.core.membership import Member, Subscription
@@ -175,7 +176,9 @@ def _ours(client_id: str, own: dict[str, Any]) -> Info:
             for topic, broker, queue, epoch, tenure, at in own["locks"]
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError("PROTOCOL", f"the report of member {client_id!r} about itself cannot be read: {error!r}") from None
+        raise ProtocolError(
+            ProtocolCondition.PROTOCOL, f"the report of member {client_id!r} about itself cannot be read: {error!r}"
+        ) from None
     return Info(member, held)
 
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from orderedmq.conditions import OptionCondition, ServersCondition
 from orderedmq.errors import OptionError, ServersError
 from orderedmq.java import cache, ensure_java
 
@@ -37,7 +38,9 @@ def jars(version: str = DEFAULT_VERSION) -> Path:
     Raises OptionError INVALID, JavaError MISSING or TOO_OLD, and ServersError NO_JARS.
     """
     if not re.fullmatch(r"\d+(\.\d+)+", version):
-        raise OptionError("INVALID", f"{version!r} is not a release of RocketMQ; known to run here: {', '.join(VERSIONS)}")
+        raise OptionError(
+            OptionCondition.INVALID, f"{version!r} is not a release of RocketMQ; known to run here: {', '.join(VERSIONS)}"
+        )
     folder = cache() / f"rocketmq-{version}"
     if folder.is_dir():
         return folder
@@ -63,7 +66,7 @@ def _fetch(version: str, folder: Path) -> None:
         done = _resolve(version, work, log, {"SPARK_SUBMIT_OPTS": options})
     if not done:
         raise ServersError(
-            "NO_JARS",
+            ServersCondition.NO_JARS,
             f"the jars of RocketMQ {version} cannot be fetched from Maven Central: {_reason(log)} (more in {log}); to use a mirror, name it "
             "in Spark's configuration with spark.jars.ivySettings or spark.jars.repositories",
         )
@@ -106,7 +109,9 @@ def _spark_home() -> Path:
     spec = importlib.util.find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (spec is not None and spec.origin and Path(spec.origin).parent)
     if not home or not Path(home, "bin", "spark-submit").is_file():
-        raise ServersError("NO_JARS", "spark-submit is missing, which fetches the jars of RocketMQ: pip install pyspark")
+        raise ServersError(
+            ServersCondition.NO_JARS, "spark-submit is missing, which fetches the jars of RocketMQ: pip install pyspark"
+        )
     return Path(home)
 
 

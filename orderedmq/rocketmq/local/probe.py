@@ -12,6 +12,7 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
+from orderedmq.conditions import ServersCondition
 from orderedmq.errors import ServersError
 
 HOST: Final = "127.0.0.1"
@@ -30,7 +31,7 @@ def free_port(*offsets: int) -> int:
         if not wanted & _told and all(map(free, wanted)):
             _told.update(wanted)
             return port
-    raise ServersError("PORT_IN_USE", f"no free port was found from {_PORTS.start} to {_PORTS.stop - 1}")
+    raise ServersError(ServersCondition.PORT_IN_USE, f"no free port was found from {_PORTS.start} to {_PORTS.stop - 1}")
 
 
 def free(port: int) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from orderedmq.conditions import ServersCondition
 from orderedmq.errors import ServersError
 from orderedmq.java import ensure_java
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, jars
@@ -131,11 +132,12 @@ class Server:
         while not self.ready():
             if not self.running:
                 raise ServersError(
-                    "DIED", f"{self.home.name} of RocketMQ {self.version} ended: {self._last_words()} ({self.log})"
+                    ServersCondition.DIED,
+                    f"{self.home.name} of RocketMQ {self.version} ended: {self._last_words()} ({self.log})",
                 )
             if time.monotonic() > deadline:
                 raise ServersError(
-                    "NOT_READY",
+                    ServersCondition.NOT_READY,
                     f"{self.home.name} of RocketMQ {self.version} at {self.address} does not serve after {timeout:.0f} s: "
                     f"{self._last_words()} ({self.log})",
                 )
@@ -313,7 +315,9 @@ class Cluster:
         if lock_life is not None:
             jvm = (*jvm, f"-Drocketmq.broker.rebalance.lockMaxLiveTime={lock_life * 1000:.0f}")
         if port is not None and not free(port):
-            raise ServersError("PORT_IN_USE", f"port {port} is in use: is another nameserver running? Choose another port")
+            raise ServersError(
+                ServersCondition.PORT_IN_USE, f"port {port} is in use: is another nameserver running? Choose another port"
+            )
         self.name = name
         self.version = version
         self.namesrv = NameServer(folder / "namesrv", version, free_port() if port is None else port, jvm)

@@ -17,9 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.conditions import OptionCondition, RocketMQCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import USUAL, Reading
-from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError, TopicError, missing_topic, recreated
+from orderedmq.errors import (
+    OptionError,
+    RocketMQError,
+    RocketMQUnavailableError,
+    TopicError,
+    missing_topic,
+    no_such_queue,
+    recreated,
+)
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
@@ -97,7 +106,7 @@ class RocketMQLog:
             except TopicError:
                 continue
             except RocketMQError as error:
-                if error.sub != "STATIC_TOPIC":
+                if error.sub != RocketMQCondition.STATIC_TOPIC:
                     raise
                 continue
             yield name, route
@@ -163,10 +172,7 @@ class RocketMQLog:
         """Raise TopicError MISSING or NO_SUCH_QUEUE for a queue that cannot be read."""
         found = self.route(queue.topic).subscribe_set()
         if queue not in found and not self._existing([queue]):
-            raise TopicError(
-                "NO_SUCH_QUEUE",
-                f"topic {queue.topic!r} has no queue {queue.broker_name}/{queue.queue_id}; it has {len(found)} queues",
-            )
+            raise no_such_queue(queue.topic, f"{queue.broker_name}/{queue.queue_id}", f"it has {len(found)} queues")
 
     def _existing(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         """Return ``queues`` without those known to be gone; see `fan_out.existing`."""
@@ -300,7 +306,7 @@ class RocketMQLog:
             self.forget(queue.topic)
             raise missing_topic(queue.topic) from None
         except RocketMQError as error:
-            if error.sub in ("SERVER_ERROR", "INVALID_PARAMETER"):
+            if error.sub in (RocketMQCondition.SERVER_ERROR, RocketMQCondition.INVALID_PARAMETER):
                 # A broker answers with one of these for a queue that is gone, but also for other reasons.
                 self.forget(queue.topic)
                 self.require(queue)
@@ -343,11 +349,13 @@ class RocketMQLog:
 
 def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
     """Return the error that a broker's refusal of a filter stands for (ClientManageProcessor.checkClientConfig)."""
-    if error.sub == "FILTER":
-        return OptionError("INVALID", f"option filterSql: {matching.sql!r} is not valid SQL for RocketMQ: {error.message}")
-    if error.sub == "SERVER_ERROR" and "not support" in error.message:
+    if error.sub == RocketMQCondition.FILTER:
         return OptionError(
-            "UNSUPPORTED",
+            OptionCondition.INVALID, f"option filterSql: {matching.sql!r} is not valid SQL for RocketMQ: {error.message}"
+        )
+    if error.sub == RocketMQCondition.SERVER_ERROR and "not support" in error.message:
+        return OptionError(
+            OptionCondition.UNSUPPORTED,
             f"option filterSql is not supported by broker {broker_name!r}, whose setting enablePropertyFilter is false: set it to true and "
             "restart the broker, use tags, or filter the DataFrame (DataFrame.filter)",
         )

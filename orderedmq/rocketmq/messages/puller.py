@@ -25,6 +25,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
+from orderedmq.conditions import ProtocolCondition, RocketMQCondition, UnavailableCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
 from orderedmq.core.pull_settings import USUAL, Reading
@@ -113,7 +114,7 @@ class Puller:
         try:
             return ask(self._group)
         except RocketMQError as error:
-            if error.sub != "NO_PERMISSION" or self._how.group in (None, self._group):
+            if error.sub != RocketMQCondition.NO_PERMISSION or self._how.group in (None, self._group):
                 raise
         assert self._how.group is not None
         found = ask(self._how.group)
@@ -316,7 +317,7 @@ class _Fetch:
         if now - self._held.last_pull > self._patience:
             why = f": {self._last.message}" if self._last is not None else ""
             raise RocketMQUnavailableError(
-                "TIMEOUT",
+                UnavailableCondition.TIMEOUT,
                 f"queue {self._queue} returned no messages at offset {self._reached()} for {self._patience:g} s{why}; is its broker or the "
                 "disk overloaded?",
             )
@@ -342,7 +343,7 @@ class _Fetch:
         if replica != MASTER_ID:
             # A replica that may not be read from (slaveReadEnable) answers that it is busy, and its master keeps suggesting it.
             self._known.only_master = time.monotonic() + _REPLICA_AGAIN
-        if error.sub != "BUSY":
+        if error.sub != UnavailableCondition.BUSY:
             self._client.doubt(self._queue.topic)
         self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
 
@@ -378,9 +379,8 @@ class _Fetch:
         # next_begin_offset is beyond the range if messages in between were deleted; decoding shows which ones are missing.
         end = min(result.next_begin_offset, begin + count)
         if end <= begin:
-            raise ProtocolError(
-                "PROTOCOL", f"queue {self._queue}: a pull at offset {begin} found messages and says to continue at {end}"
-            )
+            why = f"queue {self._queue}: a pull at offset {begin} found messages and says to continue at {end}"
+            raise ProtocolError(ProtocolCondition.PROTOCOL, why)
         now = self._held.last_pull = time.monotonic()
         self._failures = 0
         self._known.answer = len(result.body)
@@ -411,9 +411,8 @@ class _Fetch:
             self._end_at(begin, beyond_end(self._queue, result.max_offset, asked, TAIL_LOSS))
         else:
             # There are messages: not visible yet, just being deleted, or the pull met an admin's reset, which is over now.
-            self._last = RocketMQUnavailableError(
-                "BUSY", f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"
-            )
+            why = f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"
+            self._last = RocketMQUnavailableError(UnavailableCondition.BUSY, why)
             self._failures += 1
             self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.stored_message import parse_stored
@@ -67,6 +68,8 @@ def _place(client: Client, group: str, queue: MessageQueue, offset: int) -> int 
     if result.status is PullStatus.FOUND:
         message, _ = parse_stored(bytes(result.body), 0)
         if message.queue_offset != offset:
-            raise ProtocolError("PROTOCOL", f"queue {queue}: a pull at offset {offset} begins with {message.queue_offset}")
+            raise ProtocolError(
+                ProtocolCondition.PROTOCOL, f"queue {queue}: a pull at offset {offset} begins with {message.queue_offset}"
+            )
         return message.physical_offset
     return None if offset < result.min_offset else _BEYOND

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client
@@ -49,7 +50,7 @@ def require(client: Client, wanted: Sequence[Right], whose: str) -> None:
 
 def explained(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
     """Return ``error``; for NO_PERMISSION, an error that names every missing right, if they can be found out."""
-    if not isinstance(error, RocketMQError) or error.sub != "NO_PERMISSION" or client.account is None:
+    if not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION or client.account is None:
         return error
     try:
         return lacking(client, wanted, whose) or error
@@ -76,7 +77,7 @@ def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQErro
     resources = {(right.kind, right.name) for right in named}
     granted = rights.grant(acl, client.account, [right for right in wanted if (right.kind, right.name) in resources])
     return RocketMQError(
-        "NO_PERMISSION",
+        RocketMQCondition.NO_PERMISSION,
         f"the account {client.account!r} lacks {rights.spelled(named, acl)}; {whose} needs {rights.spelled(wanted, acl)} in all; {granted}",
     )
 
@@ -138,7 +139,7 @@ class _Broker:
         except RocketMQUnavailableError:
             raise
         except RocketMQError as error:
-            if error.sub == "NO_PERMISSION":
+            if error.sub == RocketMQCondition.NO_PERMISSION:
                 return rights.refusal(request.code, error.message)
         except OrderedMQError:
             # The topic or group does not exist, and a broker says so only to an account that has the right.

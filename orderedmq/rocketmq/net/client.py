@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
+from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.rocketmq.net.backoff import CONNECT, RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
@@ -58,7 +59,9 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
     """Return the addresses of ``a:9876;b:9876`` in order, without duplicates. Raises RocketMQError ADDRESS."""
     found = tuple(dict.fromkeys(address.strip() for address in re.split("[;,]", text) if address.strip()))
     if not found:
-        raise RocketMQError("ADDRESS", f"{text[:200]!r} names no nameserver: host:port is expected, several separated by ';'")
+        raise RocketMQError(
+            RocketMQCondition.ADDRESS, f"{text[:200]!r} names no nameserver: host:port is expected, several separated by ';'"
+        )
     for address in found:
         parse_address(address)
     return found
@@ -213,7 +216,7 @@ class Client:
                 if self.cluster(deadline).brokers:
                     raise
             nobody = RocketMQUnavailableError(
-                "NO_BROKER",
+                UnavailableCondition.NO_BROKER,
                 f"the nameserver {';'.join(self.nameservers)} knows no broker, so topic {topic!r} cannot be found: it has just started, or "
                 "no broker reports to it; start a broker, or name another nameserver",
             )
@@ -257,7 +260,7 @@ class Client:
             self.doubt(topic)
             which = "master" if broker_id == MASTER_ID else f"replica {broker_id}"
             raise RocketMQUnavailableError(
-                "NO_BROKER",
+                UnavailableCondition.NO_BROKER,
                 f"the nameserver has no {which} of broker {broker_name!r} for topic {topic!r}: it is down, or starting",
             )
         return found
@@ -320,7 +323,7 @@ class Client:
                 doubt()
                 raise
             except RocketMQUnavailableError as error:
-                if error.sub != "BUSY":
+                if error.sub != UnavailableCondition.BUSY:
                     doubt()
                 if error.outcome_unknown and not request.repeatable:
                     raise
@@ -380,7 +383,7 @@ class Client:
             endpoint.failures += 1
             endpoint.not_before = time.monotonic() + CONNECT.delay(endpoint.failures, random.random())
             endpoint.last = f"; the last attempt: {error.message}"
-            if error.sub != "UNREACHABLE":
+            if error.sub != UnavailableCondition.UNREACHABLE:
                 raise
             raise self._unreachable(address, error.message) from None
         old, endpoint.connection = endpoint.connection, made
@@ -396,14 +399,13 @@ class Client:
         """Return the error for a server that cannot be reached, with its role and what to check."""
         if address not in self.nameservers:
             asked = "the nameserver lists a broker there: is it running, and is its address (brokerIP1) reachable from this machine?"
-            return RocketMQUnavailableError("UNREACHABLE", f"{why}; {asked}")
+            return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"{why}; {asked}")
         asked = "is a nameserver running there? Check the address in"
-        return RocketMQUnavailableError(
-            "UNREACHABLE", why, Remedy(f"{asked} namesrvAddr", f"{asked} --namesrv (host:port, usually port 9876)")
-        )
+        remedy = Remedy(f"{asked} namesrvAddr", f"{asked} --namesrv (host:port, usually port 9876)")
+        return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, why, remedy)
 
     def _raise_closed(self) -> NoReturn:
-        raise RocketMQError("CLOSED", f"the connection to {';'.join(self.nameservers)} was closed")
+        raise RocketMQError(RocketMQCondition.CLOSED, f"the connection to {';'.join(self.nameservers)} was closed")
 
     def _forget(self) -> None:
         """Begin anew in a child after a fork: connections are the parent's, and a lock may be held by one of its threads."""

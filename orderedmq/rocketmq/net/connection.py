@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
 from orderedmq.rocketmq.net.transport import Stuck, Transport, connect
 from orderedmq.rocketmq.wire.acl import Credentials, signed
@@ -191,8 +192,7 @@ class Connection:
         if why is not None:
             for pending in made:
                 if self._pending.pop(pending.opaque, None) is not None:
-                    unsent = RocketMQUnavailableError("UNREACHABLE", f"the {pending.request.what} was not sent: {why}")
-                    pending._finish(None, self._stranger or unsent)
+                    pending._finish(None, self._unsent(pending.request, why))
         return made
 
     def tell(self, request: Request[Any], deadline: float) -> None:
@@ -308,7 +308,7 @@ class Connection:
         """Finish a request whose deadline has passed; end the connection if the server was silent for too long."""
         unheard = self._unheard_since
         if self._pending.pop(pending.opaque, None) is not None:
-            sub = "TIMEOUT" if pending._began else "UNREACHABLE"
+            sub = UnavailableCondition.TIMEOUT if pending._began else UnavailableCondition.UNREACHABLE
             pending._finish(
                 None, RocketMQUnavailableError(sub, f"{self.address} did not answer the {pending.request.what} in time")
             )
@@ -333,13 +333,14 @@ class Connection:
         if not pending._began or self._stranger is not None:
             return self._unsent(pending.request, self._lost or "")
         return RocketMQUnavailableError(
-            "CONNECTION_LOST", f"no answer to the {pending.request.what}, which may or may not have been done: {self._lost}"
+            UnavailableCondition.CONNECTION_LOST,
+            f"no answer to the {pending.request.what}, which may or may not have been done: {self._lost}",
         )
 
     def _unsent(self, request: Request[Any], why: str) -> OrderedMQError:
         if self._stranger is not None:
             return ProtocolError(self._stranger.sub, self._stranger.message)
-        return RocketMQUnavailableError("UNREACHABLE", f"the {request.what} was not sent: {why}")
+        return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"the {request.what} was not sent: {why}")
 
     def _forget(self) -> None:
         """Let go of the connection in a child after a fork, silently: it is the parent's, as are its threads and locks."""

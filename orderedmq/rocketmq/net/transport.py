@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+from orderedmq.conditions import OptionCondition, RocketMQCondition, UnavailableCondition
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError
 from orderedmq.rocketmq.wire.frame import Bytes
 
@@ -53,7 +54,7 @@ class TlsOptions:
                 context.load_cert_chain(self.cert_file, self.key_file, self.key_password or "")
         except (OSError, ValueError) as error:
             names = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
-            raise OptionError("INVALID", f"the TLS files {names} cannot be used: {error}") from None
+            raise OptionError(OptionCondition.INVALID, f"the TLS files {names} cannot be used: {error}") from None
         return context
 
 
@@ -70,7 +71,9 @@ def parse_address(address: str) -> tuple[str, int]:
     host, _, port = address.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
-        raise RocketMQError("ADDRESS", f"{address[:200]!r} is not the address of a RocketMQ server: host:port is expected")
+        raise RocketMQError(
+            RocketMQCondition.ADDRESS, f"{address[:200]!r} is not the address of a RocketMQ server: host:port is expected"
+        )
     return host, int(port)
 
 
@@ -84,7 +87,7 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
     try:
         opened = socket.create_connection((host, port), timeout=max(0.001, deadline - time.monotonic()))
     except OSError as error:
-        raise RocketMQUnavailableError("UNREACHABLE", f"cannot connect to {address}: {error}") from None
+        raise _unreachable(address, error) from None
     try:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         opened.setblocking(False)
@@ -95,19 +98,23 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
     except (ssl.SSLEOFError, ConnectionError):
         opened.close()
         raise RocketMQUnavailableError(
-            "UNREACHABLE", f"{address} ended the TLS handshake: it may not support TLS, or be stopping"
+            UnavailableCondition.UNREACHABLE, f"{address} ended the TLS handshake: it may not support TLS, or be stopping"
         ) from None
     except ssl.SSLError as error:
         opened.close()
         why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
-        raise RocketMQError("TLS", f"TLS with {address} failed: {why or error}") from None
+        raise RocketMQError(RocketMQCondition.TLS, f"TLS with {address} failed: {why or error}") from None
     except (OSError, Stuck) as error:
         opened.close()
-        raise RocketMQUnavailableError("UNREACHABLE", f"cannot connect to {address}: {error}") from None
+        raise _unreachable(address, error) from None
     except BaseException:
         opened.close()
         raise
     return transport
+
+
+def _unreachable(address: str, error: Exception) -> RocketMQUnavailableError:
+    return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"cannot connect to {address}: {error}")
 
 
 class Transport:

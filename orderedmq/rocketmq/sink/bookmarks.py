@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
+from orderedmq.conditions import GroupCondition, RocketMQCondition
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client
@@ -180,7 +181,7 @@ class Bookmarks:
             self._sign(queue, self._mark)
         elif found != self._mark:
             raise GroupError(
-                "IN_USE",
+                GroupCondition.IN_USE,
                 f"sinkGroup {self.group!r} has the bookmarks of another query (or txnAppId, or checkpoint) that writes to topic "
                 f"{self._topic!r} (broker {queue.broker_name}): stop that one, or set another sinkGroup for this one, and start it again",
             )
@@ -209,7 +210,7 @@ class Bookmarks:
         try:
             return self.group in self._ask(queue, admin_requests.groups())
         except RocketMQError as error:
-            if error.sub not in ("NO_PERMISSION", "NOT_SUPPORTED"):
+            if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
                 raise
             # An account that may not list groups has to read the history.
             return True
@@ -218,7 +219,7 @@ class Bookmarks:
         try:
             self._ask(queue, admin_requests.create_group(self.group))
         except RocketMQError as error:
-            if error.sub not in ("NO_PERMISSION", "NOT_SUPPORTED"):
+            if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
                 raise
             # A pull creates the group, too, where the broker permits that.
             with contextlib.suppress(GroupError):

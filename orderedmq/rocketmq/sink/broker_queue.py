@@ -23,6 +23,7 @@ from typing import Final
 import pyarrow as pa
 
 from orderedmq.broker import Log
+from orderedmq.conditions import DataLossCondition, LockCondition, SinkCondition, UnavailableCondition
 from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
 from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
@@ -127,7 +128,7 @@ class RocketMQQueue:
                 return
             self._take_over()
         raise LockError(
-            "HELD_BY_OTHER",
+            LockCondition.HELD_BY_OTHER,
             f"other runs of the same batch take queue {self.queue} over again and again: is the query running twice? Stop one of them",
         )
 
@@ -185,7 +186,7 @@ class RocketMQQueue:
             refusals += 1
             if asked - began > self._timing.lock_wait:
                 raise LockError(
-                    "HELD_BY_OTHER",
+                    LockCondition.HELD_BY_OTHER,
                     f"another attempt of the same task or batch has kept queue {self.queue} locked for {asked - began:.0f} s (group "
                     f"{self._group}), and this one must wait for it: the lock of a dead attempt expires after 60 s, so the other one is alive, "
                     "or the broker's clock was changed; end the other one",
@@ -275,12 +276,12 @@ class RocketMQQueue:
             try:
                 batch = self._log.pull(self.queue, begin, end - begin, _READ_BYTES, COLUMNS)
             except DataLossError as error:
-                if error.sub == "UNREADABLE" and error.behind is not None:
+                if error.sub == DataLossCondition.UNREADABLE and error.behind is not None:
                     # The message is another producer's: no sink compresses.
                     begin = error.behind
                     continue
                 least = self.least()
-                if error.sub != "AGED_OUT" or least <= begin:
+                if error.sub != DataLossCondition.AGED_OUT or least <= begin:
                     raise
                 begin = least
                 continue
@@ -288,7 +289,7 @@ class RocketMQQueue:
                 # The master has these messages, so a replica that lags answered. Taking this for the end would send rows twice.
                 failures += 1
                 why = f"no message came for offset {begin} of queue {self.queue}, which ends at {end}; a replica may lag"
-                self.pause(RocketMQUnavailableError("UNAVAILABLE", why), failures)
+                self.pause(RocketMQUnavailableError(UnavailableCondition.UNAVAILABLE, why), failures)
                 continue
             failures = 0
             yield batch
@@ -332,7 +333,7 @@ class RocketMQQueue:
         now = time.monotonic()
         if failures == 1:
             self._failing_since = now
-        if error.sub != "BUSY":
+        if error.sub != UnavailableCondition.BUSY:
             self._client.doubt(self.queue.topic)
         if error.outcome_unknown:
             # Other requests on this connection would wait in vain, too; closing it ends them.
@@ -366,4 +367,4 @@ class RocketMQQueue:
 
 def given_up(queue: MessageQueue) -> OrderedMQError:
     """Return the error of an attempt that was abandoned while it was writing."""
-    return SinkError("TOKEN_GONE", f"the write to queue {queue} was given up")
+    return SinkError(SinkCondition.TOKEN_GONE, f"the write to queue {queue} was given up")

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from orderedmq.broker import Receipt, SinkBatch
-from orderedmq.errors import SinkError
+from orderedmq.conditions import SinkCondition
+from orderedmq.errors import SinkError, batch_too_old
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.gather import Int64s
 from orderedmq.rocketmq.sink.lookback import KEPT
@@ -64,13 +65,13 @@ def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
         token = Token(**fields, reports=reports)
     except (ValueError, TypeError, KeyError) as error:
         raise SinkError(
-            "TOKEN_GONE", f"the receipt of partition {receipt.partition} is not from a RocketMQ sink: {error}"
+            SinkCondition.TOKEN_GONE, f"the receipt of partition {receipt.partition} is not from a RocketMQ sink: {error}"
         ) from None
     of_sink = batch.sink_id is None or token.batch == batch.batch_id
     rows = {report.queue: report.sent + report.found + report.missing for report in reports}
     if (token.sink is None) != (batch.sink_id is None) or not of_sink or rows != dict(receipt.rows):
         raise SinkError(
-            "TOKEN_GONE",
+            SinkCondition.TOKEN_GONE,
             f"the receipt of partition {receipt.partition} is one of batch {token.batch} of sink {token.sink}, not of batch {batch.batch_id} "
             f"of sink {batch.sink_id}: a commit accepts only the receipts of its own tasks",
         )
@@ -133,7 +134,7 @@ class Verdict:
 
     replayed: bool
     bookmarks: Mapping[MessageQueue, int]
-    #: Why this is not the batch that was committed; None if it is, as far as can be known.
+    #: What differs from the batch that was committed; None if nothing does, as far as can be known.
     differs: str | None = None
 
 
@@ -158,17 +159,11 @@ def judge(
     moves = {queue: place.begin + 1 for queue, place in places.items() if queue not in committed}
     replayed = bool(committed) and not moves
     if newest - batch.batch_id >= KEPT:
-        raise SinkError(
-            "BATCH_TOO_OLD",
-            f"batch {batch.batch_id} of this query is older than the {KEPT} batches up to {newest} that are compared, so it cannot be checked "
-            "against what was written: restore the newest checkpoint, start with a new one, or set onReplayDiffers=skip to accept it as "
-            "written",
-        )
-    return Verdict(replayed, moves, _differs(batch, reports, committed, lacking, left_over(tokens, settled)))
+        raise batch_too_old(f"batch {batch.batch_id} of this query", newest, KEPT)
+    return Verdict(replayed, moves, _differs(reports, committed, lacking, left_over(tokens, settled)))
 
 
 def _differs(
-    batch: SinkBatch,
     reports: Sequence[QueueReport],
     committed: set[MessageQueue],
     lacking: Mapping[MessageQueue, int],
@@ -183,9 +178,5 @@ def _differs(
             what = f"it had no rows there before and has {report.sent} now, which have been sent"
         else:
             continue
-        return (
-            f"batch {batch.batch_id} of this query was committed already, with other content (queue {report.queue}: {what}): an old copy of "
-            "the checkpoint, or a query that is not deterministic; restore the newest checkpoint, start with a new one, or set "
-            "onReplayDiffers=skip to keep what was committed"
-        )
+        return f"queue {report.queue}: {what}"
     return None

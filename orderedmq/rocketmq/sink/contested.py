@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from orderedmq.conditions import DataLossCondition
 from orderedmq.core.message_rows import normalise
 from orderedmq.errors import DataLossError
 from orderedmq.model import PRODUCER_COLUMNS
@@ -42,7 +43,7 @@ def settle(place: Place, writer: Writer, taken: Mapping[int, int]) -> QueueRepor
     work.let_go()
     if read < len(offsets):
         raise DataLossError(
-            "AGED_OUT",
+            DataLossCondition.AGED_OUT,
             f"{len(offsets) - read} messages of {where}, which an earlier attempt sent, were deleted by the broker before the batch was "
             "committed, so rows with their content may be missing: let the broker keep messages for longer (fileReservedTime), and start the "
             "query again",

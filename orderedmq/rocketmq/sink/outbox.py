@@ -28,7 +28,7 @@ import pyarrow as pa
 from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
 from orderedmq.core.lock import LockToken
 from orderedmq.core.message_rows import normalise
-from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError
+from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError, replay_differs
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -106,7 +106,7 @@ class RocketMQOutbox:
                 raise
             return Published(True, {})
         if verdict.differs is not None and not skip_differing_replay:
-            raise SinkError("REPLAY_DIFFERS", verdict.differs)
+            raise replay_differs(f"batch {batch.batch_id} of this query", verdict.differs)
         self._each(verdict.bookmarks, lambda queue: marks[queue].move(queue, verdict.bookmarks[queue]))
         self._note(batch, places)
         _warn(batch, tokens, settled)

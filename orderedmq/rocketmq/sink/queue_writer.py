@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
 from orderedmq.model import SINK_REQUEST, MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody, encode
@@ -210,7 +211,7 @@ class QueueWriter:
 
     def _refused(self, error: RocketMQError, row: int) -> OrderedMQError:
         return RocketMQError(
-            "MESSAGE_ILLEGAL",
+            RocketMQCondition.MESSAGE_ILLEGAL,
             f"row {row} for {self._where} is larger than the broker takes (its maxMessageSize), or has a property that the broker refuses; the "
             f"rows before it have been sent: {error.message}",
         )
@@ -218,4 +219,6 @@ class QueueWriter:
 
 def _too_large(error: RocketMQError) -> bool:
     """Whether a broker refused a request for its size: before 5.0 with a code that other faults share, later with a text."""
-    return error.sub == "MESSAGE_ILLEGAL" or (error.sub == "SERVER_ERROR" and "body size" in error.message)
+    if error.sub == RocketMQCondition.SERVER_ERROR:
+        return "body size" in error.message
+    return error.sub == RocketMQCondition.MESSAGE_ILLEGAL

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
@@ -116,6 +117,6 @@ def _properties(response: RemotingCommand) -> dict[str, str]:
     try:
         lines = str(response.body, "utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ProtocolError("PROTOCOL", f"settings are not UTF-8: {error.reason}") from None
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"settings are not UTF-8: {error.reason}") from None
     pairs = (line.partition("=") for line in lines if not line.startswith("#"))
     return {name.strip(): value.strip() for name, mark, value in pairs if mark}

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 
 #: The most levels of nested objects and arrays. A route has four.
@@ -65,7 +66,7 @@ def loads_object(text: bytes | bytearray | memoryview | str) -> dict[str, Any]:
 
 
 def _malformed(why: str) -> ProtocolError:
-    return ProtocolError("PROTOCOL", f"a server's answer is not JSON: {why}")
+    return ProtocolError(ProtocolCondition.PROTOCOL, f"a server's answer is not JSON: {why}")
 
 
 def _refuse(constant: str) -> None:
@@ -160,5 +161,7 @@ def field(fields: dict[str, Any], name: str, kind: type[_T], missing: _T | None 
         value = missing
     # A bool is an int in Python, but not in the protocol.
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ProtocolError("PROTOCOL", f"a server's answer has no {name!r} of type {kind.__name__} but {str(value)[:100]!r}")
+        raise ProtocolError(
+            ProtocolCondition.PROTOCOL, f"a server's answer has no {name!r} of type {kind.__name__} but {str(value)[:100]!r}"
+        )
     return value

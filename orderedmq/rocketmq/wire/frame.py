@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, VERSION, LanguageCode, SerializeType
 
@@ -88,7 +89,7 @@ def encode_parts(command: RemotingCommand) -> tuple[bytes, Bytes]:
     try:
         encoded = _json(header).encode()
     except UnicodeEncodeError as error:
-        raise ProtocolError("PROTOCOL", f"a request's field is not valid Unicode: {error.reason}") from None
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a request's field is not valid Unicode: {error.reason}") from None
     return _prefix(SerializeType.JSON, encoded, len(command.body)) + encoded, command.body
 
 
@@ -101,7 +102,7 @@ def _prefix(kind: SerializeType, header: bytes, body_length: int) -> bytes:
     length = 4 + len(header) + body_length
     if 4 + length > MAX_SENT_FRAME:
         raise ProtocolError(
-            "FRAME_TOO_LARGE",
+            ProtocolCondition.FRAME_TOO_LARGE,
             f"a request of {4 + length} bytes is more than the {MAX_SENT_FRAME} that a RocketMQ server reads: send fewer messages at once",
         )
     return _PREFIX.pack(length, kind << 24 | len(header))
@@ -187,7 +188,7 @@ class FrameDecoder:
         (length,) = _LENGTH.unpack_from(self._view, self._start)
         if not 4 <= length <= self._max_frame:
             raise ProtocolError(
-                "PROTOCOL" if length < 4 else "FRAME_TOO_LARGE",
+                ProtocolCondition.PROTOCOL if length < 4 else ProtocolCondition.FRAME_TOO_LARGE,
                 f"a frame announces {length} bytes, outside the range of 4 to {self._max_frame}: {self._hint()}",
             )
         if available < 8:
@@ -195,9 +196,9 @@ class FrameDecoder:
         word = _LENGTH.unpack_from(self._view, self._start + 4)[0]
         kind, header_length = word >> 24, word & 0xFFFFFF
         if header_length > length - 4:
-            raise ProtocolError("PROTOCOL", f"a header of {header_length} bytes in a frame of {length}")
+            raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header of {header_length} bytes in a frame of {length}")
         if kind not in (SerializeType.JSON, SerializeType.ROCKETMQ):
-            raise ProtocolError("PROTOCOL", f"a frame has a header of the unknown type {kind}")
+            raise ProtocolError(ProtocolCondition.PROTOCOL, f"a frame has a header of the unknown type {kind}")
         if available < 4 + length:
             return None
         begin = self._start + 8
@@ -221,12 +222,12 @@ def _json_header(view: memoryview) -> RemotingCommand:
     try:
         header = json.loads(str(view, "utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("PROTOCOL", f"a header is not JSON: {error}") from None
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header is not JSON: {error}") from None
     if not isinstance(header, dict):
-        raise ProtocolError("PROTOCOL", f"a header is not an object but {type(header).__name__}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header is not an object but {type(header).__name__}")
     remark = header.get("remark")
     if remark is not None and not isinstance(remark, str):
-        raise ProtocolError("PROTOCOL", f"a header's remark is {type(remark).__name__}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's remark is {type(remark).__name__}")
     return RemotingCommand(
         _int32(header, "code"),
         _int32(header, "opaque"),
@@ -242,7 +243,7 @@ def _json_header(view: memoryview) -> RemotingCommand:
 def _int32(header: dict[str, Any], name: str, missing: int | None = None) -> int:
     value = header.get(name, missing)
     if type(value) is not int or value not in _INT32:
-        raise ProtocolError("PROTOCOL", f"a header's {name} is {str(value)[:40]!r}, not a number of 32 bits")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's {name} is {str(value)[:40]!r}, not a number of 32 bits")
     return value
 
 
@@ -251,7 +252,7 @@ def _ext(fields: Any) -> dict[str, str]:
     if fields is None:
         return {}
     if not isinstance(fields, dict):
-        raise ProtocolError("PROTOCOL", f"a header's extFields are {type(fields).__name__}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's extFields are {type(fields).__name__}")
     for value in fields.values():
         if type(value) is not str:
             return {name: _ext_text(name, value) for name, value in fields.items() if value is not None}
@@ -265,7 +266,7 @@ def _ext_text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    raise ProtocolError("PROTOCOL", f"a header's field {name[:100]!r} is {type(value).__name__}")
+    raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's field {name[:100]!r} is {type(value).__name__}")
 
 
 def _binary_header(view: memoryview) -> RemotingCommand:
@@ -275,15 +276,17 @@ def _binary_header(view: memoryview) -> RemotingCommand:
         (ext_length,) = _INT.unpack_from(view, at)
         at += 4
         if at + ext_length != len(view):
-            raise ProtocolError("PROTOCOL", f"a header has fields of {ext_length} bytes where {len(view) - at} are left")
+            raise ProtocolError(
+                ProtocolCondition.PROTOCOL, f"a header has fields of {ext_length} bytes where {len(view) - at} are left"
+            )
         ext: dict[str, str] = {}
         while at < len(view):
             name, at = _text(view, at, len(view), _SHORT)
             ext[name], at = _text(view, at, len(view), _INT)
     except struct.error:
-        raise ProtocolError("PROTOCOL", f"a header of {len(view)} bytes ends inside a field") from None
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header of {len(view)} bytes ends inside a field") from None
     except UnicodeDecodeError as error:
-        raise ProtocolError("PROTOCOL", f"a header's text is not UTF-8: {error.reason}") from None
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's text is not UTF-8: {error.reason}") from None
     return RemotingCommand(code, opaque, flag, remark or None, ext, b"", version, _LANGUAGES.get(language, LanguageCode.OTHER))
 
 
@@ -291,5 +294,5 @@ def _text(view: memoryview, at: int, end: int, length: struct.Struct) -> tuple[s
     (count,) = length.unpack_from(view, at)
     begin = at + length.size
     if not 0 <= count <= end - begin:
-        raise ProtocolError("PROTOCOL", f"a header's text of {count} bytes where {end - begin} are left")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a header's text of {count} bytes where {end - begin} are left")
     return str(view[begin : begin + count], "utf-8"), begin + count

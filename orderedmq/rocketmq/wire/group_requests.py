@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from orderedmq.conditions import ProtocolCondition
 from orderedmq.core.filters import ALL, canonical, tags_of
 from orderedmq.core.key_hash import java_string_hash
 from orderedmq.errors import ProtocolError
@@ -80,7 +81,9 @@ def all_consumer_offsets() -> Request[dict[str, dict[MessageQueue, int]]]:
             if not isinstance(offsets, dict) or not all(
                 queue.isdigit() and isinstance(at, int) for queue, at in offsets.items()
             ):
-                raise ProtocolError("PROTOCOL", f"offsets of {name[:100]!r} are malformed: {str(offsets)[:100]!r}")
+                raise ProtocolError(
+                    ProtocolCondition.PROTOCOL, f"offsets of {name[:100]!r} are malformed: {str(offsets)[:100]!r}"
+                )
             found.setdefault(group, {}).update((MessageQueue(topic, "", int(queue)), at) for queue, at in offsets.items())
         return found
 
@@ -237,7 +240,7 @@ def consumer_connections(group: str) -> Request[ConsumerConnections]:
 
 def _connection(fields: Any) -> ConsumerConnection:
     if not isinstance(fields, dict):
-        raise ProtocolError("PROTOCOL", f"a member's connection is malformed: {str(fields)[:100]!r}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a member's connection is malformed: {str(fields)[:100]!r}")
     return ConsumerConnection(
         field(fields, "clientId", str),
         field(fields, "clientAddr", str, ""),
@@ -317,5 +320,5 @@ def _lock_body(group: str, client_id: str, queues: Iterable[MessageQueue]) -> by
 
 def _queue(fields: Any) -> MessageQueue:
     if not isinstance(fields, dict):
-        raise ProtocolError("PROTOCOL", f"a queue is malformed: {str(fields)[:100]!r}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a queue is malformed: {str(fields)[:100]!r}")
     return MessageQueue(field(fields, "topic", str), field(fields, "brokerName", str), field(fields, "queueId", int))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from orderedmq.conditions import MessageCondition
 from orderedmq.core.filters import ALL, Filter
 from orderedmq.errors import MessageError
 from orderedmq.model import MessageQueue
@@ -130,7 +131,9 @@ def send(
     for an empty body, which 5.x answers with a NullPointerException.
     """
     if not len(body):
-        raise MessageError("NULL_BODY", f"a message for queue {queue} has an empty body: RocketMQ requires at least one byte")
+        raise MessageError(
+            MessageCondition.NULL_BODY, f"a message for queue {queue} has an empty body: RocketMQ requires at least one byte"
+        )
     fields = {
         "a": group,
         "b": queue.topic,

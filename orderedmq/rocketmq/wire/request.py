@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from orderedmq.conditions import GroupCondition, ProtocolCondition, RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.errors import (
     GroupError,
     OrderedMQError,
@@ -72,7 +73,8 @@ def number(response: RemotingCommand, name: str, missing: int | None = None) -> 
         return missing
     if text is None or not _NUMBER.fullmatch(text) or (value := int(text)) not in _INT64:
         raise ProtocolError(
-            "PROTOCOL", f"its field {name!r} is {text if text is None else text[:40]!r}, not a number of 64 bits"
+            ProtocolCondition.PROTOCOL,
+            f"its field {name!r} is {text if text is None else text[:40]!r}, not a number of 64 bits",
         )
     return value
 
@@ -96,33 +98,35 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
                 if refused is None
                 else rights.said(refused)
             )
-            return RocketMQError("NO_PERMISSION", f"no permission for {request.resource}: {said}; {why}")
+            return RocketMQError(RocketMQCondition.NO_PERMISSION, f"no permission for {request.resource}: {said}; {why}")
         case ResponseCode.TOPIC_NOT_EXIST:
-            return TopicError("MISSING", f"{request.resource} does not exist: {said}")
+            return TopicError(TopicCondition.MISSING, f"{request.resource} does not exist: {said}")
         case ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
             return GroupError(
-                "MISSING", f"{request.resource}: the consumer group does not exist, and the broker does not create it: {said}"
+                GroupCondition.MISSING,
+                f"{request.resource}: the consumer group does not exist, and the broker does not create it: {said}",
             )
         case ResponseCode.SYSTEM_BUSY | ResponseCode.FLOW_CONTROL:
-            return RocketMQUnavailableError("BUSY", f"{said}; the server is overloaded at the moment")
+            return RocketMQUnavailableError(UnavailableCondition.BUSY, f"{said}; the server is overloaded at the moment")
         case ResponseCode.SERVICE_NOT_AVAILABLE:
             return RocketMQUnavailableError(
-                "UNAVAILABLE", f"{said}; a disk may be full, or the server is a slave, starting or stopping"
+                UnavailableCondition.UNAVAILABLE, f"{said}; a disk may be full, or the server is a slave, starting or stopping"
             )
         case ResponseCode.GO_AWAY:
-            return RocketMQUnavailableError("GO_AWAY", f"{said}; the server is being shut down")
+            return RocketMQUnavailableError(UnavailableCondition.GO_AWAY, f"{said}; the server is being shut down")
         case ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return RocketMQError(
-                "NOT_SUPPORTED", f"{said}; this server does not know the request: is it a proxy, or a VIP port?"
+                RocketMQCondition.NOT_SUPPORTED, f"{said}; this server does not know the request: is it a proxy, or a VIP port?"
             )
         case ResponseCode.MESSAGE_ILLEGAL:
             return RocketMQError(
-                "MESSAGE_ILLEGAL", f"{said}; a message is too large (maxMessageSize) or has a property that is not allowed"
+                RocketMQCondition.MESSAGE_ILLEGAL,
+                f"{said}; a message is too large (maxMessageSize) or has a property that is not allowed",
             )
         case ResponseCode.INVALID_PARAMETER:
-            return RocketMQError("INVALID_PARAMETER", said)
+            return RocketMQError(RocketMQCondition.INVALID_PARAMETER, said)
         case ResponseCode.NOT_LEADER_FOR_QUEUE:
-            return RocketMQError("STATIC_TOPIC", f"{said}; static topics are not supported")
+            return RocketMQError(RocketMQCondition.STATIC_TOPIC, f"{said}; static topics are not supported")
         case (
             ResponseCode.SUBSCRIPTION_PARSE_FAILED
             | ResponseCode.SUBSCRIPTION_NOT_EXIST
@@ -130,6 +134,6 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             | ResponseCode.FILTER_DATA_NOT_EXIST
             | ResponseCode.FILTER_DATA_NOT_LATEST
         ):
-            return RocketMQError("FILTER", f"the subscription of {request.resource} is not usable: {said}")
+            return RocketMQError(RocketMQCondition.FILTER, f"the subscription of {request.resource} is not usable: {said}")
         case _:
-            return RocketMQError("SERVER_ERROR", said)
+            return RocketMQError(RocketMQCondition.SERVER_ERROR, said)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from orderedmq.conditions import ProtocolCondition, RocketMQCondition
 from orderedmq.errors import ProtocolError, RocketMQError
 from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.wire.codes import MASTER_ID
@@ -144,7 +145,7 @@ def parse_route(topic: str, body: Bytes) -> Route:
     fields = loads_object(body)
     if field(fields, "topicQueueMappingByBroker", dict, {}):
         raise RocketMQError(
-            "STATIC_TOPIC",
+            RocketMQCondition.STATIC_TOPIC,
             f"topic {topic!r} is a static topic, whose logical queues move between brokers: these are not supported, use a normal topic",
         )
     brokers = [_broker(_dict(data)) for data in field(fields, "brokerDatas", list, [])]
@@ -152,7 +153,7 @@ def parse_route(topic: str, body: Bytes) -> Route:
     conf = _order_conf(field(fields, "orderTopicConf", str, ""))
     counts = [data.read_queues + data.write_queues for data in queues] + [count for _, count in conf]
     if sum(counts) > 2 * MAX_QUEUES:
-        raise ProtocolError("PROTOCOL", f"topic {topic!r} has {sum(counts)} queues, more than are possible")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"topic {topic!r} has {sum(counts)} queues, more than are possible")
     return Route(topic, {broker.name: broker for broker in reversed(brokers)}, queues, conf)
 
 
@@ -183,13 +184,13 @@ def strings(values: object) -> tuple[str, ...]:
     if values is None:
         return ()
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ProtocolError("PROTOCOL", f"a list of names is malformed: {str(values)[:100]!r}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"a list of names is malformed: {str(values)[:100]!r}")
     return tuple(values)
 
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ProtocolError("PROTOCOL", f"an object is expected instead of {str(value)[:100]!r}")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"an object is expected instead of {str(value)[:100]!r}")
     return value
 
 
@@ -197,7 +198,9 @@ def _broker(fields: dict[str, Any]) -> BrokerData:
     addresses: dict[int, str] = {}
     for broker_id, address in field(fields, "brokerAddrs", dict, {}).items():
         if not _BROKER_ID.fullmatch(broker_id) or not isinstance(address, str):
-            raise ProtocolError("PROTOCOL", f"a broker's address is malformed: {broker_id[:40]!r}: {str(address)[:100]!r}")
+            raise ProtocolError(
+                ProtocolCondition.PROTOCOL, f"a broker's address is malformed: {broker_id[:40]!r}: {str(address)[:100]!r}"
+            )
         addresses[int(broker_id)] = address
     return BrokerData(field(fields, "brokerName", str), field(fields, "cluster", str, ""), addresses)
 
@@ -210,7 +213,7 @@ def _queues(fields: dict[str, Any]) -> QueueData:
         field(fields, "perm", int, 0),
     )
     if min(data.read_queues, data.write_queues) < 0:
-        raise ProtocolError("PROTOCOL", f"broker {data.broker_name!r} has a negative number of queues")
+        raise ProtocolError(ProtocolCondition.PROTOCOL, f"broker {data.broker_name!r} has a negative number of queues")
     return data
 
 
@@ -221,6 +224,6 @@ def _order_conf(text: str) -> tuple[tuple[str, int], ...]:
         name, _, rest = item.partition(":")
         count = rest.partition(":")[0]
         if not name or not re.fullmatch(r"[0-9]{1,6}", count):
-            raise ProtocolError("PROTOCOL", f"an order configuration is malformed: {text[:200]!r}")
+            raise ProtocolError(ProtocolCondition.PROTOCOL, f"an order configuration is malformed: {text[:200]!r}")
         pairs.append((name, int(count)))
     return tuple(pairs)

@@ -1,0 +1,57 @@
+"""Errors and their conditions: each class has its own, and an error survives the way between processes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, cast
+
+import pytest
+
+from orderedmq.conditions import LockCondition, StoreCondition, StoreFullCondition, UnavailableCondition
+from orderedmq.demo.play import DemoError
+from orderedmq.errors import ErrorOf, OrderedMQError, Remedy, RocketMQError, StoreError, StoreFullError, TopicError
+
+
+def classes(base: type[OrderedMQError] = OrderedMQError) -> Iterator[type[OrderedMQError]]:
+    for one in base.__subclasses__():
+        if one is not ErrorOf:
+            yield one
+        yield from classes(one)
+
+
+@pytest.mark.parametrize("kind", sorted(classes(), key=str))
+def test_every_condition_of_a_class_is_its_name_and_survives_pickling(kind: type[OrderedMQError]) -> None:
+    conditions = kind.conditions
+    assert isinstance(conditions, type)
+    for sub in conditions:
+        assert sub.value == sub.name
+        error = kind(sub, "what happened", Remedy("set an option", "type a flag"))
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), again.sub, again.message, again.typed) == (kind, sub, error.message, error.typed)
+        assert type(again.sub) is conditions
+        assert str(again) == str(error) == f"[{kind.family}.{sub.name}] what happened; set an option"
+        assert again.condition == f"{kind.family}.{sub.name}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "sub"),
+    [
+        (TopicError, LockCondition.LOST),
+        (TopicError, StoreCondition.MISSING),
+        (TopicError, "MISSING"),
+        (StoreError, StoreFullCondition.FULL),
+        (StoreFullError, StoreCondition.MISSING),
+        (RocketMQError, UnavailableCondition.BUSY),
+    ],
+)
+def test_a_condition_of_another_class_is_refused_though_its_text_may_be_the_same(kind: Any, sub: StrEnum) -> None:
+    with pytest.raises(AssertionError, match=f"{kind.__name__} has no condition"):
+        kind(sub, "what happened")
+
+
+def test_two_classes_never_share_a_condition() -> None:
+    named = [f"{kind.family}.{sub}" for kind in classes() for sub in cast(type[StrEnum], kind.conditions)]
+    assert len(named) == len(set(named))
+    assert DemoError in set(classes())
