@@ -39,7 +39,8 @@ from orderedmq.errors import (
 )
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
-from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average, bounded, decoded, once, unbroken
+from orderedmq.pulls import bounded
+from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average, decoded, once, unbroken
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection, Pending
