@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
 from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import topic_of
@@ -25,8 +26,6 @@ from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import SinkError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
-#: Number of a sink's last batches whose records are kept.
-KEPT: Final = 100
 #: µs after which staged rows of any sink are swept.
 FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000
 
@@ -122,7 +121,7 @@ class EmbeddedOutbox:
         latest = _latest(txn, key)
         if latest is None or batch.batch_id > latest:
             return False
-        if batch.batch_id > latest - KEPT:
+        if batch.batch_id > latest - KEPT_BATCHES:
             # If this batch had been published, its record would still be there. To take it as published would lose its rows.
             raise SinkError(
                 "OUT_OF_ORDER",
@@ -133,8 +132,8 @@ class EmbeddedOutbox:
             return True
         raise SinkError(
             "BATCH_TOO_OLD",
-            f"{_named(batch)} is too old: the latest is {latest}, and the store has no record of {latest - KEPT} and below, so it cannot tell "
-            f"whether this one was published; {_remedy(batch, latest)}; or set onReplayDiffers=skip to treat it as published",
+            f"{_named(batch)} is too old: the latest is {latest}, and the store has no record of {latest - KEPT_BATCHES} and below, so it "
+            f"cannot tell whether this one was published; {_remedy(batch, latest)}; or set onReplayDiffers=skip to treat it as published",
         )
 
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
@@ -188,7 +187,7 @@ class EmbeddedOutbox:
         txn.put("batches", key + layout.number(batch.batch_id), json.dumps(record).encode())
         old = []
         for known, _ in txn.scan("batches", key):
-            if layout.to_number(known[-8:]) > batch.batch_id - KEPT:
+            if layout.to_number(known[-8:]) > batch.batch_id - KEPT_BATCHES:
                 break
             old.append(known)
         for known in old:

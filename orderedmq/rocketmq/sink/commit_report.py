@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.gather import Int64s
-from orderedmq.rocketmq.sink.lookback import KEPT
 
 
 @dataclass(frozen=True)
@@ -157,12 +157,12 @@ def judge(
     committed |= {report.queue for report in reports if report.committed}
     moves = {queue: place.begin + 1 for queue, place in places.items() if queue not in committed}
     replayed = bool(committed) and not moves
-    if newest - batch.batch_id >= KEPT:
+    if newest - batch.batch_id >= KEPT_BATCHES:
         raise SinkError(
             "BATCH_TOO_OLD",
-            f"batch {batch.batch_id} of this query is older than the {KEPT} batches up to {newest} that are compared, so it cannot be checked "
-            "against what was written: restore the newest checkpoint, start with a new one, or set onReplayDiffers=skip to accept it as "
-            "written",
+            f"batch {batch.batch_id} of this query is older than the {KEPT_BATCHES} batches up to {newest} that are compared, so it cannot be "
+            "checked against what was written: restore the newest checkpoint, start with a new one, or set onReplayDiffers=skip to accept "
+            "it as written",
         )
     return Verdict(replayed, moves, _differs(batch, reports, committed, lacking, left_over(tokens, settled)))
 
