@@ -89,7 +89,7 @@ class Presence:
         now = running_info.now()
         joined = before.member.joined if before is not None else int(time.time() * 1_000_000)
         member = Member(
-            self.identity.owner, self.identity.client_id, subscription, joined, now, room, running_info.MEMBER_LIFE, name
+            self.identity.owner, self.identity.client_id, subscription, joined, now, room, running_info.CHANNEL_LIFE, name
         )
         said = group_requests.heartbeat(
             self.identity.client_id,
