@@ -11,10 +11,8 @@ detect them.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -32,6 +30,7 @@ from orderedmq.errors import (
     RocketMQUnavailableError,
     TopicError,
 )
+from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
@@ -412,12 +411,4 @@ class RocketMQGroups:
         self._present, self._own, self._holdings, self._committing = {}, set(), Holdings(), threading.Lock()
 
 
-_all: weakref.WeakSet[RocketMQGroups] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for groups in list(_all):
-        groups._in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_all: Final = BeginAnew(RocketMQGroups._in_child)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from orderedmq.core.message_rows import normalise
 from orderedmq.errors import RocketMQUnavailableError
+from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
@@ -50,13 +51,14 @@ class Sender:
         self._client = client
         self._puller = puller
         self._begin()
+        _senders.add(self)
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
+        """Begin with new keys and locks: in a child after a fork, the parent would make the same keys and may hold the locks."""
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
         self._keys_lock = threading.Lock()
         # Random instead of an address: a host has several, and containers share them.
-        self._keys = UniqueKeys(secrets.token_bytes(4), self._pid, secrets.randbits(32))
+        self._keys = UniqueKeys(secrets.token_bytes(4), os.getpid(), secrets.randbits(32))
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """Append rows; see `Log.append`. Raises RocketMQError or RocketMQUnavailableError; some rows may be stored then."""
@@ -81,9 +83,6 @@ class Sender:
 
     def unique_keys(self, count: int) -> pa.Array:
         """Return UNIQ_KEYs that no other producer makes."""
-        if self._pid != os.getpid():
-            # In a child after a fork: the parent would make the same keys, and its threads may have held the locks.
-            self._begin()
         with self._keys_lock:
             return self._keys.take(count, time.time_ns() // 1_000_000)
 
@@ -147,3 +146,6 @@ class Sender:
     def _ask_end(self, queue: MessageQueue) -> int:
         deadline = time.monotonic() + _PATIENCE
         return self._client.call(message_requests.max_offset(queue), deadline, topic=queue.topic, broker_name=queue.broker_name)
+
+
+_senders: Final = BeginAnew(Sender._begin)

@@ -12,17 +12,16 @@ A broker ties membership of a group to a connection, so each member needs a Clie
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.backoff import CONNECT, RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
 from orderedmq.rocketmq.net.transport import TlsOptions, parse_address
@@ -413,12 +412,4 @@ class Client:
             self._closing.set()
 
 
-_clients: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for client in list(_clients):
-        client._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_clients: Final = BeginAnew(Client._forget)

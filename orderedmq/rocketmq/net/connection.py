@@ -10,15 +10,14 @@ again, and every request in flight ends with CONNECTION_LOST. A child after a fo
 from __future__ import annotations
 
 import itertools
-import os
 import ssl
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
+from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.transport import Stuck, Transport, connect
 from orderedmq.rocketmq.wire.acl import Credentials, signed
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -352,12 +351,4 @@ class Connection:
         self._pending = {}
 
 
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for connection in list(_connections):
-        connection._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_connections: Final = BeginAnew(Connection._forget)
