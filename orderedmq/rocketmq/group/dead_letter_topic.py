@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -166,10 +165,15 @@ class DeadLetterTopic:
         [batch] = encode(row, keys.slice(0, 1), where, extra=origin)
         body, properties = _alone(batch)
         request = message_requests.send(
-            MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0), body, properties, group=group, born=_now()
+            MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0),
+            body,
+            properties,
+            group=group,
+            born=_now(),
+            # 4.9 wants as many retries as the maximum, 5.x wants more.
+            reconsume_times=1,
+            max_reconsume_times=0,
         )
-        # ``j`` is reconsumeTimes, ``l`` maxReconsumeTimes: 4.9 wants j >= l, 5.x wants j > l.
-        request = replace(request, ext={**request.ext, "j": "1", "l": "0"})
         try:
             stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
         except GroupError:

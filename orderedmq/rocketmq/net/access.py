@@ -150,8 +150,8 @@ def _send(queue: MessageQueue) -> Request[Any]:
     """Return the send of a message that every broker refuses for its queue, after it has checked the account's rights."""
     nowhere = queue._replace(queue_id=_NO_QUEUE)
     request = message_requests.send(nowhere, b"?", "", group=_NO_KEY, born=time.time_ns() // 1_000_000)
-    # The template is the topic itself, so a missing topic is not created.
-    return replace(request, ext={**request.ext, "c": queue.topic}, repeatable=True)
+    # Nothing is stored, so it may be done twice.
+    return replace(request, repeatable=True)
 
 
 def _probe() -> str:

@@ -118,9 +118,10 @@ def send(
     *,
     group: str,
     born: int,
-    flag: int = 0,
     sys_flag: int = 0,
     batch: bool = False,
+    reconsume_times: int = 0,
+    max_reconsume_times: int | None = None,
 ) -> Request[SendResult]:
     """Send one message (310), or with ``batch`` a body of several messages (320); ``born`` in ms since the epoch.
 
@@ -128,6 +129,9 @@ def send(
     encoded batch. A batch's ``properties`` belong to its envelope and must not have a UNIQ_KEY. The template for a missing
     topic (``c``) is the topic itself, so no broker recreates a deleted topic with other queues. Raises MessageError NULL_BODY
     for an empty body, which 5.x answers with a NullPointerException.
+
+    A message of a retry topic names how often it was retried (``j``) and the maximum (``l``), beyond which it becomes a dead
+    letter.
     """
     if not len(body):
         raise MessageError("NULL_BODY", f"a message for queue {queue} has an empty body: RocketMQ requires at least one byte")
@@ -139,12 +143,14 @@ def send(
         "e": text(queue.queue_id),
         "f": text(sys_flag),
         "g": text(born),
-        "h": text(flag),
+        "h": "0",
         "i": properties,
-        "j": "0",
+        "j": text(reconsume_times),
         "k": "false",
         "m": text(batch),
     }
+    if max_reconsume_times is not None:
+        fields["l"] = text(max_reconsume_times)
     return Request(
         RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,
         f"{'batch' if batch else 'message'} for queue {queue}",
