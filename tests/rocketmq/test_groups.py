@@ -19,11 +19,12 @@ from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
-from orderedmq.rocketmq.group.offsets import soon
+from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net import fan_out
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from tests.rocketmq.group_world import World, body_of, condition, error_of, granted, refused, until
 from tests.rocketmq.peers import Consumer, Peers
@@ -92,7 +93,7 @@ def test_a_group_that_brokers_may_not_make_is_named(world: World) -> None:
         assert "mqadmin updateSubGroup" in missing.message
         assert condition(lambda: world.lock(world.broker, me)) == "GROUP.MISSING"
         client = world.broker._client
-        client.call_address(where, admin_requests.create_group(world.group), soon())
+        client.call_address(where, admin_requests.create_group(world.group), Deadline.after(GROUP_TIMEOUT))
         world.broker.groups.heartbeat(world.group, me, world.shared())
         world.broker.groups.commit({world.lock(world.broker, me)[0]: 0})
     finally:
@@ -143,12 +144,12 @@ def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(tw
         me = world.broker.groups.join("me")
         with Client(two_brokers.address) as client:
             for broker in two_brokers.brokers:
-                client.call_address(broker.address, admin_requests.create_topic(topic, 1), soon(10))
+                client.call_address(broker.address, admin_requests.create_topic(topic, 1), Deadline.after(10))
                 [here] = until(lambda: _queues(world.broker, topic, broker.name), bool, 60)  # noqa: B023 (called at once)
                 if broker is two_brokers.broker:
                     world.broker.groups.heartbeat(world.group, me, Subscription("shared", topic, "AVG"))
                 world.lock(world.broker, me, [here])
-                at_broker = client.call_address(broker.address, group_requests.consumer_list(world.group), soon(10))
+                at_broker = client.call_address(broker.address, group_requests.consumer_list(world.group), Deadline.after(10))
                 assert at_broker == (me.client_id,)
     finally:
         world.close()
@@ -189,7 +190,7 @@ def test_members_are_connections_and_what_they_read_is_the_groups(world: World) 
         groups.heartbeat(world.group, client, world.shared())
     assert world.ids(world.connect()) == sorted((one.client_id, two.client_id))
     table = world.broker._client.call_address(
-        world.cluster.broker.address, group_requests.consumer_connections(world.group), soon()
+        world.cluster.broker.address, group_requests.consumer_connections(world.group), Deadline.after(GROUP_TIMEOUT)
     )
     assert {topic: one.expression for topic, one in table.subscriptions.items()} == {
         world.topic: "*",

@@ -37,9 +37,10 @@ from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
 from orderedmq.rocketmq.group.held_locks import Holding, Holdings, by_broker, by_group
 from orderedmq.rocketmq.group.lock_rules import lock_name
 from orderedmq.rocketmq.group.membership import Directory, Presence
-from orderedmq.rocketmq.group.offsets import TIMEOUT, GroupOffsets, soon
+from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
 
 #: Seconds for a lock request. Trust counts from when it is sent, so a slower grant would hardly be trusted.
@@ -288,7 +289,7 @@ class RocketMQGroups:
         gone.update(fenced)
         # A lock request for a client that is no longer a member would revive a lock that was given up.
         # The time counts from here: reading the fences may have waited for a broker that was away.
-        deadline = time.monotonic() + self.patience
+        deadline = Deadline.after(self.patience)
         asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
         held = {token for token in asked if self._still_granted(token)}
         gone.update(token for token in foreign if token not in held)
@@ -307,7 +308,7 @@ class RocketMQGroups:
             time.sleep(_MEMBER_POLL)
         return True
 
-    def _fenced(self, tokens: Sequence[LockToken], seconds: float = TIMEOUT) -> list[LockToken]:
+    def _fenced(self, tokens: Sequence[LockToken], seconds: float = GROUP_TIMEOUT) -> list[LockToken]:
         """Return the tokens whose queue was granted again, given back or set from outside since."""
         out = []
         for group in {token.group for token in tokens}:
@@ -399,7 +400,7 @@ class RocketMQGroups:
 
     def _brokers_of(self, queues: Sequence[MessageQueue]) -> list[str]:
         """Return the addresses of the queues' brokers, by broker name, without those that cannot be found."""
-        deadline = soon(_LOCK_TIMEOUT)
+        deadline = Deadline.after(_LOCK_TIMEOUT)
         found = {}
         for topic, name in sorted({(queue.topic, queue.broker_name) for queue in queues}, key=lambda pair: pair[1]):
             with contextlib.suppress(RocketMQError):

@@ -26,6 +26,7 @@ from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
 
 #: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
@@ -92,7 +93,7 @@ class Sender:
         ``key`` is its first message's UNIQ_KEY, which no message below offset ``begin`` has. The caller ensures that no other
         request is in flight for the queue.
         """
-        deadline = time.monotonic() + _PATIENCE
+        deadline = Deadline.after(_PATIENCE)
         request = message_requests.send(
             queue,
             body.body,
@@ -103,7 +104,7 @@ class Sender:
         )
         while True:
             try:
-                limit = min(deadline, time.monotonic() + _SEND_TIMEOUT)
+                limit = min(deadline, Deadline.after(_SEND_TIMEOUT))
                 return self._client.call(request, limit, topic=queue.topic, broker_name=queue.broker_name).queue_offset
             except RocketMQUnavailableError as error:
                 if time.monotonic() >= deadline:
@@ -139,12 +140,12 @@ class Sender:
 
     def await_visible(self, queue: MessageQueue, end: int) -> None:
         """Wait until readers see the messages below ``end``: a broker acknowledges before it indexes (ReputMessageService)."""
-        limit = time.monotonic() + _VISIBLE
+        limit = Deadline.after(_VISIBLE)
         while self._ask_end(queue) < end and time.monotonic() < limit:
             time.sleep(_POLL)
 
     def _ask_end(self, queue: MessageQueue) -> int:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = Deadline.after(_PATIENCE)
         return self._client.call(message_requests.max_offset(queue), deadline, topic=queue.topic, broker_name=queue.broker_name)
 
 

@@ -24,6 +24,7 @@ from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnav
 from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.backoff import CONNECT, RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
+from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import TlsOptions, parse_address
 from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.codes import MASTER_ID
@@ -50,7 +51,7 @@ IDLE: Final = 100.0
 
 def attempt(request: Request[Any], deadline: float) -> float:
     """Return the time until which to wait for one answer, in monotonic seconds."""
-    return min(deadline, time.monotonic() + ATTEMPT) if request.repeatable else deadline
+    return min(deadline, Deadline.after(ATTEMPT)) if request.repeatable else deadline
 
 
 def parse_nameservers(text: str) -> tuple[str, ...]:
@@ -222,7 +223,7 @@ class Client:
     def _known_to_another(self, topic: str, deadline: float) -> Route | None:
         """Return the topic's route from any nameserver that has it: a restarted one lacks it until its brokers report."""
         for address in self.nameservers if len(self.nameservers) > 1 else ():
-            limit = min(deadline, time.monotonic() + NAMESERVER_TIMEOUT)
+            limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
             with contextlib.suppress(RocketMQUnavailableError, TopicError):
                 return self.connection(address, limit, wait=False).call(topic_route(topic), limit)
         return None
@@ -294,7 +295,7 @@ class Client:
         while True:
             for _ in self.nameservers:
                 turn = self._turn
-                limit = min(deadline, time.monotonic() + NAMESERVER_TIMEOUT)
+                limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
                 try:
                     address = self.nameservers[turn % len(self.nameservers)]
                     return self.connection(address, limit, wait=len(self.nameservers) == 1).call(request, limit)
@@ -351,7 +352,7 @@ class Client:
         found = endpoint.usable(time.monotonic())
         if found is not None:
             return found
-        if not endpoint.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if not endpoint.lock.acquire(timeout=seconds_to(deadline)):
             raise self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
         try:
             return endpoint.usable(time.monotonic()) or self._connect(address, endpoint, deadline, wait)

@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
 from orderedmq.forks import BeginAnew
+from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import Stuck, Transport, connect
 from orderedmq.rocketmq.wire.acl import Credentials, signed
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -35,10 +36,6 @@ _TICK: Final = 0.5
 _PUSH_ANSWER: Final = 1.0
 #: Seconds without a byte since a request was sent, after which a missed deadline means that the server has vanished.
 SILENCE: Final = 2.5
-
-
-def _seconds_to(deadline: float) -> float:
-    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 class Pending(Generic[T]):
@@ -73,7 +70,7 @@ class Pending(Generic[T]):
         Raises the error that the answer's code stands for, or RocketMQUnavailableError: TIMEOUT or CONNECTION_LOST (the server
         may have done it), UNREACHABLE (it was never sent).
         """
-        if not self._done.acquire(timeout=_seconds_to(self.deadline)):
+        if not self._done.acquire(timeout=seconds_to(self.deadline)):
             self._connection._expire(self)
             # If another thread was faster, it has finished the request or is about to.
             self._done.acquire()
@@ -214,7 +211,7 @@ class Connection:
     def _write(self, parts: Sequence[Bytes], deadline: float, made: Sequence[Pending[Any]]) -> str | None:
         """Write frames; return why that failed, or None. A frame that was written in part ends the connection."""
         broken = None
-        if not self._writing.acquire(timeout=_seconds_to(deadline)):
+        if not self._writing.acquire(timeout=seconds_to(deadline)):
             return f"the connection to {self.address} was busy with other requests until the deadline"
         try:
             if self._lost is not None:
@@ -301,7 +298,7 @@ class Connection:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not supported"
             )
         answer.opaque, answer.flag = command.opaque, FLAG_RESPONSE
-        self._write(encode_parts(answer), time.monotonic() + _PUSH_ANSWER, ())
+        self._write(encode_parts(answer), Deadline.after(_PUSH_ANSWER), ())
 
     def _expire(self, pending: Pending[Any]) -> None:
         """Finish a request whose deadline has passed; end the connection if the server was silent for too long."""
