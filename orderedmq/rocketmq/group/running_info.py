@@ -153,11 +153,6 @@ def agreeing(member: Member, like: Subscription | None, topics: Iterable[str]) -
     return replace(member, subscription=replace(theirs, strategy=theirs.strategy or like.strategy))
 
 
-def with_client_id(member: Member, client_id: str) -> Member:
-    """Return the member under the client id that the broker uses, which is the one that counts."""
-    return replace(member, client_id=client_id)
-
-
 def _ours(client_id: str, own: dict[str, Any]) -> Info:
     try:
         subscription = Subscription(**own["subscription"])
