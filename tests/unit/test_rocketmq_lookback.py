@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.model import PRODUCER_SCHEMA
-from orderedmq.rocketmq.codec.properties import format_properties
+from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.sink import message_stamp
 from orderedmq.rocketmq.sink.lookback import Lookback
 from orderedmq.rocketmq.sink.message_stamp import Found, Writer, digests, found, sink_name
@@ -243,5 +243,6 @@ def test_sinks_have_names_of_their_own_that_a_property_can_have() -> None:
     named = [sink_name(sink) for sink in ids]
     assert len(set(named)) == len(ids)
     for name in named:
-        format_properties({"OMQ_SINK": name})
+        assert bad_property("OMQ_SINK", name) is None
+        assert name.encode()
     assert named[:2] == ids[:2]
