@@ -62,10 +62,6 @@ class Slice:
         head, tail = (None, None) if self.rows is None else (self.rows.slice(0, n), self.rows.slice(n))
         return Slice(self.begin, middle, size, head), Slice(middle, self.end, self.size - size, tail)
 
-    def head(self, n: int) -> Slice:
-        """The first ``n`` messages (0 <= n <= count)."""
-        return self.split(n)[0]
-
 
 class ProcessQueue:
     """The messages of one queue between the broker and the committed offset.
