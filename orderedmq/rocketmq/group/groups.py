@@ -40,15 +40,13 @@ from orderedmq.rocketmq.group.membership import Directory, Presence
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.deadline import LEAST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
 
 #: Seconds for a lock request. Trust counts from when it is sent, so a slower grant would hardly be trusted.
 _LOCK_TIMEOUT: Final = 15.0
 #: Seconds for renewing at all brokers. With RENEW_INTERVAL and the heartbeat that follows, it stays below HOLDER_TRUST.
 _RENEW_TIMEOUT: Final = 3.0
-#: Minimum seconds for renewing at one broker.
-_LEAST_TIMEOUT: Final = 0.5
 #: Seconds for giving queues back. A lock whose broker cannot be told expires by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
 #: Seconds for which `stale` reuses a fence: a query calls it between any two batches. Tasks and commits always read the fence.
@@ -225,7 +223,7 @@ class RocketMQGroups:
         for of_broker in by_broker(token for token in holdings if token not in gone):
             group = of_broker[0].group
             # Unreachable brokers share one time limit: the others' locks must be renewed again while they are still trusted.
-            left = max(_LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
+            left = max(LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
             try:
                 # Fences first: a lock request would take back a queue that was taken from us.
                 gone.update(self._fenced(of_broker, left))

@@ -25,7 +25,7 @@ from orderedmq.rocketmq.group.lock_rules import is_ours
 from orderedmq.rocketmq.group.running_info import HeldQueue, Info
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
-from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.deadline import LEAST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import group_requests
 from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
@@ -34,9 +34,8 @@ from orderedmq.rocketmq.wire.request import Request
 
 #: Seconds for a request about members to one broker.
 _TIMEOUT: Final = 5.0
-#: Seconds for a heartbeat to all brokers, and the minimum for one.
+#: Seconds for a heartbeat to all brokers.
 _BEAT_TIMEOUT: Final = 3.0
-_LEAST_TIMEOUT: Final = 0.5
 #: Seconds until a member is asked about itself again: after an answer, and after none.
 _INFO_AGE: Final = 5.0
 _SILENCE_AGE: Final = 30.0
@@ -103,7 +102,7 @@ class Presence:
         for address in brokers:
             try:
                 # Unreachable brokers share one time limit: the same thread renews locks.
-                self._tell(address, said, max(began + _BEAT_TIMEOUT, Deadline.after(_LEAST_TIMEOUT)))
+                self._tell(address, said, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
                 sent += 1
             except RocketMQUnavailableError as error:
                 failed = error

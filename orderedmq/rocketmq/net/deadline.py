@@ -8,6 +8,8 @@ from typing import Final, Self
 
 #: Seconds for an operation, with all its requests and their retries, if nothing else is said.
 REQUEST_TIMEOUT: Final = 30.0
+#: Minimum seconds for a request to one of several servers that share a time limit.
+LEAST_TIMEOUT: Final = 0.5
 
 
 class Deadline(float):
