@@ -184,8 +184,7 @@ class PullStatus(Enum):
 class PullResult:
     """A pull's stored messages, concatenated in ``body``; the offset to continue at; the queue's bounds [min, max).
 
-    Add ``offset_delta`` to the messages' own offsets (static topics; otherwise 0). ``filtered``: all messages below
-    ``next_begin_offset`` exist, and none of them matches.
+    ``filtered``: all messages below ``next_begin_offset`` exist, and none of them matches.
     """
 
     status: PullStatus
@@ -193,7 +192,6 @@ class PullResult:
     min_offset: int
     max_offset: int
     suggested_broker_id: int
-    offset_delta: int
     body: Bytes
     filtered: bool = False
 
@@ -244,7 +242,6 @@ def _pull_result(response: RemotingCommand) -> PullResult:
         number(response, "minOffset"),
         number(response, "maxOffset"),
         number(response, "suggestWhichBrokerId", 0),
-        number(response, "offsetDelta", 0),
         response.body,
         # The code also stands for messages that are being deleted, and at a replica for every wrong offset.
         response.code == ResponseCode.PULL_RETRY_IMMEDIATELY and response.remark == "NO_MATCHED_MESSAGE",
