@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import IntegerType, IntegralType
 
 from ordered_sink.columns import key_type
+from ordered_sink.row_order import sorted_rows
 from orderedmq.concise import concise
-from orderedmq.conditions import OptionCondition, SchemaCondition, SinkCondition
+from orderedmq.conditions import OptionCondition, SchemaCondition
 from orderedmq.core.selector import KEYED_SELECTORS, KeyedSelectorName, Keying
 from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
-from orderedmq.errors import OptionError, SchemaError, SinkError
-from orderedmq.options.sink import SinkOptions
+from orderedmq.errors import OptionError, SchemaError
+from orderedmq.options.sink import SinkOptions, SortColumn
 from orderedmq.options.values import parse_size
 
 _BUFFER: Final = "256m"
@@ -66,8 +66,7 @@ def route(
         if not isinstance(df.schema[sharding_key].dataType, IntegralType):
             key = key.cast("string")
         together = df.repartitionById(queues, _queue_of(queues, Keying(message_queue_selector, kind))(key))
-    keys = [(column.name, "descending" if column.descending else "ascending") for column in columns]
-    return together.mapInArrow(_sorter(keys, parse_size(buffer_size, "buffer_size")), df.schema)
+    return together.mapInArrow(_sorter(columns, parse_size(buffer_size, "buffer_size")), df.schema)
 
 
 def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:
@@ -79,21 +78,14 @@ def _queue_of(queues: int, keying: Keying) -> Callable[..., Any]:
     return queue_of  # type: ignore[no-any-return, unused-ignore]
 
 
-def _sorter(keys: list[tuple[str, str]], limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _sorter(columns: Sequence[SortColumn], limit: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    full = (
+        f"route holds a task's rows in memory to sort them, and they take more than buffer_size={limit} bytes: raise it, or "
+        "write smaller batches (maxOffsetsPerTrigger)"
+    )
+
     @concise
     def in_order(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        held, size = [], 0
-        for batch in batches:
-            held.append(batch)
-            size += batch.nbytes
-            if size > limit:
-                raise SinkError(
-                    SinkCondition.ORDER_BUFFER_FULL,
-                    f"route holds a task's rows in memory to sort them, and they take more than buffer_size={limit} bytes: raise it, or "
-                    "write smaller batches (maxOffsetsPerTrigger)",
-                )
-        if held:
-            whole = pa.concat_batches(held)
-            yield whole.take(pc.sort_indices(whole, sort_keys=keys))
+        return sorted_rows(batches, columns, limit, full)
 
     return in_order

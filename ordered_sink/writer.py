@@ -19,8 +19,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from ordered_sink.columns import Plan
 from ordered_sink.keys import SeenKeys
+from ordered_sink.row_order import sorted_rows
 from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging
-from orderedmq.conditions import MessageCondition, SinkCondition, TopicCondition
+from orderedmq.conditions import MessageCondition, TopicCondition
 from orderedmq.connections import kept
 from orderedmq.core.key_hash import HashedKeys, key_hash64
 from orderedmq.core.machine_rooms import queues_in
@@ -28,7 +29,7 @@ from orderedmq.core.message_rows import normalise, several_tags
 from orderedmq.core.micro_batch import run_of
 from orderedmq.core.selector import selector
 from orderedmq.core.sharding_key import hashed_keys
-from orderedmq.errors import MessageError, SinkError, TopicError
+from orderedmq.errors import MessageError, TopicError
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
 from orderedmq.options.sink import SinkOptions
 from orderedmq.text import valid
@@ -100,6 +101,13 @@ def write(
 
 def _gather(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
     """Yield batches of good size, in row order; with orderBy, one sorted batch of all rows."""
+    if options.order_by:
+        full = (
+            f"orderBy holds a task's rows in memory, and they take more than orderBufferSize={options.order_buffer_size} bytes: "
+            "raise it, write smaller batches (maxOffsetsPerTrigger), or spread the rows over more tasks"
+        )
+        yield from sorted_rows(rows, options.order_by, options.order_buffer_size, full)
+        return
     waiting: list[pa.RecordBatch] = []
     size = count = 0
     for batch in rows:
@@ -108,22 +116,11 @@ def _gather(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa
         waiting.append(batch)
         size += batch.nbytes
         count += batch.num_rows
-        if options.order_by:
-            if size > options.order_buffer_size:
-                raise SinkError(
-                    SinkCondition.ORDER_BUFFER_FULL,
-                    f"orderBy holds a task's rows in memory, and they take more than orderBufferSize={options.order_buffer_size} bytes: "
-                    "raise it, write smaller batches (maxOffsetsPerTrigger), or spread the rows over more tasks",
-                )
-        elif size >= GATHER_BYTES or count >= GATHER_ROWS:
+        if size >= GATHER_BYTES or count >= GATHER_ROWS:
             yield pa.concat_batches(waiting)
             waiting, size, count = [], 0, 0
     if waiting:
-        whole = waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
-        if options.order_by:
-            keys = [(column.name, "descending" if column.descending else "ascending") for column in options.order_by]
-            whole = whole.take(pc.sort_indices(whole, sort_keys=keys))
-        yield whole
+        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
 
 
 class _Task:

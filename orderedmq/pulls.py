@@ -1,14 +1,27 @@
-"""Reads a queue up to a known end, pull by pull."""
+"""What the pulls of all brokers share: the limit of their bytes, and reading a queue up to a known end."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from orderedmq.broker import Log
 from orderedmq.errors import beyond_end
 from orderedmq.model import MessageQueue
+
+
+def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
+    """Return the first rows whose bodies fit into ``max_bytes``, at least one; without the column body, all rows."""
+    place = batch.schema.get_field_index("body")
+    if place < 0 or batch.num_rows < 2:
+        return batch
+    sizes = pc.binary_length(batch.column(place))
+    if int(pc.sum(sizes).as_py() or 0) <= max_bytes:
+        return batch
+    sums = pc.cumulative_sum(sizes.cast(pa.int64()))
+    return batch.slice(0, max(1, int(pc.sum(pc.less_equal(sums, max_bytes)).as_py() or 0)))
 
 
 def pulls(

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from orderedmq.broker import Broker
     from orderedmq.tools.audit import Audit, Side
 
-_COLUMN = typer.Option(show_default=False, metavar="COLUMN")
-
 
 def add_to(app: typer.Typer) -> None:
     command(app, "audit")(compare)

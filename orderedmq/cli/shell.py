@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-OK: Final = 0
 REFUSED: Final = 1
 USAGE: Final = 2
 MISSING: Final = 3

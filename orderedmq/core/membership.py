@@ -19,7 +19,8 @@ from orderedmq.core.filters import ALL
 from orderedmq.core.lock import LOCK_LIFE, Client, Instant
 from orderedmq.errors import FORMER_RUN, GroupError
 
-#: Seconds. A heartbeat goes with each renewal of the locks (RENEW_INTERVAL).
+#: Seconds for which a member counts after a heartbeat, if its broker has no limit of its own. A heartbeat goes with each
+#: renewal of the locks (RENEW_INTERVAL).
 MEMBER_LIFE: Final = LOCK_LIFE
 
 

@@ -1,4 +1,7 @@
-"""The micro-batch that a Spark task belongs to, from its local properties. Pure: the properties are an argument."""
+"""Micro-batches: the one that a Spark task belongs to, and how many a sink remembers. Pure.
+
+The local properties of a task are an argument.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ RUN: Final = "spark.jobGroup.id"
 #: The query's name, if it has one, and then its id (MicroBatchExecution.getBatchDescriptionString). Nothing else tells a task
 #: the name.
 DESCRIPTION: Final = "spark.job.description"
+#: Number of a sink's last batches with which a repeat is compared. An older batch is refused (SinkError BATCH_TOO_OLD).
+KEPT_BATCHES: Final = 100
 
 
 def run_of(local_property: Callable[[str], str | None]) -> SourceRun | None:

@@ -24,7 +24,6 @@ from orderedmq.model import MessageQueue, OffsetRange
 
 FORMAT: Final = 1
 OffsetMap = Mapping[MessageQueue, int]
-_NOTHING: Final[OffsetMap] = {}
 
 
 def offsets_to_json(offsets: OffsetMap) -> dict[str, dict[str, dict[str, int]]]:

@@ -14,10 +14,9 @@ from typing import Final
 import pyarrow as pa
 from sortedcontainers import SortedDict
 
+from orderedmq.core.lock import HOLDER_TRUST
 from orderedmq.model import OffsetRange
 
-#: Seconds since the last grant or renewal after which a holder no longer trusts its lock (Java: ``lockMaxLiveTime``).
-LOCK_MAX_LIVE: Final = 30.0
 #: Seconds since the last pull after which pulling counts as dead (Java: ``pullMaxIdleTime``).
 PULL_MAX_IDLE: Final = 120.0
 #: Messages after which a queue is full. Java's ``pullThresholdForQueue`` is 1,000; a task that reads a closed range needs more
@@ -62,10 +61,6 @@ class Slice:
         size = self.size * n // count if count else 0
         head, tail = (None, None) if self.rows is None else (self.rows.slice(0, n), self.rows.slice(n))
         return Slice(self.begin, middle, size, head), Slice(middle, self.end, self.size - size, tail)
-
-    def head(self, n: int) -> Slice:
-        """The first ``n`` messages (0 <= n <= count)."""
-        return self.split(n)[0]
 
 
 class ProcessQueue:
@@ -239,7 +234,7 @@ class ProcessQueue:
 
     def lock_expired(self, now: float) -> bool:
         """Whether the lock's last grant or renewal is more than 30 s ago."""
-        return now - self.last_lock > LOCK_MAX_LIVE
+        return now - self.last_lock > HOLDER_TRUST
 
     def pull_expired(self, now: float) -> bool:
         """Whether the last pull is more than 120 s ago."""

@@ -99,10 +99,6 @@ def queue_key(queue: MessageQueue) -> bytes:
     return queue.topic.encode() + b"\0" + _U32.pack(queue.queue_id)
 
 
-def topic_prefix(topic: str) -> bytes:
-    return topic.encode() + b"\0"
-
-
 def queue_of(key: bytes) -> MessageQueue:
     """Return the queue of a queue key. Trailing bytes are ignored."""
     topic, _, rest = key.partition(b"\0")

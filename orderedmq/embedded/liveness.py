@@ -16,10 +16,11 @@ import os
 import re
 import socket
 import uuid
-import weakref
 from pathlib import Path
+from typing import Final
 
 from orderedmq.core.lock import Client
+from orderedmq.forks import BeginAnew
 
 FOLDER = "owners"
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_@.-]{0,199}")
@@ -59,15 +60,7 @@ class Presence:
             self._descriptor = None
 
 
-_here: weakref.WeakSet[Presence] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for presence in list(_here):
-        presence._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_here: Final = BeginAnew(Presence._forget)
 
 
 def _file(store: Path, client_id: str) -> Path:

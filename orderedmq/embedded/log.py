@@ -25,6 +25,7 @@ from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import OptionError, aged_out, beyond_end, missing_topic, recreated
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, OffsetRange, select_schema
+from orderedmq.pulls import bounded
 
 _BODY = ("body",)
 #: Bytes of payloads that are read before the map's memory is given back.
@@ -248,7 +249,7 @@ class EmbeddedLog:
                 batch = payload
             batches.append(batch.slice(max(0, offset - first)))
         joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        return _bounded(joined.slice(0, max_messages), max_bytes)
+        return bounded(joined.slice(0, max_messages), max_bytes)
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         checked = normalise(rows, f"queue {queue}")
@@ -268,15 +269,3 @@ class EmbeddedLog:
 def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:
     schema = select_schema(columns)
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
-
-
-def _bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
-    """Return the first rows whose bodies fit into ``max_bytes``, at least one; all rows of a batch without bodies."""
-    place = batch.schema.get_field_index("body")
-    if place < 0 or batch.num_rows < 2:
-        return batch
-    body = batch.column(place)
-    if codec.body_bytes(body) <= max_bytes:
-        return batch
-    sums = pc.cumulative_sum(pc.binary_length(body).cast(pa.int64()))
-    return batch.slice(0, max(1, int(pc.sum(pc.less_equal(sums, max_bytes)).as_py() or 0)))

@@ -16,6 +16,7 @@ from typing import Any, Final
 from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
 from orderedmq.conditions import SinkCondition
 from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import topic_of
@@ -26,8 +27,6 @@ from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import NEWEST_CHECKPOINT, SinkError, batch_too_old, replay_differs, rows_gone
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
-#: Number of a sink's last batches whose records are kept.
-KEPT: Final = 100
 #: µs after which staged rows of any sink are swept.
 FORGOTTEN: Final = 7 * 24 * 3600 * 1_000_000
 
@@ -119,7 +118,7 @@ class EmbeddedOutbox:
         latest = _latest(txn, key)
         if latest is None or batch.batch_id > latest:
             return False
-        if batch.batch_id > latest - KEPT:
+        if batch.batch_id > latest - KEPT_BATCHES:
             # If this batch had been published, its record would still be there. To take it as published would lose its rows.
             raise SinkError(
                 SinkCondition.OUT_OF_ORDER,
@@ -128,7 +127,7 @@ class EmbeddedOutbox:
             )
         if skip:
             return True
-        raise batch_too_old(_named(batch), latest, KEPT, _remedy(batch, latest))
+        raise batch_too_old(_named(batch), latest, KEPT_BATCHES, _remedy(batch, latest))
 
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
         """Raises SinkError REPLAY_DIFFERS if another batch of this sink has published some of the sources' messages.
@@ -177,7 +176,7 @@ class EmbeddedOutbox:
         txn.put("batches", key + layout.number(batch.batch_id), json.dumps(record).encode())
         old = []
         for known, _ in txn.scan("batches", key):
-            if layout.to_number(known[-8:]) > batch.batch_id - KEPT:
+            if layout.to_number(known[-8:]) > batch.batch_id - KEPT_BATCHES:
                 break
             old.append(known)
         for known in old:

@@ -27,6 +27,7 @@ from orderedmq.embedded.resize_lock import Gate
 from orderedmq.embedded.store_file import File, Whereabouts, file_at, recognised
 from orderedmq.embedded.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
+from orderedmq.forks import call_in_child
 
 #: Bytes of address space, not of disk: the file grows as it is written.
 MAP_SIZE: Final = 1 << 40
@@ -37,22 +38,10 @@ SPARE: Final = 4 * 1024 * 1024
 CLEAR_READERS: Final = 256
 _NETWORK: Final = frozenset(
     (
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb",
-        "smb3",
-        "smbfs",
-        "9p",
-        "afs",
-        "ceph",
-        "lustre",
-        "glusterfs",
-        "fuse.sshfs",
-        "fuse.s3fs",
+        "nfs", "nfs4", "cifs", "smb", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "glusterfs", "fuse.sshfs", "fuse.s3fs",
         "fuse.rclone",
     )
-)
+)  # fmt: skip
 _FULL: Final = ("No space left on device", "File too large", "Disk quota exceeded")
 #: lmdb also says this after a partial write, which is the first sign of a full disk.
 _SHORT: Final = "Input/output error"
@@ -212,6 +201,12 @@ class Store:
             env, self._env, self._handles = self._env, None, {}
             if env is not None:
                 env.close()
+
+    @classmethod
+    def _in_child(cls) -> None:
+        cls._guard = threading.Lock()
+        for store in cls._shared.values():
+            store._forget()
 
     def _forget(self) -> None:
         """In a child after fork: drop the parent's environment. Closing it would end the parent's read transactions."""
@@ -410,10 +405,4 @@ def _no_permission(path: Path, error: Exception) -> StoreError:
     return StoreError(StoreCondition.PERMISSION, why)
 
 
-def _after_fork_in_child() -> None:
-    Store._guard = threading.Lock()
-    for store in Store._shared.values():
-        store._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+call_in_child(Store._in_child)

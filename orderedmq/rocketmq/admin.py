@@ -28,13 +28,12 @@ from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets
 from orderedmq.rocketmq.wire.message_requests import topic_stats
 
-#: Seconds for a request with all its retries.
-_TIMEOUT: Final = 30.0
 #: Seconds until a broker's new topic must be known to the nameservers; it usually takes a few ms.
 _REGISTERED: Final = 30.0
 _POLL: Final = 0.01
@@ -106,11 +105,13 @@ class TopicAdmin:
             delete_at_broker(self._client, master, name)
             for group in sinks:
                 with contextlib.suppress(RocketMQError):
-                    self._client.call_address(master, admin_requests.delete_group(group), _soon())
+                    self._client.call_address(master, admin_requests.delete_group(group), Deadline.after(REQUEST_TIMEOUT))
         failed: RocketMQUnavailableError | None = None
         for nameserver in self._client.nameservers:
             try:
-                self._client.call_address(nameserver, admin_requests.delete_topic_in_nameserver(name), _soon())
+                self._client.call_address(
+                    nameserver, admin_requests.delete_topic_in_nameserver(name), Deadline.after(REQUEST_TIMEOUT)
+                )
             except RocketMQUnavailableError as error:
                 # A nameserver keeps no routes on disk, so one that is down has nothing to forget.
                 failed = error
@@ -146,7 +147,7 @@ class TopicAdmin:
     def _bookmarks(self, master: str, topic: str) -> list[str]:
         """Return the groups of sinks that wrote to a topic; none if the account may not read the offsets of all groups."""
         try:
-            offsets = self._client.call_address(master, all_consumer_offsets(), _soon())
+            offsets = self._client.call_address(master, all_consumer_offsets(), Deadline.after(REQUEST_TIMEOUT))
         except RocketMQError as error:
             if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
                 raise
@@ -159,7 +160,7 @@ class TopicAdmin:
 
     def _masters(self) -> dict[str, str]:
         """Return the address of each broker's master, by broker name. Raises RocketMQUnavailableError NO_BROKER."""
-        cluster = self._client.cluster(_soon())
+        cluster = self._client.cluster(Deadline.after(REQUEST_TIMEOUT))
         away = sorted(name for name, broker in cluster.brokers.items() if broker.master is None)
         if away or not cluster.brokers:
             raise RocketMQUnavailableError(
@@ -186,14 +187,16 @@ class TopicAdmin:
         masters = self._masters()
         for broker, count in grown.items():
             if count > counts[broker]:
-                self._client.call_address(masters[broker], admin_requests.create_topic(name, count), _soon())
+                self._client.call_address(
+                    masters[broker], admin_requests.create_topic(name, count), Deadline.after(REQUEST_TIMEOUT)
+                )
         _wait(lambda: sum(self._counts(name).values()) == queues, name)
 
 
 def delete_at_broker(client: Client, master: str, topic: str) -> None:
     """Delete a topic at one broker, where it may be missing."""
     try:
-        client.call_address(master, admin_requests.delete_topic(topic), _soon())
+        client.call_address(master, admin_requests.delete_topic(topic), Deadline.after(REQUEST_TIMEOUT))
     except RocketMQError as error:
         # With timerWheelEnable=false 5.x fails after its last step (AdminBrokerProcessor.deleteTopicInBroker).
         if error.sub != RocketMQCondition.SERVER_ERROR or _is_at_broker(client, master, topic):
@@ -202,14 +205,14 @@ def delete_at_broker(client: Client, master: str, topic: str) -> None:
 
 def _is_at_broker(client: Client, master: str, topic: str) -> bool:
     try:
-        client.call_address(master, topic_stats(topic), _soon())
+        client.call_address(master, topic_stats(topic), Deadline.after(REQUEST_TIMEOUT))
     except TopicError:
         return False
     return True
 
 
 def _wait(until: Callable[[], bool], name: str) -> None:
-    limit = time.monotonic() + _REGISTERED
+    limit = Deadline.after(_REGISTERED)
     while not until():
         if time.monotonic() > limit:
             _unregistered(name)
@@ -235,10 +238,6 @@ def _not_of_topics(what: str, topic: str) -> OptionError:
 def _check_queues(name: str, queues: int) -> None:
     if not 1 <= queues <= MAX_QUEUES:
         raise bad_queue_count(name, queues, MAX_QUEUES)
-
-
-def _soon() -> float:
-    return time.monotonic() + _TIMEOUT
 
 
 class RocketMQAdmin(TopicAdmin, GroupAdmin):

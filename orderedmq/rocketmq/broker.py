@@ -6,7 +6,6 @@ A cluster is identified by its brokers' addresses, as its nameserver reports the
 
 from __future__ import annotations
 
-import time
 from functools import cached_property
 from hashlib import blake2b
 from types import TracebackType
@@ -18,6 +17,7 @@ from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.transport import TlsOptions
 from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.route import ClusterInfo
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from orderedmq.rocketmq.group.groups import RocketMQGroups
     from orderedmq.rocketmq.sink.outbox import RocketMQOutbox
 
-#: Seconds for a request to the nameservers.
-_TIMEOUT: Final = 30.0
 _MOST_BROKERS: Final = 4
 
 
@@ -64,7 +62,7 @@ class RocketMQBroker:
         The value stays as it was first found, since brokers may come and go. Raises RocketMQUnavailableError, RocketMQError
         OTHER_CLUSTER.
         """
-        found = sorted(_brokers(self._client.cluster(time.monotonic() + _TIMEOUT)))
+        found = sorted(_brokers(self._client.cluster(Deadline.after(REQUEST_TIMEOUT))))
         if not found:
             raise RocketMQError(
                 RocketMQCondition.OTHER_CLUSTER,
@@ -79,7 +77,7 @@ class RocketMQBroker:
         Other brokers may come, go, and be away while a query runs.
         """
         if self._expected is not None:
-            here = _brokers(self._client.cluster(time.monotonic() + _TIMEOUT))
+            here = _brokers(self._client.cluster(Deadline.after(REQUEST_TIMEOUT)))
             if here.keys().isdisjoint(self._expected.split(",")):
                 raise RocketMQError(
                     RocketMQCondition.OTHER_CLUSTER,

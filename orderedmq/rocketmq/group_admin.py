@@ -21,9 +21,10 @@ from orderedmq.errors import GroupError, LockError, RocketMQError, TopicError, i
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.membership import Directory
-from orderedmq.rocketmq.group.offsets import GroupOffsets, soon
+from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests
@@ -61,11 +62,13 @@ class GroupAdmin:
     def _every_group(self) -> list[str]:
         found: set[str] = set()
         for address in self._numbers.masters():
-            configured = self._client.call_address(address, admin_requests.groups(), soon())
+            configured = self._client.call_address(address, admin_requests.groups(), Deadline.after(GROUP_TIMEOUT))
             found.update(configured)
             # Before 5.3 a group can have offsets without settings. An account that may not read all offsets does without them.
             with contextlib.suppress(RocketMQError):
-                offsets = self._client.call_address(address, group_requests.all_consumer_offsets(), soon())
+                offsets = self._client.call_address(
+                    address, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT)
+                )
                 found.update(offsets)
         return sorted(name for name in found if name not in _SYSTEM_GROUPS and not name.startswith(_SYSTEM_PREFIX))
 
@@ -77,15 +80,17 @@ class GroupAdmin:
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         self._require(group)
         found: dict[MessageQueue, int] = {}
-        for name, broker in self._client.cluster(soon()).brokers.items():
+        for name, broker in self._client.cluster(Deadline.after(GROUP_TIMEOUT)).brokers.items():
             if broker.master is not None:
-                offsets = self._client.call_address(broker.master, group_requests.all_consumer_offsets(), soon())
+                offsets = self._client.call_address(
+                    broker.master, group_requests.all_consumer_offsets(), Deadline.after(GROUP_TIMEOUT)
+                )
                 found.update((queue._replace(broker_name=name), at) for queue, at in offsets.get(group, {}).items())
         # Before 5.0 offsets outlive their topic, and fences and other numbers are stored among them (offsets.py).
         there: set[MessageQueue] = set()
         for topic in {queue.topic for queue in found if not queue.topic.startswith(RETRY_PREFIX)}:
             with contextlib.suppress(TopicError):
-                there.update(self._client.route(topic, soon()).subscribe_set())
+                there.update(self._client.route(topic, Deadline.after(GROUP_TIMEOUT)).subscribe_set())
         return {queue: found[queue] for queue in sorted(found) if queue in there}
 
     def members(self, group: str) -> list[MemberInfo]:
@@ -146,7 +151,7 @@ class GroupAdmin:
         self._require(group)
         with self._alone(group, list(self.group_offsets(group)), force):
             for address in self._numbers.masters():
-                self._client.call_address(address, admin_requests.delete_group(group), soon())
+                self._client.call_address(address, admin_requests.delete_group(group), Deadline.after(GROUP_TIMEOUT))
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         """See `Admin.release`. Only members' locks can be taken away.
@@ -199,12 +204,12 @@ class GroupAdmin:
 
     def _lock(self, group: str, name: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         asked = [(of_broker[0], group_requests.lock(group, name, of_broker)) for of_broker in _by_broker(queues)]
-        granted = frozenset[MessageQueue]().union(*ask_queues(self._client, asked, soon()))
+        granted = frozenset[MessageQueue]().union(*ask_queues(self._client, asked, Deadline.after(GROUP_TIMEOUT)))
         return [queue for queue in dict.fromkeys(queues) if queue in granted]
 
     def _unlock(self, group: str, name: str, queues: Sequence[MessageQueue]) -> None:
         asked = [(of_broker[0], group_requests.unlock(group, name, of_broker)) for of_broker in _by_broker(queues)]
-        ask_queues(self._client, asked, soon())
+        ask_queues(self._client, asked, Deadline.after(GROUP_TIMEOUT))
 
     def _in_use(self, group: str, ids: Sequence[str], held: Sequence[MessageQueue]) -> GroupError:
         """Return an error that names the owner of a queue, else a member of the group."""

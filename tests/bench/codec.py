@@ -19,7 +19,7 @@ from orderedmq.model import DEFAULT_COLUMNS
 from orderedmq.rocketmq.codec.decode import decode
 from orderedmq.rocketmq.codec.encode import encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
-from orderedmq.rocketmq.codec.properties import format_properties
+from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
 from tests.stored_messages import Stored, usual
 
@@ -27,6 +27,11 @@ RESPONSE = 32
 GROUPS = (1024, 4096, 16384)
 NOW = 1_700_000_000_000
 Ways = dict[str, tuple[int, Callable[[], object]]]
+
+
+def properties_of(pairs: dict[str, str]) -> bytes:
+    assert not any(bad_property(name, value) for name, value in pairs.items())
+    return "".join(f"{name}\x01{value}\x02" for name, value in pairs.items()).encode()
 
 
 def responses(messages: list[Stored]) -> list[bytes]:
@@ -74,7 +79,7 @@ def encoding(rows: int) -> Ways:
     def one_at_a_time() -> bytes:
         parts = []
         for row, key in zip(plain, keys.take(rows, NOW).to_pylist()):
-            text = format_properties(
+            text = properties_of(
                 {"TAGS": row["tags"], "KEYS": row["keys"], "__SHARDINGKEY": row["sharding_key"], "UNIQ_KEY": key}
             )
             body = row["body"]

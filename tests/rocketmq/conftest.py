@@ -250,8 +250,8 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats and renewals have 3 s, for as long as a machine may stand still."""
-    for name in ("groups._RENEW_TIMEOUT", "groups._LOCK_TIMEOUT", "presence._BEAT_TIMEOUT", "presence._TIMEOUT"):
-        monkeypatch.setattr(f"orderedmq.rocketmq.{name}", 60.0)
+    for name in ("groups._RENEW_TIMEOUT", "groups._LOCK_TIMEOUT", "membership._BEAT_TIMEOUT", "membership._TIMEOUT"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.group.{name}", 60.0)
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,6 @@ REQUESTS: list[Request[Any]] = [
     message_requests.max_offset(QUEUE),
     groups.unlock("billing", "me", [QUEUE]),
     admin.create_topic(QUEUE.topic, 1),
-    admin.broker_config(),
 ]
 
 

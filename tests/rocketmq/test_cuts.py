@@ -73,7 +73,6 @@ EXCHANGES: dict[str, tuple[bool, Callable[[World], Request[Any]]]] = {
     "end": (False, lambda w: message_requests.max_offset(w.queue)),
     "least offset": (False, lambda w: message_requests.min_offset(w.queue)),
     "offset at a time": (False, lambda w: message_requests.search_offset(w.queue, 1)),
-    "first message's time": (False, lambda w: message_requests.earliest_store_time(w.queue)),
     "statistics": (False, lambda w: message_requests.topic_stats(w.topic)),
     "pull": (False, lambda w: message_requests.pull(w.queue, "TOOLS_CONSUMER", 0, 2)),
     "pull at the end": (False, lambda w: message_requests.pull(w.queue, "TOOLS_CONSUMER", 3, 2)),

@@ -265,7 +265,7 @@ def test_a_broker_that_is_killed_and_comes_back_while_it_is_read(world: World) -
 
 def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no routes until brokers report to it, up to 30 s later; they know better."""
-    for module in ("client", "log"):
+    for module in ("net.client", "messages.log"):
         monkeypatch.setattr(f"orderedmq.rocketmq.{module}.NAMESERVER_TIMEOUT", 0.5)
     world.log.append(world.queue, numbers(3))
     world.cluster.namesrv.kill()
@@ -323,7 +323,7 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
             return send(*arguments, **more)  # type: ignore[arg-type]
 
         monkeypatch.setattr(Sender, "_settle_and_look", spy)
-        monkeypatch.setattr("orderedmq.rocketmq.messages.sender.requests.send", lossy)
+        monkeypatch.setattr("orderedmq.rocketmq.messages.sender.message_requests.send", lossy)
         cuts: list[Future[None]] = []
         with ThreadPoolExecutor(1) as pool:
             for number in range(3):
@@ -352,7 +352,7 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
         return send(*arguments, **more)
 
     monkeypatch.setattr(Sender, "_settle_and_look", looking)
-    monkeypatch.setattr("orderedmq.rocketmq.messages.sender.requests.send", sent)
+    monkeypatch.setattr("orderedmq.rocketmq.messages.sender.message_requests.send", sent)
     with ThreadPoolExecutor(1) as pool:
         for number in range(2):
             gave_up.clear()

@@ -135,7 +135,7 @@ def test_what_a_broker_has_that_the_nameserver_does_not_know_yet_is_not_said_to_
         assert anew.log.queues(world.topic) == [queue for queue in world.queues if queue.broker_name == "broker-b"]
         assert len(anew.log.bounds(anew.log.queues(world.topic))) == 2
         with monkeypatch.context() as patch:
-            patch.setattr(log_module, "TIMEOUT", 1.0)
+            patch.setattr(log_module, "REQUEST_TIMEOUT", 1.0)
             patch.setattr(anew.log._puller, "_patience", 1.0)
             for call in (
                 lambda: anew.log.bounds(world.queues),

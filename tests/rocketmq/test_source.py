@@ -8,7 +8,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -342,7 +342,9 @@ def test_a_message_that_cannot_be_decompressed_is_named_and_can_be_passed(rig: R
     with pa.CompressedOutputStream(sink, "zstd") as bomb:
         bomb.write(bytes(2**25))
     now = time.time_ns() // 1_000_000
-    request = message_requests.send(queue, sink.getvalue().to_pybytes(), "", group="p", born=now, sys_flag=0x201)
+    request = message_requests.send(queue, sink.getvalue().to_pybytes(), "", group="p", born=now)
+    # The field sysFlag: compressed, by zstd.
+    request = replace(request, ext={**request.ext, "f": str(0x201)})
     with Client(rig.cluster.address) as client:
         client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
     rig.fill(4, 3)

@@ -26,7 +26,14 @@ PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
 #: rules too and is not one of them: lock_rules reads the clock and the host's name, running_info the clock.
 PURE: Final = ("orderedmq.core", "orderedmq.rocketmq.wire", "orderedmq.rocketmq.codec")
 #: The modules beside them that they may know. These are as pure.
-SHARED: Final = ("orderedmq.model", "orderedmq.errors", "orderedmq.conditions", "orderedmq.schema", "orderedmq.text", "orderedmq.broker")
+SHARED: Final = (
+    "orderedmq.model",
+    "orderedmq.errors",
+    "orderedmq.conditions",
+    "orderedmq.schema",
+    "orderedmq.text",
+    "orderedmq.broker",
+)
 IMPURE: Final = {
     *("asyncio", "http", "select", "selectors", "socket", "ssl", "urllib"),
     *("fcntl", "glob", "io", "lmdb", "mmap", "os", "pathlib", "shutil", "subprocess", "tempfile"),

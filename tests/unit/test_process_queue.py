@@ -233,7 +233,6 @@ def test_sizes_of_parts_add_up():
         assert one.rows["queue_offset"].to_pylist() == [one.begin]
     assert sum(sizes) == 100
     assert max(sizes) - min(sizes) <= 1
-    assert whole.head(3) == whole.split(3)[0]
     q = queue(whole)
     while q.take(2, 1.0):
         q._check()

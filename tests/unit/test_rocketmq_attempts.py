@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import RocketMQCondition
+from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.errors import RocketMQError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.sink import commit_report, lookback, message_stamp, queue_writer
 from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, Verdict, judge, parse_token
-from orderedmq.rocketmq.sink.lookback import KEPT, Ledger, Lookback
+from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
 from orderedmq.rocketmq.sink.message_stamp import Found, Writer
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from tests.unit.rocketmq_sink_queue import QUEUE, SINK, Crash, FakePlace, Queue, Stored, attempt, commit, rows_of, written
@@ -375,11 +376,11 @@ def test_a_retry_with_other_rows_before_the_commit_is_added() -> None:
 
 def test_an_old_batch_is_compared_as_long_as_a_hundred_are_and_refused_after_that() -> None:
     world = Queue()
-    for number in range(KEPT):
+    for number in range(KEPT_BATCHES):
         commit(world, SinkBatch(SINK, number), [written(world, number, ["a1", "b1"])])
     assert commit(world, SinkBatch(SINK, 0), [written(world, 0, ["a1", "b1"])]).replayed
     assert commit(world, SinkBatch(SINK, 0), [written(world, 0, ["a1"])]).differs
-    commit(world, SinkBatch(SINK, KEPT), [written(world, KEPT, ["a1"])])
+    commit(world, SinkBatch(SINK, KEPT_BATCHES), [written(world, KEPT_BATCHES, ["a1"])])
     receipt = written(world, 0, ["a1", "b1"])
     with pytest.raises(SinkError) as caught:
         commit(world, SinkBatch(SINK, 0), [receipt])

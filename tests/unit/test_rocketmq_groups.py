@@ -175,7 +175,7 @@ def test_a_member_of_ours_comes_back_as_it_is(
         joined,
         running_info.now(),
         room,
-        running_info.MEMBER_LIFE,
+        running_info.CHANNEL_LIFE,
     )
     has = token(client.client_id)
     info = running_info.decode(client.client_id, running_info.encode(member, [], [(has, 12.5)], 1))

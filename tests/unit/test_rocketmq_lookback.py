@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.model import PRODUCER_SCHEMA
-from orderedmq.rocketmq.codec.properties import format_properties
+from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.sink import message_stamp
-from orderedmq.rocketmq.sink.lookback import KEPT, Lookback
+from orderedmq.rocketmq.sink.lookback import Lookback
 from orderedmq.rocketmq.sink.message_stamp import Found, Writer, digests, found, sink_name
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of
 
@@ -44,8 +45,8 @@ def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
         ([Found(99, 10, 0, 0, b"", 0)], True),
         ([Found(98, 9, 0, 0, b"x", 0), Found(99, 10, 0, 0, b"", 0)], True),
         ([Found(98, 8, 0, 0, b"x", 0), Found(99, 10, 0, 0, b"", 0)], False),
-        ([Found(99, 9 + KEPT - 1, 0, 0, b"", 0)], True),
-        ([Found(99, 9 + KEPT, 0, 0, b"", 0)], False),
+        ([Found(99, 9 + KEPT_BATCHES - 1, 0, 0, b"", 0)], True),
+        ([Found(99, 9 + KEPT_BATCHES, 0, 0, b"", 0)], False),
     ]
     for messages, goes_on in cases:
         walk = Lookback(writer, None, 100)
@@ -242,5 +243,6 @@ def test_sinks_have_names_of_their_own_that_a_property_can_have() -> None:
     named = [sink_name(sink) for sink in ids]
     assert len(set(named)) == len(ids)
     for name in named:
-        format_properties({"OMQ_SINK": name})
+        assert bad_property("OMQ_SINK", name) is None
+        assert name.encode()
     assert named[:2] == ids[:2]

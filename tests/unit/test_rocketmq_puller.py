@@ -114,11 +114,11 @@ class FakeBroker:
         return self.found(begin, begin + given)
 
     def says(self, status: PullStatus, next_offset: int) -> PullResult:
-        return PullResult(status, next_offset, self.least, self.end, self.suggested, 0, b"")
+        return PullResult(status, next_offset, self.least, self.end, self.suggested, b"")
 
     def found(self, begin: int, end: int, *, without: int | None = None) -> PullResult:
         messages = (Stored(offset=n, body=body_of(n, self.size)).pack() for n in range(begin, end) if n != without)
-        return PullResult(FOUND, end, self.least, self.end, self.suggested, 0, b"".join(messages))
+        return PullResult(FOUND, end, self.least, self.end, self.suggested, b"".join(messages))
 
 
 def body_of(number: int, size: int = 4) -> bytes:
@@ -245,7 +245,7 @@ def test_messages_that_aged_out_are_named_and_those_before_them_are_read(broker:
     puller = puller_of(broker)
     with pytest.raises(DataLossError, match=r"AGED_OUT.*4 to 9 \(6\)"):
         puller.pull(QUEUE, 4, 100, 1 << 30, COLUMNS)
-    broker.instead[42] = [PullResult(ILLEGAL, 4000, 4000, 5000, 0, 0, b"")]
+    broker.instead[42] = [PullResult(ILLEGAL, 4000, 4000, 5000, 0, b"")]
     assert puller.pull(QUEUE, 10, 1000, 1 << 30, COLUMNS).num_rows == 32
     broker.least = 4000
     with pytest.raises(DataLossError, match=r"AGED_OUT.*42 to 3999"):
@@ -265,7 +265,7 @@ def test_messages_that_are_deleted_while_others_are_found_are_never_passed_over(
     """A broker goes on behind what it has just deleted, and says so by where to go on only (DefaultMessageStore.getMessage)."""
     puller = puller_of(broker)
     first, later = broker.found(10, 20), broker.found(500, 522)
-    broker.instead[10] = [PullResult(FOUND, 522, 10, 5000, 0, 0, bytes(first.body) + bytes(later.body))]
+    broker.instead[10] = [PullResult(FOUND, 522, 10, 5000, 0, bytes(first.body) + bytes(later.body))]
     assert puller.pull(QUEUE, 10, 100, 1 << 30, COLUMNS).column(0).to_pylist() == list(range(10, 20))
     broker.instead[20] = [later]
     with pytest.raises(DataLossError, match=r"AGED_OUT.*20 to 499"):
@@ -379,7 +379,7 @@ class FilteringBroker(FakeBroker):
             Stored(offset=n, body=body_of(n), properties=f"TAGS\x01{self.tags[n]}\x02".encode()).pack() for n in found
         )
         status = FOUND if found else NO_MATCHED
-        return PullResult(status, at, self.least, self.end, self.suggested, 0, body, filtered=not found)
+        return PullResult(status, at, self.least, self.end, self.suggested, body, filtered=not found)
 
 
 A = Filter(tags=("a",))
@@ -438,7 +438,7 @@ def test_messages_that_are_gone_are_not_taken_for_others_that_do_not_match() -> 
         broker.instead[0] = [broker.says(NO_MATCHED, 800), broker.says(NO_NEW, 900)]
         assert matching(puller, 0, 2000) == [50]
         assert [begin for begin, _, _ in broker.asked].count(0) == 3
-        broker.instead[0] = [PullResult(NO_MATCHED, 800, 700, 2000, 0, 0, b"", filtered=True)]
+        broker.instead[0] = [PullResult(NO_MATCHED, 800, 700, 2000, 0, b"", filtered=True)]
         with pytest.raises(DataLossError, match=r"AGED_OUT.*0 to 699"):
             puller.pull_matching(QUEUE, 0, 500, 1 << 40, COLUMNS, A)
     finally:

@@ -55,6 +55,7 @@ time = FakeTime()
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderedmq.rocketmq.sink.broker_queue.time", time)
+    monkeypatch.setattr("orderedmq.rocketmq.net.deadline.time", time)
 
 
 class FakeBroker:

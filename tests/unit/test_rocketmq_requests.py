@@ -1,7 +1,7 @@
 """Requests as the servers want them, and what their answers mean.
 
-Traps held: 3 (fields that must be there; truths in lower case), 4 and 5 (where a pull says to go on; 21), 6 (answers that come late), 8 (no
-offset is not offset 0), 13 (a batch is marked as one), 16 (hashes of tags as in Java), 17 (a code that a proxy or VIP port lacks).
+Traps held: 3 (fields that must be there; truths in lower case), 4 and 5 (where a pull says to go on; 21), 8 (no offset is not offset
+0), 13 (a batch is marked as one), 16 (hashes of tags as in Java), 17 (a code that a proxy or VIP port lacks).
 """
 
 from __future__ import annotations
@@ -41,14 +41,11 @@ REQUESTS: list[tuple[Request[Any], str]] = [
     (message_requests.topic_list(), ""),
     (message_requests.send(QUEUE, b"x", "", group="g", born=1), "a b c d e f g h"),
     (message_requests.send(QUEUE, b"x", "", group="g", born=1, batch=True), "a b c d e f g h"),
-    (message_requests.send_back(QUEUE, "g", 5, delay_level=-1), "offset group delayLevel"),
     (message_requests.pull(QUEUE, "g", 7, 32),
      "consumerGroup topic queueId queueOffset maxMsgNums sysFlag commitOffset suspendTimeoutMillis subVersion"),
-    (message_requests.view_message("T", 5), "offset"),
     (message_requests.max_offset(QUEUE), "topic queueId"),
     (message_requests.min_offset(QUEUE), "topic queueId"),
     (message_requests.search_offset(QUEUE, 5), "topic queueId timestamp"),
-    (message_requests.earliest_store_time(QUEUE), "topic queueId"),
     (group_requests.consumer_offset("g", QUEUE), "consumerGroup topic queueId"),
     (group_requests.update_consumer_offset("g", QUEUE, 5), "consumerGroup topic queueId commitOffset"),
     (group_requests.heartbeat("me", "g", [TopicSubscription("T")], version=1), ""),
@@ -64,7 +61,6 @@ REQUESTS: list[tuple[Request[Any], str]] = [
     (admin_requests.create_group("g"), ""),
     (admin_requests.delete_group("g"), "groupName"),
     (admin_requests.groups(), ""),
-    (admin_requests.broker_config(), ""),
 ]  # fmt: skip
 
 
@@ -169,7 +165,7 @@ def test_trap_4_and_5_a_pull_says_where_to_go_on_and_what_the_bounds_are() -> No
     ext: dict[str, Any] = {"nextBeginOffset": "39", "minOffset": "2", "maxOffset": "100", "suggestWhichBrokerId": "1"}
     found = answer(pull, 0, body=b"messages", **ext)
     assert (found.status, found.next_begin_offset, found.min_offset, found.max_offset) == (PullStatus.FOUND, 39, 2, 100)
-    assert (found.suggested_broker_id, found.offset_delta, found.body) == (1, 0, b"messages")
+    assert (found.suggested_broker_id, found.body) == (1, b"messages")
     statuses = {19: PullStatus.NO_NEW_MESSAGE, 20: PullStatus.NO_MATCHED_MESSAGE, 21: PullStatus.OFFSET_ILLEGAL}
     assert {code: answer(pull, code, **ext).status for code in statuses} == statuses
     for name in ("nextBeginOffset", "minOffset", "maxOffset"):
@@ -182,19 +178,11 @@ def test_a_number_is_what_java_writes(text: str) -> None:
     with pytest.raises(ProtocolError):
         answer(message_requests.max_offset(QUEUE), offset=text)
     assert answer(message_requests.max_offset(QUEUE), offset="9223372036854775807") == 2**63 - 1
-    assert answer(message_requests.earliest_store_time(QUEUE), timestamp="-1") == -1
 
 
-def test_flags_of_a_pull() -> None:
-    flags = {name: message_requests.pull(QUEUE, "g", 0, 1, **more).ext["sysFlag"] for name, more in (
-        ("plain", {}), ("suspend", {"suspend": 15.0}), ("commit", {"commit_offset": 0}),
-    )}  # fmt: skip
-    assert flags == {"plain": "4", "suspend": "6", "commit": "5"}
-
-
-def test_trap_6_a_suspended_pull_is_answered_later_than_asked() -> None:
-    assert message_requests.pull(QUEUE, "g", 0, 1, suspend=1.5).ext["suspendTimeoutMillis"] == "1500"
-    assert message_requests.HOLD_SWEEP == 5.0
+def test_a_pull_carries_its_subscription_and_is_answered_at_once() -> None:
+    ext = message_requests.pull(QUEUE, "g", 0, 1).ext
+    assert (ext["sysFlag"], ext["commitOffset"], ext["suspendTimeoutMillis"]) == ("4", "0", "0")
 
 
 def test_trap_13_code_and_field_of_a_batch_agree() -> None:
@@ -207,6 +195,14 @@ def test_trap_13_code_and_field_of_a_batch_agree() -> None:
 
 def test_a_send_names_no_template_by_which_a_broker_makes_a_missing_topic() -> None:
     assert message_requests.send(QUEUE, b"x", "", group="g", born=1).ext["c"] == QUEUE.topic
+
+
+def test_only_a_dead_letter_says_how_often_it_was_retried() -> None:
+    fields = message_requests.send(QUEUE, b"x", "", group="g", born=1, reconsume_times=1, max_reconsume_times=0).ext
+    assert (fields["j"], fields["l"]) == ("1", "0")
+    usual = message_requests.send(QUEUE, b"x", "", group="g", born=1).ext
+    assert usual["j"] == "0"
+    assert "l" not in usual
 
 
 def test_a_body_without_a_byte_is_not_sent() -> None:
@@ -276,14 +272,8 @@ def test_locks() -> None:
         answer(lock, body=b'{"lockOKMQSet":[1]}')
 
 
-def test_groups_and_settings() -> None:
+def test_groups() -> None:
     assert answer(admin_requests.groups(), body=b'{"dataVersion":{},"subscriptionGroupTable":{"b":{},"a":{}}}') == ("a", "b")
-    config = answer(
-        admin_requests.broker_config(), body=b"#comment\nmaxMessageSize=4194304\nnamesrvAddr=a:1;b:2\nempty=\nnone\n"
-    )
-    assert config == {"maxMessageSize": "4194304", "namesrvAddr": "a:1;b:2", "empty": ""}
-    with pytest.raises(ProtocolError):
-        answer(admin_requests.broker_config(), body=b"\xff")
 
 
 # --- signature

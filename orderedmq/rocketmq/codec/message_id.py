@@ -8,33 +8,14 @@ from __future__ import annotations
 import binascii
 import struct
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 _OFFSET: Final = struct.Struct(">q")
 _COUNTER_BITS: Final = 16
-_PREFIX_DIGITS: Final = {4: 20, 16: 44}
 _NUMBER_DIGITS: Final = 12
-
-
-class OffsetMessageId(NamedTuple):
-    """A message's position: the broker that stored it and the offset in its commit log."""
-
-    host: bytes
-    port: int
-    physical_offset: int
-
-
-class UniqueKeyParts(NamedTuple):
-    """A UNIQ_KEY's parts: its maker's address, process number (16 bits) and salt; ms since the month began; a counter."""
-
-    host: bytes
-    pid: int
-    salt: int
-    ms_of_month: int
-    counter: int
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
@@ -43,39 +24,6 @@ def offset_message_id(store_host: bytes, physical_offset: int) -> str:
     ``store_host`` is the record's field: 4 or 16 bytes of address, 4 of port.
     """
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
-
-
-def parse_offset_message_id(text: str) -> OffsetMessageId:
-    """Return the position that a broker's id names (``MessageDecoder.decodeMessageId``). Raises ValueError."""
-    data = _bytes(text)
-    return OffsetMessageId(data[:-12], int.from_bytes(data[-12:-8], "big"), _OFFSET.unpack(data[-8:])[0])
-
-
-def parse_unique_key(text: str) -> UniqueKeyParts:
-    """Return the parts of a UNIQ_KEY that a RocketMQ producer made. Raises ValueError for other text, even a valid key."""
-    data = _bytes(text)
-    pid, salt, since, counter = struct.unpack(">HIIH", data[-12:])
-    return UniqueKeyParts(data[:-12], pid, salt, since, counter)
-
-
-def unique_key_time(text: str, now_ms: int) -> int:
-    """Return when a UNIQ_KEY was made within the last month, in milliseconds since 1970.
-
-    Source: ``MessageClientIDSetter.getNearlyTimeFromID``. The time is right only if the maker's time zone is ours. Raises
-    ValueError as `parse_unique_key`.
-    """
-    since = parse_unique_key(text).ms_of_month
-    start = month_start(now_ms)
-    return (start if start + since < now_ms else month_start(start - 1)) + since
-
-
-def _bytes(text: str) -> bytes:
-    if len(text) not in (32, 56):
-        raise ValueError(f"{text!r} is not a message id: it has {len(text)} characters, not 32 or 56")
-    try:
-        return binascii.unhexlify(text)
-    except ValueError as error:
-        raise ValueError(f"{text!r} is not a message id: some characters are not hex digits") from error
 
 
 def month_start(now_ms: int) -> int:
@@ -94,7 +42,7 @@ class UniqueKeys:
 
     def __init__(self, host: bytes, pid: int, salt: int) -> None:
         """``host`` has 4 or 16 bytes. ``salt`` has 32 random bits, different for each maker (Java: the class loader's hash)."""
-        if len(host) not in _PREFIX_DIGITS:
+        if len(host) not in (4, 16):
             raise ValueError(f"an address has 4 or 16 bytes, not {len(host)}")
         prefix = host + struct.pack(">HI", pid & 0xFFFF, salt & 0xFFFFFFFF)
         self._prefix = np.frombuffer(prefix.hex().upper().encode(), dtype=np.uint8)

@@ -7,11 +7,8 @@ be missing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from orderedmq.conditions import MessageCondition
-from orderedmq.errors import MessageError
 from orderedmq.model import MAX_PROPERTIES_BYTES
 from orderedmq.text import text_of
 
@@ -38,25 +35,6 @@ def parse_properties(data: bytes) -> dict[str, str]:
         if name and value:
             found[text_of(name)] = text_of(value)
     return found
-
-
-def format_properties(properties: Mapping[str, str]) -> bytes:
-    """Return the text of ``properties``, with the last separator (``MessageDecoder.messageProperties2String``).
-
-    Raises MessageError BAD_PROPERTY, or PROPERTIES_TOO_LARGE above MAX_SENT_BYTES.
-    """
-    parts = []
-    for name, value in properties.items():
-        why = bad_property(name, value)
-        if why:
-            raise MessageError(MessageCondition.BAD_PROPERTY, f"property {name!r} {why}")
-        parts.append(name.encode() + NAME_END + value.encode() + VALUE_END)
-    text = b"".join(parts)
-    if len(text) > MAX_SENT_BYTES:
-        raise MessageError(
-            MessageCondition.PROPERTIES_TOO_LARGE, f"properties of {len(text)} bytes, at most {MAX_SENT_BYTES} can be sent"
-        )
-    return text
 
 
 def bad_property(name: str, value: str | None) -> str | None:

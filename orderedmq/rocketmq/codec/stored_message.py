@@ -34,24 +34,12 @@ UNWRAP: Final = NEED_UNWRAP | INNER_BATCH
 COMPRESSION_MASK: Final = 0x700
 COMPRESSION_SHIFT: Final = 8
 
-# Offsets of fields in a record with IPv4 hosts; an IPv6 host moves those behind it by IPV6_EXTRA.
-TOTAL_SIZE_AT: Final = 0
-MAGIC_AT: Final = 4
-BODY_CRC_AT: Final = 8
-QUEUE_ID_AT: Final = 12
-QUEUE_OFFSET_AT: Final = 20
-PHYSICAL_OFFSET_AT: Final = 28
+# Offsets of fields in a record with IPv4 hosts; an IPv6 host moves those behind it.
 SYS_FLAG_AT: Final = 36
-BORN_TIMESTAMP_AT: Final = 40
 BORN_HOST_AT: Final = 48
-STORE_TIMESTAMP_AT: Final = 56
-STORE_HOST_AT: Final = 64
-RECONSUME_TIMES_AT: Final = 72
-BODY_LENGTH_AT: Final = 84
 BODY_AT: Final = 88
 IPV4_HOST: Final = 8
 IPV6_HOST: Final = 20
-IPV6_EXTRA: Final = IPV6_HOST - IPV4_HOST
 #: Bytes of the smallest record: no body, topic or properties.
 MIN_SIZE: Final = BODY_AT + 1 + 2
 

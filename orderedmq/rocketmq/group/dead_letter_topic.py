@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -27,10 +26,11 @@ from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody, encode
-from orderedmq.rocketmq.group.offsets import GroupOffsets, soon
+from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests, rights
 
 #: Letters at the topic's end that are searched for a repeat.
@@ -124,7 +124,7 @@ class DeadLetterTopic:
 
         Otherwise the next caller would not find them.
         """
-        deadline = soon()
+        deadline = Deadline.after(GROUP_TIMEOUT)
         while time.monotonic() < deadline:
             bounds = self._log.bounds([target]).get(target)
             if bounds is not None and bounds.max_offset >= end:
@@ -149,7 +149,7 @@ class DeadLetterTopic:
             target, body.body, body.properties or "", group=group, born=_now(), batch=body.properties is None
         )
         try:
-            stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+            stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
             return stored.queue_offset + body.rows
         except RocketMQError as error:
             if error.sub != RocketMQCondition.NO_PERMISSION:
@@ -167,15 +167,20 @@ class DeadLetterTopic:
         [batch] = encode(row, keys.slice(0, 1), where, extra=origin)
         body, properties = _alone(batch)
         request = message_requests.send(
-            MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0), body, properties, group=group, born=_now()
+            MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0),
+            body,
+            properties,
+            group=group,
+            born=_now(),
+            # 4.9 wants as many retries as the maximum, 5.x wants more.
+            reconsume_times=1,
+            max_reconsume_times=0,
         )
-        # ``j`` is reconsumeTimes, ``l`` maxReconsumeTimes: 4.9 wants j >= l, 5.x wants j > l.
-        request = replace(request, ext={**request.ext, "j": "1", "l": "0"})
         try:
-            stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+            stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
         except GroupError:
-            self._offsets.make(group, [queue], soon())
-            stored = self._client.call(request, soon(), topic=queue.topic, broker_name=queue.broker_name)
+            self._offsets.make(group, [queue], Deadline.after(GROUP_TIMEOUT))
+            stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
         return stored.queue_offset + 1
 
 

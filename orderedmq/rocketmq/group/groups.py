@@ -11,10 +11,8 @@ detect them.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -32,23 +30,23 @@ from orderedmq.errors import (
     TopicError,
     not_an_offset,
 )
+from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
 from orderedmq.rocketmq.group.held_locks import Holding, Holdings, by_broker, by_group
 from orderedmq.rocketmq.group.lock_rules import lock_name
 from orderedmq.rocketmq.group.membership import Directory, Presence
-from orderedmq.rocketmq.group.offsets import TIMEOUT, GroupOffsets, soon
+from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import LEAST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.fan_out import lock_queues, unlock_queues
 
 #: Seconds for a lock request. Trust counts from when it is sent, so a slower grant would hardly be trusted.
 _LOCK_TIMEOUT: Final = 15.0
 #: Seconds for renewing at all brokers. With RENEW_INTERVAL and the heartbeat that follows, it stays below HOLDER_TRUST.
 _RENEW_TIMEOUT: Final = 3.0
-#: Minimum seconds for renewing at one broker.
-_LEAST_TIMEOUT: Final = 0.5
 #: Seconds for giving queues back. A lock whose broker cannot be told expires by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
 #: Seconds for which `stale` reuses a fence: a query calls it between any two batches. Tasks and commits always read the fence.
@@ -225,7 +223,7 @@ class RocketMQGroups:
         for of_broker in by_broker(token for token in holdings if token not in gone):
             group = of_broker[0].group
             # Unreachable brokers share one time limit: the others' locks must be renewed again while they are still trusted.
-            left = max(_LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
+            left = max(LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
             try:
                 # Fences first: a lock request would take back a queue that was taken from us.
                 gone.update(self._fenced(of_broker, left))
@@ -289,7 +287,7 @@ class RocketMQGroups:
         gone.update(fenced)
         # A lock request for a client that is no longer a member would revive a lock that was given up.
         # The time counts from here: reading the fences may have waited for a broker that was away.
-        deadline = time.monotonic() + self.patience
+        deadline = Deadline.after(self.patience)
         asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
         held = {token for token in asked if self._still_granted(token)}
         gone.update(token for token in foreign if token not in held)
@@ -308,7 +306,7 @@ class RocketMQGroups:
             time.sleep(_MEMBER_POLL)
         return True
 
-    def _fenced(self, tokens: Sequence[LockToken], seconds: float = TIMEOUT) -> list[LockToken]:
+    def _fenced(self, tokens: Sequence[LockToken], seconds: float = GROUP_TIMEOUT) -> list[LockToken]:
         """Return the tokens whose queue was granted again, given back or set from outside since."""
         out = []
         for group in {token.group for token in tokens}:
@@ -397,7 +395,7 @@ class RocketMQGroups:
 
     def _brokers_of(self, queues: Sequence[MessageQueue]) -> list[str]:
         """Return the addresses of the queues' brokers, by broker name, without those that cannot be found."""
-        deadline = soon(_LOCK_TIMEOUT)
+        deadline = Deadline.after(_LOCK_TIMEOUT)
         found = {}
         for topic, name in sorted({(queue.topic, queue.broker_name) for queue in queues}, key=lambda pair: pair[1]):
             with contextlib.suppress(RocketMQError):
@@ -409,12 +407,4 @@ class RocketMQGroups:
         self._present, self._own, self._holdings, self._committing = {}, set(), Holdings(), threading.Lock()
 
 
-_all: weakref.WeakSet[RocketMQGroups] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for groups in list(_all):
-        groups._in_child()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_all: Final = BeginAnew(RocketMQGroups._in_child)

@@ -23,10 +23,10 @@ from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQ
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import running_info
 from orderedmq.rocketmq.group.lock_rules import is_ours, not_created
-from orderedmq.rocketmq.group.offsets import soon
 from orderedmq.rocketmq.group.running_info import HeldQueue, Info
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
+from orderedmq.rocketmq.net.deadline import LEAST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import group_requests
 from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
@@ -35,9 +35,8 @@ from orderedmq.rocketmq.wire.request import Request
 
 #: Seconds for a request about members to one broker.
 _TIMEOUT: Final = 5.0
-#: Seconds for a heartbeat to all brokers, and the minimum for one.
+#: Seconds for a heartbeat to all brokers.
 _BEAT_TIMEOUT: Final = 3.0
-_LEAST_TIMEOUT: Final = 0.5
 #: Seconds until a member is asked about itself again: after an answer, and after none.
 _INFO_AGE: Final = 5.0
 _SILENCE_AGE: Final = 30.0
@@ -81,7 +80,7 @@ class Presence:
         filter otherwise, or exist at all when this client wants all queues; GroupError MISSING where brokers do not create
         groups on demand; RocketMQUnavailableError if no broker can be reached.
         """
-        deadline = soon(_TIMEOUT)
+        deadline = Deadline.after(_TIMEOUT)
         names = running_info.topics_of(subscription.topics, self._client.topics(deadline))
         brokers = _masters(self._client, names, deadline)
         before = self._groups.get(group)
@@ -90,7 +89,7 @@ class Presence:
         now = running_info.now()
         joined = before.member.joined if before is not None else int(time.time() * 1_000_000)
         member = Member(
-            self.identity.owner, self.identity.client_id, subscription, joined, now, room, running_info.MEMBER_LIFE, name
+            self.identity.owner, self.identity.client_id, subscription, joined, now, room, running_info.CHANNEL_LIFE, name
         )
         said = group_requests.heartbeat(
             self.identity.client_id,
@@ -104,7 +103,7 @@ class Presence:
         for address in brokers:
             try:
                 # Unreachable brokers share one time limit: the same thread renews locks.
-                self._tell(address, said, max(began + _BEAT_TIMEOUT, soon(_LEAST_TIMEOUT)))
+                self._tell(address, said, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
                 sent += 1
             except RocketMQUnavailableError as error:
                 failed = error
@@ -126,7 +125,7 @@ class Presence:
             return
         said = group_requests.heartbeat(self.identity.client_id, group, known.topics, version=self._version)
         for address in new:
-            self._tell(address, said, soon(_BEAT_TIMEOUT))
+            self._tell(address, said, Deadline.after(_BEAT_TIMEOUT))
         self._groups[group] = replace(known, brokers=[*known.brokers, *new])
 
     def _tell(self, address: str, said: Request[None], deadline: float) -> None:
@@ -155,7 +154,8 @@ class Presence:
         for group, known in groups.items():
             for address in known.brokers:
                 with contextlib.suppress(OrderedMQError):
-                    self._client.call_address(address, group_requests.unregister(self.identity.client_id, group), soon(3.0))
+                    leaving = group_requests.unregister(self.identity.client_id, group)
+                    self._client.call_address(address, leaving, Deadline.after(3.0))
         self._client.close()
 
     def _asked(self, command: RemotingCommand) -> RemotingCommand | None:
@@ -180,7 +180,7 @@ class Directory:
         self._known: dict[tuple[str, str], tuple[float, Info | None]] = {}
 
     def masters(self) -> list[str]:
-        return _masters(self._client, (), soon(_TIMEOUT))
+        return _masters(self._client, (), Deadline.after(_TIMEOUT))
 
     def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
         """Return the sorted client ids of a group's members, as listed by the first of the brokers that can be reached.
@@ -190,7 +190,7 @@ class Directory:
         failed = None
         for address in brokers:
             try:
-                found = self._client.call_address(address, group_requests.consumer_list(group), soon(_TIMEOUT / 2))
+                found = self._client.call_address(address, group_requests.consumer_list(group), Deadline.after(_TIMEOUT / 2))
                 return sorted(set(found))
             except RocketMQUnavailableError as error:
                 failed = error
@@ -203,7 +203,8 @@ class Directory:
         found: set[str] = set()
         for address in self.masters():
             with contextlib.suppress(RocketMQUnavailableError):
-                members_there = self._client.call_address(address, group_requests.consumer_list(group), soon(_TIMEOUT / 2))
+                asked = group_requests.consumer_list(group)
+                members_there = self._client.call_address(address, asked, Deadline.after(_TIMEOUT / 2))
                 found.update(members_there)
         return sorted(found)
 
@@ -221,7 +222,9 @@ class Directory:
         found = None
         for address in brokers:
             try:
-                body = self._client.call_address(address, group_requests.running_info(group, client_id), soon(_INFO_TIMEOUT))
+                body = self._client.call_address(
+                    address, group_requests.running_info(group, client_id), Deadline.after(_INFO_TIMEOUT)
+                )
                 if body is not None:
                     found = running_info.decode(client_id, body)
                     break
@@ -280,9 +283,8 @@ class Directory:
         read: dict[str, TopicSubscription] = {}
         for address in brokers:
             with contextlib.suppress(RocketMQError):
-                read.update(
-                    self._client.call_address(address, group_requests.consumer_connections(group), soon(_TIMEOUT)).subscriptions
-                )
+                found = self._client.call_address(address, group_requests.consumer_connections(group), Deadline.after(_TIMEOUT))
+                read.update(found.subscriptions)
         theirs = {topic: one for topic, one in read.items() if not topic.startswith(RETRY_PREFIX)}
         for one in theirs.values():
             wanted = TopicSubscription(one.topic, mine.filter, mine.filter_type)

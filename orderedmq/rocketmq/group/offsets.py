@@ -17,7 +17,6 @@ slaves do.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -26,23 +25,20 @@ from orderedmq.errors import GroupError, LockError, OrderedMQError, RocketMQErro
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group.lock_rules import not_created
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues, ask_servers, existing
 from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.request import Request, number
 
-#: Seconds for an operation with all its retries.
-TIMEOUT: Final = 25.0
+#: Seconds for an operation on a group with all its retries.
+GROUP_TIMEOUT: Final = 25.0
 #: Queue ids above those of all queues (MAX_QUEUES).
 FENCES: Final = 1 << 20
 RESETS: Final = 1 << 21
 #: V5_0_0: from this version on, a broker distinguishes "never committed" from 0.
 _TELLS_NEVER: Final = 413
-
-
-def soon(seconds: float = TIMEOUT) -> float:
-    return time.monotonic() + seconds
 
 
 def fence_of(queue: MessageQueue) -> MessageQueue:
@@ -57,9 +53,9 @@ class GroupOffsets:
 
     # -- offsets
 
-    def read(self, group: str, queues: Sequence[MessageQueue], seconds: float = TIMEOUT) -> dict[MessageQueue, int]:
+    def read(self, group: str, queues: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> dict[MessageQueue, int]:
         """Return the committed offsets. Queues that have none or do not exist are left out."""
-        deadline = soon(seconds)
+        deadline = Deadline.after(seconds)
         there = existing(self._client, queues, lambda topic, fresh: self._client.route(topic, deadline, fresh=fresh), deadline)
         answers = ask_queues(self._client, [(queue, _offset(group, queue)) for queue in there], deadline)
         found: dict[MessageQueue, int] = {}
@@ -78,7 +74,7 @@ class GroupOffsets:
         every = group_requests.all_consumer_offsets()
         return self._client.call(every, deadline, topic=at.topic, broker_name=at.broker_name).get(group, {})
 
-    def write(self, group: str, offsets: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> list[MessageQueue]:
+    def write(self, group: str, offsets: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> list[MessageQueue]:
         """Set offsets in any direction, and create the group where a broker requires it (5.3).
 
         Returns the queues that RocketMQ's own tools have reset: a 5.x broker (useServerSideResetOffset) keeps the reset offset
@@ -87,7 +83,7 @@ class GroupOffsets:
         """
         if not offsets:
             return []
-        deadline = soon(seconds)
+        deadline = Deadline.after(seconds)
         for queue, offset in offsets.items():
             if not 0 <= offset < 2**63:
                 raise not_an_offset(offset, queue, group)
@@ -100,7 +96,7 @@ class GroupOffsets:
         return [queue for (queue, _), taken in zip(asked, done) if not taken]
 
     def move(
-        self, group: str, offsets: Mapping[MessageQueue, int], held: Iterable[MessageQueue], seconds: float = TIMEOUT
+        self, group: str, offsets: Mapping[MessageQueue, int], held: Iterable[MessageQueue], seconds: float = GROUP_TIMEOUT
     ) -> None:
         """Like `write`, for a consumer that holds the queues ``held``.
 
@@ -126,7 +122,7 @@ class GroupOffsets:
     def _accept_resets(self, group: str, queues: Sequence[MessageQueue], seconds: float) -> None:
         """Accept resets by RocketMQ's own tools with one pull per queue, so that brokers take these queues' offsets again."""
         asked = [(queue, message_requests.pull(queue, group, 0, 1)) for queue in queues]
-        ask_queues(self._client, asked, soon(seconds))
+        ask_queues(self._client, asked, Deadline.after(seconds))
 
     def make(self, group: str, queues: Sequence[MessageQueue], deadline: float) -> None:
         """Create the group at the queues' brokers by a pull, as any consumer does.
@@ -146,18 +142,18 @@ class GroupOffsets:
 
     # -- fences
 
-    def fences(self, group: str, queues: Sequence[MessageQueue], seconds: float = TIMEOUT) -> dict[MessageQueue, int]:
+    def fences(self, group: str, queues: Sequence[MessageQueue], seconds: float = GROUP_TIMEOUT) -> dict[MessageQueue, int]:
         """Return the fence of each queue, 0 where it has none."""
         asked = [(queue, _offset(group, fence_of(queue))) for queue in queues]
-        answers = ask_queues(self._client, asked, soon(seconds))
+        answers = ask_queues(self._client, asked, Deadline.after(seconds))
         return {queue: offset or 0 for queue, (offset, _) in zip(queues, answers)}
 
-    def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
+    def fence(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Set fences: tokens up to these epochs are stale for every client that reads them."""
         kept = self.write(group, {fence_of(queue): epoch for queue, epoch in epochs.items()}, seconds)
         assert not kept, "no tool knows a fence, so none resets it"
 
-    def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = TIMEOUT) -> None:
+    def raise_fences(self, group: str, epochs: Mapping[MessageQueue, int], seconds: float = GROUP_TIMEOUT) -> None:
         """Like `fence`, but only for queues whose fence is lower."""
         known = self.fences(group, list(epochs), seconds)
         self.fence(group, {queue: epoch for queue, epoch in epochs.items() if epoch > known[queue]}, seconds)
@@ -171,11 +167,11 @@ class GroupOffsets:
         answers = [0]
         for address in masters:
             with contextlib.suppress(RocketMQError, TopicError):
-                (offset, _) = self._client.call_address(address, _offset(group, place), soon(5.0))
+                (offset, _) = self._client.call_address(address, _offset(group, place), Deadline.after(5.0))
                 answers.append(offset or 0)
         if len(answers) == 1 and masters:
             # No broker answered. Ask one again and raise its error if it fails, too: 0 would mean that the group was never reset.
-            [(offset, _)] = ask_servers(self._client, [(masters[0], _offset(group, place))], soon(5.0))
+            [(offset, _)] = ask_servers(self._client, [(masters[0], _offset(group, place))], Deadline.after(5.0))
             answers.append(offset or 0)
         return max(answers)
 
@@ -185,7 +181,7 @@ class GroupOffsets:
         ``queues`` are those whose offsets were set. Their brokers must be reachable, else the error of one is raised.
         """
         raised = self.reset_number(group) + 1
-        deadline = soon()
+        deadline = Deadline.after(GROUP_TIMEOUT)
         must = {self._client.address(queue.topic, queue.broker_name, deadline) for queue in queues}
         for address in sorted({*must, *self.masters()}):
             try:
@@ -210,7 +206,7 @@ class GroupOffsets:
 
     def masters(self) -> list[str]:
         """Return the addresses of all masters, which are the brokers that accept writes."""
-        brokers = self._client.cluster(soon()).brokers
+        brokers = self._client.cluster(Deadline.after(GROUP_TIMEOUT)).brokers
         return [broker.master for _, broker in sorted(brokers.items()) if broker.master is not None]
 
 

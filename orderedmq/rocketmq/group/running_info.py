@@ -32,7 +32,8 @@ OURS: Final = "orderedmq"
 #: The ``boot_id`` of an Instant in wall-clock seconds since 1970, which other machines can read.
 WALL: Final = "wall clock"
 #: Seconds after which a broker forgets a member without heartbeats (ClientHousekeepingService, CHANNEL_EXPIRED_TIMEOUT).
-MEMBER_LIFE: Final = 120.0
+#: Another rule than `core.membership.MEMBER_LIFE`, which is the embedded broker's.
+CHANNEL_LIFE: Final = 120.0
 
 _JAVA_STRATEGIES: Final = {
     "AllocateMessageQueueAveragely": "AVG",
@@ -118,7 +119,7 @@ def decode(client_id: str, body: Bytes) -> Info:
     shown = _CLASS_NAME.fullmatch(str(properties.get("allocateMessageQueueStrategy", "")))
     assignment = "broadcasting" if properties.get("messageModel") == "BROADCASTING" else "shared"
     subscription = subscription_of(topics, _JAVA_STRATEGIES.get(shown[1], shown[1]) if shown else None, assignment)
-    member = Member(client_id, client_id, subscription, joined, now(), life=MEMBER_LIFE)
+    member = Member(client_id, client_id, subscription, joined, now(), life=CHANNEL_LIFE)
     return Info(member, tuple(_java_locks(field(fields, "mqTable", dict, {}))))
 
 
@@ -135,7 +136,7 @@ def unknown(client_id: str, like: Subscription | None) -> Member:
 
     It counts and is taken to agree, since RocketMQ itself compares no subscriptions.
     """
-    return Member(query_of(client_id), client_id, like or Subscription("shared", ""), 0, now(), life=MEMBER_LIFE)
+    return Member(query_of(client_id), client_id, like or Subscription("shared", ""), 0, now(), life=CHANNEL_LIFE)
 
 
 def agreeing(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
@@ -153,11 +154,6 @@ def agreeing(member: Member, like: Subscription | None, topics: Iterable[str]) -
     return replace(member, subscription=replace(theirs, strategy=theirs.strategy or like.strategy))
 
 
-def with_client_id(member: Member, client_id: str) -> Member:
-    """Return the member under the client id that the broker uses, which is the one that counts."""
-    return replace(member, client_id=client_id)
-
-
 def _ours(client_id: str, own: dict[str, Any]) -> Info:
     try:
         subscription = Subscription(**own["subscription"])
@@ -168,7 +164,7 @@ def _ours(client_id: str, own: dict[str, Any]) -> Info:
             int(own["joined"]),
             Instant(WALL, float(own["renewed"])),
             own["room"],
-            MEMBER_LIFE,
+            CHANNEL_LIFE,
             None if own.get("name") is None else str(own["name"]),
         )
         held = tuple(

@@ -70,13 +70,3 @@ def average(batch: pa.RecordBatch, received: int, before: float | None) -> float
     else:
         now = max(1.0, received / batch.num_rows - _OVERHEAD)
     return now if before is None else (now + before) / 2
-
-
-def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
-    """Return the first rows whose bodies fit into ``max_bytes``, at least one; without the column body, all rows."""
-    if "body" not in batch.schema.names or batch.num_rows < 2:
-        return batch
-    sums = np.cumsum(pc.binary_length(batch.column("body")).to_numpy().astype(np.int64))
-    if sums[-1] <= max_bytes:
-        return batch
-    return batch.slice(0, max(1, int(np.searchsorted(sums, max_bytes, side="right"))))

@@ -39,14 +39,13 @@ from orderedmq.rocketmq.messages.topic_anchor import anchor_before, holds, parse
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing
 from orderedmq.rocketmq.wire import group_requests, message_requests, rights
 from orderedmq.rocketmq.wire.route import Route, user_topics
 
 T = TypeVar("T")
 
-#: Seconds for a request with all its retries.
-TIMEOUT: Final = 30.0
 #: Seconds for which a route that the nameserver confirmed counts as fresh.
 FRESH: Final = 1.0
 #: Seconds until a topic is compared with its anchor again.
@@ -85,7 +84,7 @@ class RocketMQLog:
 
     def topics(self) -> list[TopicInfo]:
         """Return the users' topics and dead letters, without static topics. Those that come or go meanwhile may be missing."""
-        deadline = _soon()
+        deadline = Deadline.after(REQUEST_TIMEOUT)
         # A restarted nameserver may not list topics that this object has seen.
         listed = {*self._client.topics(deadline), *self._confirmed}
         names = user_topics(listed, self._client.cluster(deadline))
@@ -93,10 +92,10 @@ class RocketMQLog:
 
     def _routes(self, names: Sequence[str]) -> Iterator[tuple[str, Route]]:
         """Yield the routes of those topics that exist, requested all at once."""
-        deadline = _soon()
+        deadline = Deadline.after(REQUEST_TIMEOUT)
         sent: list[Pending[Route]] = []
         try:
-            connection = self._client.connection(self._client.nameservers[0], time.monotonic() + NAMESERVER_TIMEOUT, wait=False)
+            connection = self._client.connection(self._client.nameservers[0], Deadline.after(NAMESERVER_TIMEOUT), wait=False)
             sent = [connection.send(message_requests.topic_route(name), deadline) for name in names]
         except RocketMQUnavailableError:
             pass
@@ -142,7 +141,7 @@ class RocketMQLog:
 
         Raises TopicError MISSING, RocketMQError STATIC_TOPIC.
         """
-        deadline = _soon()
+        deadline = Deadline.after(REQUEST_TIMEOUT)
         now = time.monotonic()
         if now - self._confirmed.get(topic, float("-inf")) < FRESH:
             return self._client.route(topic, deadline)
@@ -182,7 +181,7 @@ class RocketMQLog:
                 self._confirmed.pop(topic, None)
             return self.route(topic)
 
-        return existing(self._client, queues, route, _soon())
+        return existing(self._client, queues, route, Deadline.after(REQUEST_TIMEOUT))
 
     # -- incarnations
 
@@ -220,7 +219,7 @@ class RocketMQLog:
         found = ask_queues(
             self._client,
             [(queue, make(queue)) for queue in asked for make in (message_requests.min_offset, message_requests.max_offset)],
-            _soon(),
+            Deadline.after(REQUEST_TIMEOUT),
         )
         return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(found[0::2], found[1::2]))}
 
@@ -240,7 +239,10 @@ class RocketMQLog:
         bounds = self._bounds_of(queue)
         ms = -(-timestamp // _US_PER_MS)
         hint = self._client.call(
-            message_requests.search_offset(queue, max(0, ms)), _soon(), topic=queue.topic, broker_name=queue.broker_name
+            message_requests.search_offset(queue, max(0, ms)),
+            Deadline.after(REQUEST_TIMEOUT),
+            topic=queue.topic,
+            broker_name=queue.broker_name,
         )
         return first_at(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
 
@@ -316,7 +318,7 @@ class RocketMQLog:
         """See `Log.require_filter`. Every broker of the topics checks SQL. Tags need no check."""
         if not matching.sql:
             return
-        deadline = _soon()
+        deadline = Deadline.after(REQUEST_TIMEOUT)
         asked: set[str] = set()
         for topic in topics:
             wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
@@ -360,7 +362,3 @@ def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> Rock
             "restart the broker, use tags, or filter the DataFrame (DataFrame.filter)",
         )
     return error
-
-
-def _soon() -> float:
-    return time.monotonic() + TIMEOUT

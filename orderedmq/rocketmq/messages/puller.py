@@ -40,10 +40,12 @@ from orderedmq.errors import (
 )
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
-from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average, bounded, decoded, once, unbroken
+from orderedmq.pulls import bounded
+from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average, decoded, once, unbroken
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection, Pending
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
@@ -190,13 +192,7 @@ class _Fetch:
     """
 
     def __init__(
-        self,
-        client: Client,
-        queue: MessageQueue,
-        group: str,
-        known: _Known,
-        patience: float,
-        wanted: _Wanted,
+        self, client: Client, queue: MessageQueue, group: str, known: _Known, patience: float, wanted: _Wanted
     ) -> None:
         self._client = client
         self._queue = queue
@@ -283,7 +279,7 @@ class _Fetch:
     def _ask(self, begin: int, count: int) -> None:
         replica = self._known.replica
         request = message_requests.pull(self._queue, self._group, begin, count, matching=self._matching)
-        deadline = min(time.monotonic() + _PULL_TIMEOUT, self._held.last_pull + self._patience)
+        deadline = min(Deadline.after(_PULL_TIMEOUT), self._held.last_pull + self._patience)
         try:
             connection = self._connection(replica, deadline)
         except RocketMQUnavailableError as error:
@@ -296,7 +292,7 @@ class _Fetch:
         """Send the collected requests, with one write per connection."""
         asked, self._asked = self._asked, {}
         for connection, requests_of_it in asked.items():
-            connection.send_all(requests_of_it, time.monotonic() + min(_PULL_TIMEOUT, self._patience))
+            connection.send_all(requests_of_it, Deadline.after(min(_PULL_TIMEOUT, self._patience)))
 
     def _connection(self, replica: int, deadline: float) -> Connection:
         found = self._connections.get(replica)

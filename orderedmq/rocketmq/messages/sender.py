@@ -20,11 +20,13 @@ import pyarrow.compute as pc
 
 from orderedmq.core.message_rows import normalise
 from orderedmq.errors import RocketMQUnavailableError
+from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
 
 #: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
@@ -50,13 +52,14 @@ class Sender:
         self._client = client
         self._puller = puller
         self._begin()
+        _senders.add(self)
 
     def _begin(self) -> None:
-        self._pid = os.getpid()
+        """Begin with new keys and locks: in a child after a fork, the parent would make the same keys and may hold the locks."""
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
         self._keys_lock = threading.Lock()
         # Random instead of an address: a host has several, and containers share them.
-        self._keys = UniqueKeys(secrets.token_bytes(4), self._pid, secrets.randbits(32))
+        self._keys = UniqueKeys(secrets.token_bytes(4), os.getpid(), secrets.randbits(32))
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """Append rows; see `Log.append`. Raises RocketMQError or RocketMQUnavailableError; some rows may be stored then."""
@@ -81,9 +84,6 @@ class Sender:
 
     def unique_keys(self, count: int) -> pa.Array:
         """Return UNIQ_KEYs that no other producer makes."""
-        if self._pid != os.getpid():
-            # In a child after a fork: the parent would make the same keys, and its threads may have held the locks.
-            self._begin()
         with self._keys_lock:
             return self._keys.take(count, time.time_ns() // 1_000_000)
 
@@ -93,7 +93,7 @@ class Sender:
         ``key`` is its first message's UNIQ_KEY, which no message below offset ``begin`` has. The caller ensures that no other
         request is in flight for the queue.
         """
-        deadline = time.monotonic() + _PATIENCE
+        deadline = Deadline.after(_PATIENCE)
         request = message_requests.send(
             queue,
             body.body,
@@ -104,7 +104,7 @@ class Sender:
         )
         while True:
             try:
-                limit = min(deadline, time.monotonic() + _SEND_TIMEOUT)
+                limit = min(deadline, Deadline.after(_SEND_TIMEOUT))
                 return self._client.call(request, limit, topic=queue.topic, broker_name=queue.broker_name).queue_offset
             except RocketMQUnavailableError as error:
                 if time.monotonic() >= deadline:
@@ -140,10 +140,13 @@ class Sender:
 
     def await_visible(self, queue: MessageQueue, end: int) -> None:
         """Wait until readers see the messages below ``end``: a broker acknowledges before it indexes (ReputMessageService)."""
-        limit = time.monotonic() + _VISIBLE
+        limit = Deadline.after(_VISIBLE)
         while self._ask_end(queue) < end and time.monotonic() < limit:
             time.sleep(_POLL)
 
     def _ask_end(self, queue: MessageQueue) -> int:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = Deadline.after(_PATIENCE)
         return self._client.call(message_requests.max_offset(queue), deadline, topic=queue.topic, broker_name=queue.broker_name)
+
+
+_senders: Final = BeginAnew(Sender._begin)

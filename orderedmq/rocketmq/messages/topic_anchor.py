@@ -8,7 +8,6 @@ created again (or the broker lost its messages, which is no better). A message t
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -17,11 +16,11 @@ from orderedmq.errors import ProtocolError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.stored_message import parse_stored
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.message_requests import PullStatus
 
 _TEXT = re.compile(r"(.+)/([0-9]{1,6})/([0-9]{1,19})@([0-9a-f]{1,16})")
-_TIMEOUT: Final = 30.0
 _BEYOND: Final = -1
 
 
@@ -64,7 +63,7 @@ def holds(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None
 def _place(client: Client, group: str, queue: MessageQueue, offset: int) -> int | None:
     """Return a message's position in the commit log; _BEYOND if the queue ends before it, None if it was deleted."""
     request = message_requests.pull(queue, group, offset, 1)
-    result = client.call(request, time.monotonic() + _TIMEOUT, topic=queue.topic, broker_name=queue.broker_name)
+    result = client.call(request, Deadline.after(REQUEST_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
     if result.status is PullStatus.FOUND:
         message, _ = parse_stored(bytes(result.body), 0)
         if message.queue_offset != offset:

@@ -18,12 +18,11 @@ from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import group_requests, message_requests, rights
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.rights import Refusal, Right
 
-#: Seconds for all requests of one check.
-_TIMEOUT: Final = 30.0
 #: A queue id that no topic has (MAX_QUEUES).
 _NO_QUEUE: Final = 2**31 - 1
 #: A name that no message's key, no producer group and no broker has.
@@ -60,7 +59,7 @@ def explained(client: Client, error: BaseException, wanted: Sequence[Right], who
 
 def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
     """Return the error that names the rights of ``wanted`` that the account lacks; None if it has them all."""
-    deadline = time.monotonic() + _TIMEOUT
+    deadline = Deadline.after(REQUEST_TIMEOUT)
     group = next((right.name for right in wanted if right.kind == "Group"), None)
     missing: dict[Right, None] = {}
     acl = 0
@@ -151,8 +150,8 @@ def _send(queue: MessageQueue) -> Request[Any]:
     """Return the send of a message that every broker refuses for its queue, after it has checked the account's rights."""
     nowhere = queue._replace(queue_id=_NO_QUEUE)
     request = message_requests.send(nowhere, b"?", "", group=_NO_KEY, born=time.time_ns() // 1_000_000)
-    # The template is the topic itself, so a missing topic is not created.
-    return replace(request, ext={**request.ext, "c": queue.topic}, repeatable=True)
+    # Nothing is stored, so it may be done twice.
+    return replace(request, repeatable=True)
 
 
 def _probe() -> str:

@@ -12,20 +12,20 @@ A broker ties membership of a group to a connection, so each member needs a Clie
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.backoff import CONNECT, RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
+from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import TlsOptions, parse_address
 from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.codes import MASTER_ID
@@ -52,7 +52,7 @@ IDLE: Final = 100.0
 
 def attempt(request: Request[Any], deadline: float) -> float:
     """Return the time until which to wait for one answer, in monotonic seconds."""
-    return min(deadline, time.monotonic() + ATTEMPT) if request.repeatable else deadline
+    return min(deadline, Deadline.after(ATTEMPT)) if request.repeatable else deadline
 
 
 def parse_nameservers(text: str) -> tuple[str, ...]:
@@ -226,7 +226,7 @@ class Client:
     def _known_to_another(self, topic: str, deadline: float) -> Route | None:
         """Return the topic's route from any nameserver that has it: a restarted one lacks it until its brokers report."""
         for address in self.nameservers if len(self.nameservers) > 1 else ():
-            limit = min(deadline, time.monotonic() + NAMESERVER_TIMEOUT)
+            limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
             with contextlib.suppress(RocketMQUnavailableError, TopicError):
                 return self.connection(address, limit, wait=False).call(topic_route(topic), limit)
         return None
@@ -298,7 +298,7 @@ class Client:
         while True:
             for _ in self.nameservers:
                 turn = self._turn
-                limit = min(deadline, time.monotonic() + NAMESERVER_TIMEOUT)
+                limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
                 try:
                     address = self.nameservers[turn % len(self.nameservers)]
                     return self.connection(address, limit, wait=len(self.nameservers) == 1).call(request, limit)
@@ -355,7 +355,7 @@ class Client:
         found = endpoint.usable(time.monotonic())
         if found is not None:
             return found
-        if not endpoint.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if not endpoint.lock.acquire(timeout=seconds_to(deadline)):
             raise self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
         try:
             return endpoint.usable(time.monotonic()) or self._connect(address, endpoint, deadline, wait)
@@ -415,12 +415,4 @@ class Client:
             self._closing.set()
 
 
-_clients: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for client in list(_clients):
-        client._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_clients: Final = BeginAnew(Client._forget)

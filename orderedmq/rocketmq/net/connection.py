@@ -10,16 +10,16 @@ again, and every request in flight ends with CONNECTION_LOST. A child after a fo
 from __future__ import annotations
 
 import itertools
-import os
 import ssl
 import threading
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
+from orderedmq.forks import BeginAnew
+from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import Stuck, Transport, connect
 from orderedmq.rocketmq.wire.acl import Credentials, signed
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -37,10 +37,6 @@ _TICK: Final = 0.5
 _PUSH_ANSWER: Final = 1.0
 #: Seconds without a byte since a request was sent, after which a missed deadline means that the server has vanished.
 SILENCE: Final = 2.5
-
-
-def _seconds_to(deadline: float) -> float:
-    return min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 class Pending(Generic[T]):
@@ -75,7 +71,7 @@ class Pending(Generic[T]):
         Raises the error that the answer's code stands for, or RocketMQUnavailableError: TIMEOUT or CONNECTION_LOST (the server
         may have done it), UNREACHABLE (it was never sent).
         """
-        if not self._done.acquire(timeout=_seconds_to(self.deadline)):
+        if not self._done.acquire(timeout=seconds_to(self.deadline)):
             self._connection._expire(self)
             # If another thread was faster, it has finished the request or is about to.
             self._done.acquire()
@@ -215,7 +211,7 @@ class Connection:
     def _write(self, parts: Sequence[Bytes], deadline: float, made: Sequence[Pending[Any]]) -> str | None:
         """Write frames; return why that failed, or None. A frame that was written in part ends the connection."""
         broken = None
-        if not self._writing.acquire(timeout=_seconds_to(deadline)):
+        if not self._writing.acquire(timeout=seconds_to(deadline)):
             return f"the connection to {self.address} was busy with other requests until the deadline"
         try:
             if self._lost is not None:
@@ -302,7 +298,7 @@ class Connection:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not supported"
             )
         answer.opaque, answer.flag = command.opaque, FLAG_RESPONSE
-        self._write(encode_parts(answer), time.monotonic() + _PUSH_ANSWER, ())
+        self._write(encode_parts(answer), Deadline.after(_PUSH_ANSWER), ())
 
     def _expire(self, pending: Pending[Any]) -> None:
         """Finish a request whose deadline has passed; end the connection if the server was silent for too long."""
@@ -353,12 +349,4 @@ class Connection:
         self._pending = {}
 
 
-_connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for connection in list(_connections):
-        connection._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+_connections: Final = BeginAnew(Connection._forget)

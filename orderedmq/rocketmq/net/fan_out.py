@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -11,6 +10,7 @@ from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client, attempt
 from orderedmq.rocketmq.net.connection import Connection, Pending
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import group_requests
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import Route
@@ -82,7 +82,7 @@ def lock_queues(client: Client, group: str, names: Mapping[MessageQueue, str], s
     together = _by_broker_and_name(names)
     asked = [(queues[0], group_requests.lock(group, name, queues)) for name, queues in together]
     granted: set[MessageQueue] = set()
-    for (_, queues), answer in zip(together, ask_queues(client, asked, time.monotonic() + seconds)):
+    for (_, queues), answer in zip(together, ask_queues(client, asked, Deadline.after(seconds))):
         granted.update(answer.intersection(queues))
     return granted
 
@@ -91,7 +91,7 @@ def unlock_queues(client: Client, group: str, names: Mapping[MessageQueue, str],
     """Unlock queues. Locks at a broker that is away expire by themselves."""
     for name, queues in _by_broker_and_name(names):
         with contextlib.suppress(RocketMQUnavailableError):
-            ask_queues(client, [(queues[0], group_requests.unlock(group, name, queues))], time.monotonic() + seconds)
+            ask_queues(client, [(queues[0], group_requests.unlock(group, name, queues))], Deadline.after(seconds))
 
 
 def _by_broker_and_name(names: Mapping[MessageQueue, str]) -> list[tuple[str, list[MessageQueue]]]:

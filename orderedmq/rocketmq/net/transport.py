@@ -17,6 +17,7 @@ from typing import Final, cast
 
 from orderedmq.conditions import OptionCondition, RocketMQCondition, UnavailableCondition
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError
+from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.wire.frame import Bytes
 
 #: Seconds for one attempt to connect, TLS included (Java: ``connectTimeoutMillis``).
@@ -83,7 +84,7 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
     Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, or TLS if one side does not trust the other.
     """
     host, port = parse_address(address)
-    deadline = min(deadline, time.monotonic() + CONNECT_TIMEOUT)
+    deadline = min(deadline, Deadline.after(CONNECT_TIMEOUT))
     try:
         opened = socket.create_connection((host, port), timeout=max(0.001, deadline - time.monotonic()))
     except OSError as error:
@@ -158,7 +159,7 @@ class Transport:
     def _wait_writable(self, deadline: float, *, partial: bool) -> None:
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
-        if not writable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if not writable.poll(seconds_to(deadline) * 1000):
             raise Stuck(partial)
 
     def shutdown(self) -> None:
@@ -190,7 +191,7 @@ class _TlsTransport(Transport):
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 super().send([self._outgoing.read()], deadline)
-                if not self._receive(max(0.0, deadline - time.monotonic())):
+                if not self._receive(seconds_to(deadline)):
                     raise Stuck(True) from None
             else:
                 super().send([self._outgoing.read()], deadline)

@@ -18,7 +18,6 @@ each other's bookmarks, so a commit checks the mark.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
@@ -26,6 +25,7 @@ from orderedmq.conditions import GroupCondition, RocketMQCondition
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, sink_mark
 from orderedmq.rocketmq.wire import admin_requests, message_requests
@@ -111,7 +111,7 @@ class Bookmarks:
         """Return the bookmark, and the newest batch known to be committed (-1 for none)."""
         places = [queue, _committed_at(queue), _mark_place(queue)]
         asked = [(queue, consumer_offset(self.group, place)) for place in places[: 2 if self._mark is None else 3]]
-        bookmark, committed, *mark = ask_queues(self._client, asked, time.monotonic() + self._timeout)
+        bookmark, committed, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
         if mark and mark[0] != self._mark:
             return None, -1
         return bookmark, (committed or 0) - 1
@@ -202,7 +202,7 @@ class Bookmarks:
 
     def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
         """Return the ends of all queues that the topic has at the queue's broker, since each broker has its own group."""
-        route = self._client.route(self._topic, time.monotonic() + self._timeout)
+        route = self._client.route(self._topic, Deadline.after(self._timeout))
         places = [place for place in route.publish_list() if place.broker_name == queue.broker_name]
         return {place: self._ask(place, message_requests.max_offset(place)) for place in dict.fromkeys([*places, queue])}
 
@@ -226,4 +226,4 @@ class Bookmarks:
                 self._ask(queue, message_requests.pull(queue._replace(queue_id=queue.queue_id % _UNIT), self.group, 0, 1))
 
     def _ask(self, queue: MessageQueue, request: Request[T]) -> T:
-        return self._client.call(request, time.monotonic() + self._timeout, topic=queue.topic, broker_name=queue.broker_name)
+        return self._client.call(request, Deadline.after(self._timeout), topic=queue.topic, broker_name=queue.broker_name)

@@ -33,6 +33,7 @@ from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import Backoff
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Entry
 from orderedmq.rocketmq.sink.lookback import PROBE
 from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, found, lock_place
@@ -155,7 +156,7 @@ class RocketMQQueue:
                 self._lock_all(held, keeps=gate)
             self._bookmarks.write_entry(self.queue, self._entry._replace(width=max(there.width, self._entry.width)))
         finally:
-            self._unlock(held, time.monotonic() + self._timing.send_timeout)
+            self._unlock(held, Deadline.after(self._timing.send_timeout))
 
     def _lock_all(
         self, places: list[MessageQueue], keeps: MessageQueue | None = None, unless: Callable[[], bool] = lambda: False
@@ -229,7 +230,7 @@ class RocketMQQueue:
         return self._granted is not None
 
     def release(self, end: int) -> None:
-        deadline = time.monotonic() + self._timing.visible
+        deadline = Deadline.after(self._timing.visible)
         try:
             # No other attempt may get the lock before that.
             self._settle(deadline)
@@ -303,7 +304,7 @@ class RocketMQQueue:
 
     def _ask(self, request: Request[int]) -> int:
         return self._client.call(
-            request, time.monotonic() + self._timing.patience, topic=self.queue.topic, broker_name=self.queue.broker_name
+            request, Deadline.after(self._timing.patience), topic=self.queue.topic, broker_name=self.queue.broker_name
         )
 
     def _end(self, deadline: float) -> int:
@@ -315,8 +316,8 @@ class RocketMQQueue:
 
     def send(self, body: SendBody) -> int:
         """Send one request, once, and return the first row's offset. Raises the error that the broker answers."""
-        self._settle(time.monotonic() + self._timing.patience)
-        deadline = time.monotonic() + self._timing.send_timeout
+        self._settle(Deadline.after(self._timing.patience))
+        deadline = Deadline.after(self._timing.send_timeout)
         connection = self._granted[0] if self._granted is not None else self._connect(deadline)
         self._sending_on = connection
         request = message_requests.send(

@@ -13,10 +13,10 @@ import numpy as np
 
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition
+from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.errors import SinkError, batch_too_old
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.gather import Int64s
-from orderedmq.rocketmq.sink.lookback import KEPT
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def judge(
     committed |= {report.queue for report in reports if report.committed}
     moves = {queue: place.begin + 1 for queue, place in places.items() if queue not in committed}
     replayed = bool(committed) and not moves
-    if newest - batch.batch_id >= KEPT:
-        raise batch_too_old(f"batch {batch.batch_id} of this query", newest, KEPT)
+    if newest - batch.batch_id >= KEPT_BATCHES:
+        raise batch_too_old(f"batch {batch.batch_id} of this query", newest, KEPT_BATCHES)
     return Verdict(replayed, moves, _differs(reports, committed, lacking, left_over(tokens, settled)))
 
 

@@ -21,6 +21,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.model import OffsetRange
 from orderedmq.rocketmq.sink.message_stamp import Found, Writer, digests
 
@@ -30,8 +31,6 @@ FIRST_STEP: Final = 32
 LARGEST_STEP: Final = 8192
 #: Messages at a queue's end that are searched when nothing is known of the sink there: its bookmarks may have been lost.
 PROBE: Final = 2048
-#: Number of batches that are compared. An older one is refused, as on the embedded broker.
-KEPT: Final = 100
 
 
 class Lookback:
@@ -77,7 +76,7 @@ class Lookback:
         firsts = not any(self._firsts.values())
         far = self._is_old and self._lowest_own is not None and self._lowest_own - self._at >= PROBE
         complete = firsts and (self._older or far)
-        if self._at <= floor or complete or self._newest - self._writer.batch >= KEPT:
+        if self._at <= floor or complete or self._newest - self._writer.batch >= KEPT_BATCHES:
             return None
         begin = max(floor, self._at - self._step)
         return OffsetRange(begin, self._at)

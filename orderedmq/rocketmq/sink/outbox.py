@@ -17,7 +17,6 @@ import contextlib
 import itertools
 import logging
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing, given_up
 from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, judge, left_over, parse_token, ranges, taken
@@ -138,7 +138,7 @@ class RocketMQOutbox:
         others: dict[tuple[str, str], MessageQueue] = {}
         for topic in topics:
             with contextlib.suppress(TopicError, RocketMQUnavailableError):
-                route = self._client.route(topic, time.monotonic() + _OTHER_BROKERS)
+                route = self._client.route(topic, Deadline.after(_OTHER_BROKERS))
                 others.update({(topic, queue.broker_name): queue for queue in route.publish_list()})
 
         def note(queue: MessageQueue) -> None:
@@ -286,7 +286,7 @@ class RocketMQStaging:
 
     def _route(self, topic: str) -> tuple[MessageQueue, ...]:
         try:
-            return self._client.route(topic, time.monotonic() + self._timing.patience).publish_list()
+            return self._client.route(topic, Deadline.after(self._timing.patience)).publish_list()
         except TopicError:
             return ()
 

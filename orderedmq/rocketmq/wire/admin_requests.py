@@ -1,4 +1,4 @@
-"""Requests that create, change and delete topics and groups, and read settings. Pure.
+"""Requests that create, change and delete topics and groups, and list groups. Pure.
 
 A request goes to one server; the caller sends it to each server that it concerns. Numbers in parentheses are request codes.
 Source: AdminBrokerProcessor, DefaultRequestProcessor (nameserver), SubscriptionGroupConfig, MixAll.
@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import json
 
-from orderedmq.conditions import ProtocolCondition
-from orderedmq.errors import ProtocolError
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
-from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import DEFAULT_TOPIC, text
 from orderedmq.rocketmq.wire.request import Request, nothing
 
@@ -106,17 +103,3 @@ def groups() -> Request[tuple[str, ...]]:
         "the list of groups",
         lambda response: tuple(sorted(field(loads_object(response.body), "subscriptionGroupTable", dict))),
     )
-
-
-def broker_config() -> Request[dict[str, str]]:
-    """Request a broker's settings by name (26). The broker writes them as Java properties without escapes."""
-    return Request(RequestCode.GET_BROKER_CONFIG, "request for the broker's settings", "the broker's settings", _properties)
-
-
-def _properties(response: RemotingCommand) -> dict[str, str]:
-    try:
-        lines = str(response.body, "utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ProtocolError(ProtocolCondition.PROTOCOL, f"settings are not UTF-8: {error.reason}") from None
-    pairs = (line.partition("=") for line in lines if not line.startswith("#"))
-    return {name.strip(): value.strip() for name, mark, value in pairs if mark}

@@ -137,20 +137,18 @@ def heartbeat(
     subscriptions: Sequence[TopicSubscription],
     *,
     version: int,
-    passive: bool = True,
-    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET",
 ) -> Request[None]:
     """Make the client a member of the group at this broker for 120 s, or until the connection ends (34).
 
     Membership belongs to the connection: two client ids on one connection overwrite each other. The subscriptions replace those
     of the *whole group*, so members must agree on the topics. ``version``: time of the last change of the subscriptions, in ms
-    since the epoch. ``passive``: as a push consumer, otherwise as a pull consumer.
+    since the epoch. The client is a push consumer.
     """
     consumer = {
         "groupName": group,
-        "consumeType": "CONSUME_PASSIVELY" if passive else "CONSUME_ACTIVELY",
+        "consumeType": "CONSUME_PASSIVELY",
         "messageModel": "CLUSTERING",
-        "consumeFromWhere": consume_from_where,
+        "consumeFromWhere": "CONSUME_FROM_LAST_OFFSET",
         "unitMode": False,
         "subscriptionDataSet": [subscription.data(version) for subscription in subscriptions],
     }

@@ -24,14 +24,8 @@ from orderedmq.rocketmq.wire.request import Request, nothing, number
 DEFAULT_TOPIC: Final = "TBW102"
 DEFAULT_TOPIC_QUEUES: Final = 4
 
-#: Flags of a pull (PullSysFlag).
-_COMMIT_OFFSET: Final = 1
-_SUSPEND: Final = 2
+#: The flag of a pull that has its subscription with it (PullSysFlag).
 _SUBSCRIPTION: Final = 4
-
-#: Seconds between a broker's checks of the pulls that it holds back; their answers may be late by this much
-#: (PullRequestHoldService).
-HOLD_SWEEP: Final = 5.0
 
 
 def text(value: bool | int) -> str:
@@ -119,9 +113,9 @@ def send(
     *,
     group: str,
     born: int,
-    flag: int = 0,
-    sys_flag: int = 0,
     batch: bool = False,
+    reconsume_times: int = 0,
+    max_reconsume_times: int | None = None,
 ) -> Request[SendResult]:
     """Send one message (310), or with ``batch`` a body of several messages (320); ``born`` in ms since the epoch.
 
@@ -129,6 +123,9 @@ def send(
     encoded batch. A batch's ``properties`` belong to its envelope and must not have a UNIQ_KEY. The template for a missing
     topic (``c``) is the topic itself, so no broker recreates a deleted topic with other queues. Raises MessageError NULL_BODY
     for an empty body, which 5.x answers with a NullPointerException.
+
+    A message of a retry topic names how often it was retried (``j``) and the maximum (``l``), beyond which it becomes a dead
+    letter.
     """
     if not len(body):
         raise MessageError(
@@ -140,14 +137,16 @@ def send(
         "c": queue.topic,
         "d": text(DEFAULT_TOPIC_QUEUES),
         "e": text(queue.queue_id),
-        "f": text(sys_flag),
+        "f": "0",
         "g": text(born),
-        "h": text(flag),
+        "h": "0",
         "i": properties,
-        "j": "0",
+        "j": text(reconsume_times),
         "k": "false",
         "m": text(batch),
     }
+    if max_reconsume_times is not None:
+        fields["l"] = text(max_reconsume_times)
     return Request(
         RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,
         f"{'batch' if batch else 'message'} for queue {queue}",
@@ -166,38 +165,6 @@ def _send_result(response: RemotingCommand) -> SendResult:
         number(response, "queueId"),
         number(response, "queueOffset"),
         response.ext.get("msgId", ""),
-    )
-
-
-def send_back(
-    queue: MessageQueue,
-    group: str,
-    commit_log_offset: int,
-    *,
-    delay_level: int,
-    message_id: str = "",
-    max_reconsume_times: int = 16,
-) -> Request[None]:
-    """Have a message's broker put a copy into %RETRY%<group>, or with ``delay_level`` -1 into %DLQ%<group> (36).
-
-    ``commit_log_offset`` is the message's physical offset. Raises GroupError MISSING if the group is unknown and the broker
-    does not create groups by itself.
-    """
-    return Request(
-        RequestCode.CONSUMER_SEND_MSG_BACK,
-        f"message of queue {queue} sent back by group {group}",
-        f"group {group!r}",
-        nothing,
-        {
-            "offset": text(commit_log_offset),
-            "group": group,
-            "delayLevel": text(delay_level),
-            "originMsgId": message_id,
-            "originTopic": queue.topic,
-            "unitMode": "false",
-            "maxReconsumeTimes": text(max_reconsume_times),
-        },
-        repeatable=False,
     )
 
 
@@ -220,8 +187,7 @@ class PullStatus(Enum):
 class PullResult:
     """A pull's stored messages, concatenated in ``body``; the offset to continue at; the queue's bounds [min, max).
 
-    Add ``offset_delta`` to the messages' own offsets (static topics; otherwise 0). ``filtered``: all messages below
-    ``next_begin_offset`` exist, and none of them matches.
+    ``filtered``: all messages below ``next_begin_offset`` exist, and none of them matches.
     """
 
     status: PullStatus
@@ -229,7 +195,6 @@ class PullResult:
     min_offset: int
     max_offset: int
     suggested_broker_id: int
-    offset_delta: int
     body: Bytes
     filtered: bool = False
 
@@ -243,18 +208,14 @@ def pull(
     offset: int,
     max_messages: int,
     *,
-    suspend: float = 0.0,
     matching: Filter | None = None,
-    commit_offset: int | None = None,
 ) -> Request[PullResult]:
     """Request messages from ``offset`` on (11): 32 messages or 256 KiB at most, unless the broker is configured otherwise.
 
-    ``suspend``: seconds for which the broker may hold the answer back until there is a message. The answer comes up to
-    `HOLD_SWEEP` later than that, so the deadline must allow for both. The request carries the subscription, so the group needs
-    no heartbeat. The broker returns all messages if the SQL does not parse, so have it checked first
-    (`group_requests.check_client_config`). A master also commits ``commit_offset``; a replica does not.
+    The broker answers at once, also without messages. The request carries the subscription, so the group needs no heartbeat.
+    The broker returns all messages if the SQL does not parse, so have it checked first
+    (`group_requests.check_client_config`).
     """
-    sys_flag = _SUBSCRIPTION | (_SUSPEND if suspend > 0 else 0) | (_COMMIT_OFFSET if commit_offset is not None else 0)
     return Request(
         RequestCode.PULL_MESSAGE,
         f"pull from queue {queue}",
@@ -266,9 +227,9 @@ def pull(
             "queueId": str(queue.queue_id),
             "queueOffset": str(offset),
             "maxMsgNums": str(max_messages),
-            "sysFlag": str(sys_flag),
-            "commitOffset": str(commit_offset or 0),
-            "suspendTimeoutMillis": str(int(suspend * 1000)),
+            "sysFlag": str(_SUBSCRIPTION),
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
             "subscription": ALL if matching is None else matching.expression,
             "subVersion": "0",
             "expressionType": "TAG" if matching is None else matching.kind,
@@ -284,21 +245,9 @@ def _pull_result(response: RemotingCommand) -> PullResult:
         number(response, "minOffset"),
         number(response, "maxOffset"),
         number(response, "suggestWhichBrokerId", 0),
-        number(response, "offsetDelta", 0),
         response.body,
         # The code also stands for messages that are being deleted, and at a replica for every wrong offset.
         response.code == ResponseCode.PULL_RETRY_IMMEDIATELY and response.remark == "NO_MATCHED_MESSAGE",
-    )
-
-
-def view_message(topic: str, commit_log_offset: int) -> Request[Bytes]:
-    """Request the stored message at a physical offset of the broker (33). A wrong offset gives any bytes, or SERVER_ERROR."""
-    return Request(
-        RequestCode.VIEW_MESSAGE_BY_ID,
-        f"request for the message at offset {commit_log_offset} of the commit log",
-        f"topic {topic!r}",
-        lambda response: response.body,
-        {"topic": topic, "offset": text(commit_log_offset)},
     )
 
 
@@ -351,8 +300,3 @@ def search_offset(queue: MessageQueue, timestamp: int) -> Request[int]:
         timestamp=text(timestamp),
         boundaryType="lower",
     )
-
-
-def earliest_store_time(queue: MessageQueue) -> Request[int]:
-    """Request the store time of the first message, in ms since the epoch; -1 for an empty queue (32)."""
-    return _queue_number(RequestCode.GET_EARLIEST_MSG_STORETIME, "first time", queue, "timestamp")

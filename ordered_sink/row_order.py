@@ -1,0 +1,34 @@
+"""Sorts all rows of one task, which it holds in memory up to a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.conditions import SinkCondition
+from orderedmq.errors import SinkError
+from orderedmq.options.sink import SortColumn
+
+
+def sorted_rows(
+    batches: Iterator[pa.RecordBatch], columns: Sequence[SortColumn], limit: int, full: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield all rows as one batch, sorted by ``columns``; nothing if there are no rows.
+
+    Raises SinkError ORDER_BUFFER_FULL with the text ``full`` if they take more than ``limit`` bytes.
+    """
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        held.append(batch)
+        size += batch.nbytes
+        if size > limit:
+            raise SinkError(SinkCondition.ORDER_BUFFER_FULL, full)
+    if held:
+        whole = held[0] if len(held) == 1 else pa.concat_batches(held)
+        keys = [(column.name, "descending" if column.descending else "ascending") for column in columns]
+        yield whole.take(pc.sort_indices(whole, sort_keys=keys))
