@@ -4,13 +4,14 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS := $(VENV)/.docs
 # Two scopes of tests at a time, each by one process (tests/scopes.py); ARGS="-n0" runs them one after the other.
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 QUICK := $(VENV)/.quick
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rocketmq test test-all lint simulate bench clean
+.PHONY: help setup demo demo-svg rocketmq test test-all lint docs simulate bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +59,18 @@ lint: $(STAMP) ## ruff and strict mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: $(DOCS) ## build the site into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "docs: build/site/index.html"
+
+$(DOCS): $(STAMP)
+	@echo "docs: installing what builds the site"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+demo-svg: $(STAMP) ## record the demo as docs/demo.svg, the picture in the README
+	@$(BIN)/python docs/record_demo.py
 
 simulate: $(STAMP) ## run queries of a group through simulated faults; SEEDS=100000 says how many seeds
 	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),10000)

@@ -235,7 +235,7 @@ _WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sin
 
 
 def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
-    """The options that name the broker, or those of the reader's or the writer's own, in the order of the declaration, for the README."""
+    """The options that name the broker, or the reader's or the writer's own, in the order of their declaration: for the documents."""
     options = BROKER_OPTIONS if kind == "broker" else [option for option in OPTIONS[kind] if option not in BROKER_OPTIONS]
     return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in options)
 

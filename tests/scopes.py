@@ -11,7 +11,15 @@ from typing import Final
 import pytest
 
 #: Of tests/rocketmq, those that start Spark.
-_WITH_SPARK: Final = ("test_notebook", "test_sink", "test_source", "test_spark", "test_spark_faults", "test_standalone")
+_WITH_SPARK: Final = (
+    "test_documents",
+    "test_notebook",
+    "test_sink",
+    "test_source",
+    "test_spark",
+    "test_spark_faults",
+    "test_standalone",
+)
 #: So that both of two processes are at work to the end. What sim has in the background takes CPU that servers and their short locks need.
 _ORDER: Final = ("rocketmq", "contract", "faults", "rocketmq with Spark", "spark", "sim", "unit")
 

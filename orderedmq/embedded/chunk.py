@@ -27,7 +27,7 @@ CODECS: Final = ("none", "lz4")
 CHUNK_ROWS: Final = 16384
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 
-#: The default was measured on the demo's bodies, see the README's table.
+#: The default was measured on the demo's bodies, see docs/performance.md.
 _WRITE_OPTIONS: Final = (
     pa.ipc.IpcWriteOptions(use_threads=False),
     pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False),

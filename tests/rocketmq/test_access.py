@@ -172,7 +172,7 @@ def test_a_group_under_access_control(guarded: Cluster) -> None:
     assert time.monotonic() - begin < 15
 
 
-# --- the README's table
+# --- the table of rights in the documents
 
 
 class Role(NamedTuple):
