@@ -29,6 +29,8 @@ _PIPE: Final = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
 _FOLD: Final = 5
 #: Options of every command: they stand once, at the top of the page.
 _SHARED: Final = ("path", "as_json", "namesrv")
+#: What stands for a value in a table of options, where the option has no word of its own.
+_WORDS: Final[Mapping[Any, str]] = {int: "NUMBER", float: "NUMBER", Path: "FILE"}
 #: Where documents at the root of the repository are in the site.
 _PLACES: Final = {
     "README.md": "index.md",
@@ -221,7 +223,7 @@ def _calls(tree: ast.AST, classes: Collection[str]) -> Iterator[ast.Call]:
 
 
 def _called(call: ast.Call) -> str:
-    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+    return call.func.id if isinstance(call.func, ast.Name) else str(getattr(call.func, "attr", ""))
 
 
 def _name(sub: object) -> str:
@@ -329,7 +331,7 @@ def _command(name: str, command: Any) -> list[str]:
 
 
 def _argument(one: Any) -> str:
-    word = (one.metavar or one.name.upper()) + ("..." if one.nargs == -1 else "")
+    word = str(one.metavar or one.name.upper()) + ("..." if one.nargs == -1 else "")
     return word if one.required or word.startswith("[") else f"[{word}]"
 
 
@@ -348,7 +350,7 @@ def _value(one: Any) -> str:
     annotation = getattr(getattr(one, "type_descriptor", None), "annotation", None)
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
-    return one.metavar or getattr(annotation, "__name__", "TEXT").upper()
+    return str(one.metavar or _WORDS.get(annotation, "TEXT"))
 
 
 def _default(one: Any) -> str:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import re
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +66,9 @@ def run(some: Sequence[Snippet], spark: SparkSession, folder: Path, replaced: Ma
     names: dict[str, Any] = {"__name__": "__main__"}
     # Spark's processes have a working directory of their own, so the paths are made absolute.
     texts = {'"data/': f'"{folder}/data/', "'data/": f"'{folder}/data/", **(replaced or {})}
-    with _as_before(spark):
+    with _as_before(spark), _free_ports(), warnings.catch_warnings():
+        # The libraries' own are no errors of the page.
+        warnings.simplefilter("default")
         for one in some:
             code = one.code
             for text, other in texts.items():
@@ -104,9 +105,24 @@ def _as_before(spark: SparkSession) -> Iterator[None]:
             logger.handlers[:] = handlers
 
 
-def without_fixed_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server for metrics takes any free port: another process may have the one that a snippet names."""
+@contextmanager
+def _free_ports() -> Iterator[None]:
+    """A server of metrics takes any free port, since another process may have the one that a snippet names, and ends with the page."""
     import prometheus_client
 
-    serve = prometheus_client.start_http_server
-    monkeypatch.setattr(prometheus_client, "start_http_server", lambda port, *rest, **named: serve(0, *rest, **named))
+    servers: list[Any] = []
+
+    def serve(port: int, *rest: Any, **named: Any) -> Any:
+        server, thread = start(0, *rest, **named)
+        servers.append(server)
+        return server, thread
+
+    start = prometheus_client.start_http_server
+    prometheus_client.start_http_server = serve
+    try:
+        yield
+    finally:
+        prometheus_client.start_http_server = start
+        for server in servers:
+            server.shutdown()
+            server.server_close()

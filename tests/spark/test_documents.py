@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.snippets import name, pages, run, without_fixed_ports
+from tests.snippets import name, pages, run
 
 PAGES = pages()
 
@@ -18,7 +18,6 @@ def test_the_snippets_of_a_page_run_one_after_another(
     path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    without_fixed_ports(monkeypatch)
     run(PAGES[path], spark, tmp_path)
 
 
