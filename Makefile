@@ -4,6 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS := $(VENV)/.docs
 # Two processes run the tests, one scope at a time each (tests/scopes.py); ARGS="-n0" runs all in one process.
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 # Spark comes as source: pip builds a wheel of it and unpacks it again. Most of that time went into compressing its jars.
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo rocketmq check test test-all lint simulate bench clean
+.PHONY: help setup demo demo-svg rocketmq check test test-all lint docs simulate bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,6 +66,18 @@ lint: $(STAMP) ## ruff and strict mypy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: $(DOCS) ## build the site into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "docs: build/site/index.html"
+
+$(DOCS): $(STAMP)
+	@echo "docs: installing what builds the site"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+demo-svg: $(STAMP) ## record the demo as docs/demo.svg, the picture in the README
+	@$(BIN)/python docs/record_demo.py
 
 simulate: $(STAMP) ## run queries of a group through simulated faults; SEEDS=100000 says how many seeds
 	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),10000)

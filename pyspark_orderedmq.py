@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Ordered message queues as a streaming and batch source and sink; see the README for the options."""
+    """Ordered message queues as a streaming and batch source and sink; docs/reference/options.md has the options."""
 
     @classmethod
     def name(cls) -> str:

@@ -11,7 +11,15 @@ from typing import Final
 import pytest
 
 #: The modules of tests/rocketmq that start Spark.
-_WITH_SPARK: Final = ("test_notebook", "test_sink", "test_source", "test_spark", "test_spark_faults", "test_standalone")
+_WITH_SPARK: Final = (
+    "test_documents",
+    "test_notebook",
+    "test_sink",
+    "test_source",
+    "test_spark",
+    "test_spark_faults",
+    "test_standalone",
+)
 #: An order that keeps two processes busy to the end. sim comes late: its background processes take CPU that servers with short
 #: locks need.
 _ORDER: Final = ("rocketmq", "contract", "faults", "rocketmq with Spark", "spark", "sim", "unit")

@@ -29,7 +29,7 @@ CODECS: Final = ("none", "lz4")
 CHUNK_ROWS: Final = 16384
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 
-#: By codec number (index in CODECS).
+#: By codec number (index in CODECS). docs/performance.md has what the default costs on the demo's bodies.
 _WRITE_OPTIONS: Final = (
     pa.ipc.IpcWriteOptions(use_threads=False),
     pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False),

@@ -246,7 +246,7 @@ _WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sin
 
 
 def option_table(kind: Role | Literal["broker"]) -> tuple[OptionRow, ...]:
-    """The README's table of the options that name the broker, or of the reader's or writer's other options, as declared."""
+    """Return the rows of the documents' table: options that name the broker, or the reader's or writer's other options, as declared."""
     options = BROKER_OPTIONS if kind == "broker" else [option for option in OPTIONS[kind] if option not in BROKER_OPTIONS]
     return tuple(OptionRow(option.name, option.shown or option.default or "none", option.meaning) for option in options)
 

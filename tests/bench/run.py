@@ -1,6 +1,6 @@
 """Entry of ``make bench``: runs the cases, prints figures and targets, keeps them in bench-results.json.
 
-``--markdown`` prints the table of the README from the kept results.
+``--markdown`` prints the tables of docs/performance.md from the kept results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Accounts of a cluster with access control, with the rights that the README's table gives them."""
+"""Accounts of a cluster with access control, with the rights that the table in docs/guides/rocketmq.md gives them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Right(NamedTuple):
 
 
 def rights(version: str, *rows: str, **names: str) -> list[Right]:
-    """What the README's table gives in the rows that begin so, with other ``names`` for those of the table."""
+    """What the table of rights gives in the rows that begin so, with other ``names`` for those of the table."""
     found = [right for row in rows for right in _rights(row, version)]
     for name, other in names.items():
         found = [Right(resource.replace(name, other), action) for resource, action in found]
@@ -85,7 +85,7 @@ def rights(version: str, *rows: str, **names: str) -> list[Right]:
 
 
 def _rights(who: str, version: str) -> list[Right]:
-    block = (ROOT / "README.md").read_text().partition("<!-- rights -->")[2].partition("<!-- /rights -->")[0]
+    block = (ROOT / "docs/guides/rocketmq.md").read_text().partition("<!-- rights -->")[2].partition("<!-- /rights -->")[0]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in block.strip().splitlines()[2:]]
     [row] = [row for row in rows if row[0].strip().startswith(who)]
     found = []

@@ -171,7 +171,7 @@ def test_a_group_under_access_control(guarded: Cluster) -> None:
             assert "not-the" not in str(caught.value)
 
 
-# --- the README's table
+# --- the table of rights in the documents
 
 
 class Role(NamedTuple):

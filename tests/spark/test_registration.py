@@ -109,7 +109,7 @@ def clean_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as after the README's `python3 -m venv omq && omq/bin/pip install '.[java]'`, without the extra dev."""
+    """A folder as after the documents' `python3 -m venv omq && omq/bin/pip install '.[java]'`, without the extra dev."""
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder / "omq", symlinks=True, with_pip=False)
     (packages,) = (folder / "omq").glob("lib/python*/site-packages")
@@ -151,12 +151,12 @@ def dependencies(name: str, extra: str = "") -> set[str]:
 
 
 @pytest.mark.timeout(400)
-def test_the_quick_start_of_the_readme_runs_as_it_stands_without_java_and_settings(bare: Path, tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text().partition("<!-- quickstart -->")[2].partition("<!-- /quickstart -->")[0]
-    blocks = re.findall(r"```(python)?\n(.*?)```", text, re.DOTALL)
-    (script,) = (block for kind, block in blocks if kind)
+def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_settings(bare: Path, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "index.md").read_text().partition("<!-- quickstart -->")[2].partition("<!-- /quickstart -->")[0]
+    blocks = re.findall(r"```(python|bash)\n(.*?)```", text, re.DOTALL)
+    (script,) = (block for kind, block in blocks if kind == "python")
     (bare / "invoices.py").write_text(script)
-    install, *commands = "".join(block for kind, block in blocks if not kind).splitlines()
+    install, *commands = "".join(block for kind, block in blocks if kind == "bash").splitlines()
     assert "pip install '.[java]'" in install
     # The programs of a system without Java, and without a Python that has the package.
     programs = tmp_path / "bin"

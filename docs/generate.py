@@ -1,0 +1,386 @@
+"""Parts of the site that are made from the code, so that they cannot differ from it: options, conditions, the command's help.
+
+MkDocs loads this module as a hook (``hooks`` in mkdocs.yml). A page has a line ``<!-- generated: NAME ARGUMENTS -->``, which becomes what
+the function of that name in `MAKERS` returns. It imports nothing of MkDocs, so that tests use it without.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args, get_origin
+
+from orderedmq.cli import COMMANDS, GROUPS, load
+from orderedmq.errors import OrderedMQError
+from orderedmq.options.declared import option_table
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+PACKAGES: Final = ("orderedmq", "ordered_source", "ordered_sink")
+
+_MARK: Final = re.compile(r"^<!-- generated: (\w+)((?: \S+)*) -->$", re.MULTILINE)
+#: A row of a table in which a bar stands for itself.
+_PIPE: Final = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
+#: A condition with more messages than this shows them when asked.
+_FOLD: Final = 5
+#: Options of every command: they stand once, at the top of the page.
+_SHARED: Final = ("path", "as_json", "namesrv")
+#: What stands for a value in a table of options, where the option has no word of its own.
+_WORDS: Final[Mapping[Any, str]] = {int: "NUMBER", float: "NUMBER", Path: "FILE"}
+#: Where documents at the root of the repository are in the site.
+_PLACES: Final = {
+    "README.md": "index.md",
+    "ARCHITECTURE.md": "internals.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
+
+
+def fill(markdown: str) -> str:
+    """A page with its generated parts. Raises KeyError for a part that nothing makes."""
+    return _MARK.sub(lambda found: MAKERS[found[1]](*found[2].split()), markdown)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """MkDocs' event: a page was read."""
+    return _PIPE.sub(_piped, fill(markdown))
+
+
+def _piped(row: re.Match[str]) -> str:
+    """A row of a table whose code has a bar: MkDocs would show the backslash before it, which GitHub needs."""
+    return re.sub(
+        r"`([^`]*\\\|[^`]*)`",
+        lambda code: f"<code>{html.escape(code[1], quote=False).replace(chr(92) + '|', '&#124;')}</code>",
+        row[0],
+    )
+
+
+# Options.
+
+
+def options(kind: str) -> str:
+    """The table of the options of ``broker``, ``source`` or ``sink``."""
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for row in option_table(cast(Literal["broker", "source", "sink"], kind)):
+        lines.append(f"| `{row.name}` | {_cell(row.default)} | {_cell(row.meaning)} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Text in a cell of a table of Markdown, as it is; what stands in backticks is code."""
+    parts = re.split(r"`([^`]+)`", text)
+    return "".join(
+        f"`{part}`" if index % 2 else re.sub(r"([*_\[\]])", r"\\\1", html.escape(part, quote=False)).replace("|", "&#124;")
+        for index, part in enumerate(parts)
+    )
+
+
+# Conditions.
+
+
+@dataclass
+class Condition:
+    """One condition, with the messages that the code has for it. A part in ``\\0`` marks is filled in when the error is raised."""
+
+    name: str
+    retriable: bool
+    messages: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Factory:
+    """A function that makes an error of its arguments."""
+
+    conditions: Collection[str]
+    parameters: tuple[str, ...]
+    message: str
+
+    def called(self, call: ast.Call, names: Mapping[str, object]) -> str | None:
+        """The message where at least one argument is a text in the code."""
+        given: dict[str, ast.expr] = dict(zip(self.parameters, call.args))
+        given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        texts = {name: _text(value, names) for name, value in given.items() if isinstance(value, ast.Constant | ast.JoinedStr)}
+        used = {name: text for name, text in texts.items() if f"\0{_spoken(name)}\0" in self.message}
+        if not any(" " in text for text in used.values()):
+            return None
+        message = self.message
+        for name, text in used.items():
+            message = message.replace(f"\0{_spoken(name)}\0", text)
+        return message
+
+
+def conditions() -> str:
+    """Every condition of every family: what raises it, and the messages, which say the remedy."""
+    lines: list[str] = []
+    for family, doc, found in families():
+        lines += ["", f"## {family}", "", doc, ""]
+        for condition in found:
+            lines += [f"### {condition.name}", ""]
+            if condition.retriable:
+                lines += ["The same call may succeed later.", ""]
+            entries = "".join(f"<li>{_shown(message)}</li>" for message in condition.messages)
+            many = len(condition.messages)
+            listed = f'<ul class="messages">{entries}</ul>'
+            lines += [listed if many <= _FOLD else f"<details><summary>{many} messages</summary>{listed}</details>", ""]
+    return "\n".join(lines).strip()
+
+
+def families() -> list[tuple[str, str, list[Condition]]]:
+    """Each family with what its class says of it, and its conditions in alphabetical order."""
+    trees = list(_sources())
+    classes = _classes()
+    found = {
+        f"{one.family}.{_name(sub)}": Condition(f"{one.family}.{_name(sub)}", one.retriable)
+        for one in classes.values()
+        for sub in one.conditions
+    }
+    factories: dict[str, _Factory] = {}
+    generic: dict[str, list[str]] = {}
+    for module, tree in trees:
+        names = _names(module)
+        for function in ast.walk(tree):
+            if not isinstance(function, ast.FunctionDef) or function.name.startswith("__"):
+                continue
+            parameters = tuple(arg.arg for arg in function.args.args)
+            for call in _calls(function, classes):
+                raised = _raised(call, classes, found)
+                message = _message(call, names)
+                if raised and any(f"\0{_spoken(name)}\0" in message for name in parameters):
+                    factories[function.name] = _Factory(raised, parameters, message)
+                    generic.setdefault(function.name, []).append(message)
+    for module, tree in trees:
+        known, texts = _names(module), _locals(tree)
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name, names = _called(node), {**known, **texts.get(node, {})}
+            if name in classes:
+                for raised_name in _raised(node, classes, found):
+                    found[raised_name].messages.append(_message(node, names))
+            elif name in factories and (told_by_call := factories[name].called(node, names)) is not None:
+                for raised_name in factories[name].conditions:
+                    # What the factory says by itself says less than one of its calls.
+                    said = [one for one in found[raised_name].messages if one not in generic[name]]
+                    found[raised_name].messages = [*said, told_by_call]
+    for condition in found.values():
+        condition.messages = _told(condition.messages)
+    told: dict[str, tuple[str, list[Condition]]] = {}
+    for one in classes.values():
+        _, conditions_ = told.setdefault(one.family, ((one.__doc__ or "").replace("``", "`"), []))
+        own = [found[f"{one.family}.{_name(sub)}"] for sub in one.conditions]
+        conditions_.extend([condition for condition in own if condition not in conditions_])
+    return [(family, doc, sorted(all_, key=lambda one: one.name)) for family, (doc, all_) in sorted(told.items())]
+
+
+def _classes() -> dict[str, type[OrderedMQError]]:
+    import_module("orderedmq.demo.play")  # has an error of its own
+    found: dict[str, type[OrderedMQError]] = {}
+    waiting = [OrderedMQError]
+    while waiting:
+        for one in waiting.pop(0).__subclasses__():
+            if one.conditions and one.__module__.partition(".")[0] in PACKAGES:
+                found[one.__name__] = one
+            waiting.append(one)
+    return found
+
+
+def _sources() -> Iterator[tuple[str, ast.Module]]:
+    """The modules of the packages, those of the command last."""
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    for file in sorted(files, key=lambda file: "cli" in file.parts):
+        yield ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), ast.parse(file.read_text())
+
+
+def _names(module: str) -> Mapping[str, object]:
+    return vars(import_module(module)) if not module.endswith("__main__") else {}
+
+
+def _locals(tree: ast.Module) -> Mapping[ast.Call, Mapping[str, object]]:
+    """For each call in a function, the texts that the function gives to a name once."""
+    found: dict[ast.Call, Mapping[str, object]] = {}
+    # An inner function comes after the one around it.
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        assigned: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+                assigned.setdefault(node.targets[0].id, []).append(node.value)
+        texts: dict[str, object] = {
+            name: values[0] for name, values in assigned.items() if len(values) == 1 and isinstance(values[0], ast.JoinedStr)
+        }
+        found |= {node: texts for node in ast.walk(function) if isinstance(node, ast.Call)}
+    return found
+
+
+def _calls(tree: ast.AST, classes: Collection[str]) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) in classes)
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else str(getattr(call.func, "attr", ""))
+
+
+def _name(sub: object) -> str:
+    """A condition's name, be it text or a member of an enumeration."""
+    return str(getattr(sub, "value", sub))
+
+
+def _raised(call: ast.Call, classes: Mapping[str, type[OrderedMQError]], known: Collection[str]) -> list[str]:
+    """The conditions that a call of an error's class may have; none where they come from elsewhere."""
+    if not call.args:
+        return []
+    words = [str(node.value) for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)]
+    words += [node.attr for node in ast.walk(call.args[0]) if isinstance(node, ast.Attribute)]
+    family = classes[_called(call)].family
+    return [condition for condition in dict.fromkeys(f"{family}.{word}" for word in words) if condition in known]
+
+
+def _message(call: ast.Call, names: Mapping[str, object]) -> str:
+    """The message of a call of an error's class, with the remedy that belongs to it."""
+    message = _text(call.args[1], names) if len(call.args) > 1 else ""
+    for more in call.args[2:]:
+        if isinstance(more, ast.Call) and _called(more) == "Remedy" and more.args:
+            message += f"; {_text(more.args[0], names)}"
+    return message
+
+
+def _text(node: ast.expr, names: Mapping[str, object]) -> str:
+    """The text of an expression; what is known only when it is raised stands in ``\\0`` marks."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part, names) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return _text(node.value, names)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.JoinedStr):
+        return _text(node.func.value, names)
+    if isinstance(node, ast.Name) and isinstance(names.get(node.id), str | int | float):
+        return str(names[node.id])
+    if isinstance(node, ast.Name) and isinstance(text := names.get(node.id), ast.JoinedStr):
+        return _text(text, names)
+    if isinstance(node, ast.Name):
+        return f"\0{_spoken(node.id)}\0"
+    if isinstance(node, ast.Attribute):
+        return f"\0{_spoken(node.attr)}\0"
+    return "\0…\0"
+
+
+def _spoken(name: str) -> str:
+    return name.strip("_").replace("_", " ")
+
+
+def _told(messages: list[str]) -> list[str]:
+    """Without repeats, and without those that are all filled in where others say more."""
+    unique = list(dict.fromkeys(" ".join(message.split()) for message in messages))
+    saying = [message for message in unique if len(re.findall(r"\w\w+", re.sub("\0[^\0]*\0", "", message))) >= 2]
+    return saying or unique
+
+
+def _shown(message: str) -> str:
+    parts = message.split("\0")
+    return "".join(
+        f"<var>{html.escape(part)}</var>"
+        if index % 2
+        else re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(part, quote=False))
+        for index, part in enumerate(parts)
+    )
+
+
+# The command.
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    lines: list[str] = []
+    for name in (*GROUPS, *COMMANDS):
+        top = load(name)
+        lines += ["", f"## orderedmq {name}", ""]
+        if name in GROUPS:
+            lines += [_prose(top.help), ""]
+            for sub in top.commands:
+                lines += [f"### orderedmq {name} {sub}", "", *_command(f"orderedmq {name} {sub}", top.commands[sub])]
+        else:
+            lines += _command(f"orderedmq {name}", top)
+    return "\n".join(lines).strip()
+
+
+def shared_options() -> str:
+    """The table of the options that every command has."""
+    top = load("peek")
+    return "\n".join(_table([one for one in top.params if one.name in _SHARED]))
+
+
+def _command(name: str, command: Any) -> list[str]:
+    shown = [
+        one for one in command.params if one.name not in _SHARED and one.name != "help" and not getattr(one, "hidden", False)
+    ]
+    arguments = [one for one in shown if not one.opts[0].startswith("-")]
+    usage = " ".join([name, "[OPTIONS]", *(_argument(one) for one in arguments)])
+    lines = ["```text", usage, "```", "", _prose(command.help), ""]
+    if any(one.help for one in arguments):
+        lines += ["| argument | meaning |", "|---|---|"]
+        lines += [f"| `{_argument(one)}` | {_cell(one.help or '')} |" for one in arguments] + [""]
+    named = [one for one in shown if one not in arguments]
+    return lines + ([*_table(named), ""] if named else [])
+
+
+def _argument(one: Any) -> str:
+    word = str(one.metavar or one.name.upper()) + ("..." if one.nargs == -1 else "")
+    return word if one.required or word.startswith("[") else f"[{word}]"
+
+
+def _table(params: list[Any]) -> list[str]:
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for one in params:
+        names = " ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
+        value = "" if one.is_flag else f" {_cell(_value(one))}"
+        default = "required" if one.required else _default(one)
+        lines.append(f"| {names}{value} | {default} | {_cell(one.help or '')} |")
+    return lines
+
+
+def _value(one: Any) -> str:
+    """What an option takes."""
+    annotation = getattr(getattr(one, "type_descriptor", None), "annotation", None)
+    if get_origin(annotation) is Literal:
+        return "|".join(map(str, get_args(annotation)))
+    return str(one.metavar or _WORDS.get(annotation, "TEXT"))
+
+
+def _default(one: Any) -> str:
+    plain = one.default is not None and one.default is not False and not callable(one.default) and one.default != []
+    return f"`{one.default}`" if plain else ""
+
+
+def _prose(text: str | None) -> str:
+    """Help as Markdown: typer takes it as such; what stands there for a shell's word is no tag."""
+    paragraphs = re.split(r"\n\s*\n", (text or "").replace("\f", "").strip())
+    return "\n\n".join(html.escape(" ".join(one.split()), quote=False).replace("*", "\\*") for one in paragraphs)
+
+
+# Documents that live at the root of the repository.
+
+
+def include(name: str) -> str:
+    """Another document without its title, its links turned to where its targets are in the site."""
+    text = (ROOT / name).read_text()
+    body = re.sub(r"\A# .*\n", "", text)
+    body = body.replace("](docs/", "](")
+    for source, target in _PLACES.items():
+        body = body.replace(f"]({source}", f"]({target}")
+    return body.strip()
+
+
+MAKERS: Final[Mapping[str, Callable[..., str]]] = {
+    "options": options,
+    "conditions": conditions,
+    "shared_options": shared_options,
+    "commands": commands,
+    "include": include,
+}

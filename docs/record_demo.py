@@ -1,0 +1,71 @@
+"""Records the demo as a picture of a terminal: ``make demo-svg`` writes docs/demo.svg, which the README shows.
+
+It plays the real demo, whatever it says, so a picture in which something was lost would show that. ``--events`` plays less of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+PICTURE: Final = Path(__file__).resolve().parent / "demo.svg"
+WIDTH: Final = 112
+#: What the folder of the demo is called in the picture: a recording does not differ from the one before by a random name.
+FOLDER: Final = "/tmp/orderedmq-demo"
+STYLES: Final = (
+    (r"^  (produced|resumed|audited)\b", "bold green"),
+    (r"^  killed\b", "bold red"),
+    (r"\b0 lost, 0 duplicated, 0 out of order\b", "bold green"),
+    (r"[1-9][\d,]* (lost|duplicated|out of order)\b", "bold red"),
+    (r"SIGKILL", "bold red"),
+    (r"^  orderedmq .*$", "cyan"),
+)
+
+
+def play(events: int | None) -> str:
+    """What the demo says from its beginning to its end. Raises CalledProcessError."""
+    folder = tempfile.mkdtemp(prefix="orderedmq-demo-")
+    command = [sys.executable, "-m", "orderedmq", "demo", "--no-json", "--path", folder]
+    command += [] if events is None else ["--events", str(events)]
+    try:
+        # Its bars go to standard error, and nobody draws them there.
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return done.stdout.replace(folder, FOLDER)
+
+
+def picture(said: str) -> str:
+    """The SVG of a terminal that shows what the demo said."""
+    console = Console(
+        record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor", highlight=False
+    )
+    console.print(Text.assemble(("$ ", "dim"), ("make demo", "bold")))
+    for line in said.splitlines():
+        text = Text(line)
+        for pattern, style in STYLES:
+            text.highlight_regex(pattern, style)
+        console.print(text)
+    return console.export_svg(title="orderedmq", unique_id="demo")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, help="only the first so many events (default: all of the year)")
+    parser.add_argument("--out", type=Path, default=PICTURE, help=f"the picture (default: {PICTURE.name})")
+    given = parser.parse_args()
+    given.out.write_text(picture(play(given.events)))
+    sys.stdout.write(f"{given.out}\n")
+
+
+if __name__ == "__main__":
+    main()

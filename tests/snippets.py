@@ -1,0 +1,128 @@
+"""The Python snippets of the README and of the pages of the site, and running those of a page as a reader would: one after another.
+
+A comment in the line before a snippet may say that it is not run so: ``<!-- needs: rocketmq -->`` (tests/rocketmq has servers), or
+``<!-- tested: tests/…::test_… -->`` (that test runs it).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+DOCUMENTS: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+_FENCE: Final = re.compile(r"^(?:<!-- ([^\n]*) -->\n+)?( *)```python\n(.*?)^\2```$", re.MULTILINE | re.DOTALL)
+
+
+class Snippet(NamedTuple):
+    """``line``: where its code begins. ``mark``: the comment before it, if there is one: ``needs: rocketmq``."""
+
+    path: Path
+    line: int
+    code: str
+    mark: str
+
+    @property
+    def needs(self) -> str:
+        """What it needs beside Spark."""
+        return self.mark.removeprefix("needs:").strip() if self.mark.startswith("needs:") else ""
+
+    @property
+    def tested(self) -> str:
+        """The test that runs it, if it is not run with the others of its page."""
+        return self.mark.removeprefix("tested:").strip() if self.mark.startswith("tested:") else ""
+
+
+def snippets(path: Path) -> list[Snippet]:
+    text = path.read_text()
+    return [
+        Snippet(path, text.count("\n", 0, found.start(3)) + 1, textwrap.dedent(found[3]), found[1] or "")
+        for found in _FENCE.finditer(text)
+    ]
+
+
+def pages(needs: str = "") -> dict[Path, list[Snippet]]:
+    """The documents that have snippets with such a need, and these."""
+    found = {path: [one for one in snippets(path) if not one.tested and one.needs == needs] for path in DOCUMENTS}
+    return {path: some for path, some in found.items() if some}
+
+
+def name(path: Path) -> str:
+    """A document as the id of a test."""
+    return str(path.relative_to(ROOT))
+
+
+def run(some: Sequence[Snippet], spark: SparkSession, folder: Path, replaced: Mapping[str, str] | None = None) -> None:
+    """Run snippets of a page in the tests' session. Their folder ``data`` is in ``folder``; queries that they leave running must go well."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    # Spark's processes have a working directory of their own, so the paths are made absolute.
+    texts = {'"data/': f'"{folder}/data/', "'data/": f"'{folder}/data/", **(replaced or {})}
+    with _as_before(spark), _free_ports(), warnings.catch_warnings():
+        # The libraries' own are no errors of the page.
+        warnings.simplefilter("default")
+        for one in some:
+            code = one.code
+            for text, other in texts.items():
+                code = code.replace(text, other)
+            # Its lines have the numbers that they have in the document.
+            exec(compile("\n" * (one.line - 1) + code, name(one.path), "exec"), names)
+        for query in spark.streams.active:
+            query.processAllAvailable()
+            assert query.exception() is None
+
+
+@contextmanager
+def _as_before(spark: SparkSession) -> Iterator[None]:
+    """Take out of the session and this process what snippets have set."""
+    settings = dict(spark.conf.getAll)
+    views = {table.name for table in spark.catalog.listTables() if table.isTemporary}
+    loggers = [logging.getLogger(), logging.getLogger("orderedmq"), logging.getLogger("orderedmq.lag")]
+    levels = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    try:
+        yield
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+        for table in spark.catalog.listTables():
+            if table.isTemporary and table.name not in views:
+                spark.catalog.dropTempView(table.name)
+        for key, value in dict(spark.conf.getAll).items():
+            if key not in settings:
+                spark.conf.unset(key)
+            elif settings[key] != value:
+                spark.conf.set(key, settings[key])
+        for logger, level, handlers in levels:
+            logger.setLevel(level)
+            logger.handlers[:] = handlers
+
+
+@contextmanager
+def _free_ports() -> Iterator[None]:
+    """A server of metrics takes any free port, since another process may have the one that a snippet names, and ends with the page."""
+    import prometheus_client
+
+    servers: list[Any] = []
+
+    def serve(port: int, *rest: Any, **named: Any) -> Any:
+        server, thread = start(0, *rest, **named)
+        servers.append(server)
+        return server, thread
+
+    start = prometheus_client.start_http_server
+    prometheus_client.start_http_server = serve
+    try:
+        yield
+    finally:
+        prometheus_client.start_http_server = start
+        for server in servers:
+            server.shutdown()
+            server.server_close()

@@ -1,0 +1,148 @@
+"""What the README and the pages of the site say is what the code has."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import orderedmq
+from orderedmq.cli import COMMANDS, GROUPS, app
+from orderedmq.model import MESSAGE_SCHEMA
+from orderedmq.options.declared import option_table
+from tests.snippets import snippets
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *PAGES]
+
+
+@pytest.fixture(scope="module")
+def generate() -> ModuleType:
+    """The hook by which MkDocs makes parts of pages from the code."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["generate"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text()
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT / "docs")))
+def test_every_generated_part_of_a_page_is_made(path: Path, generate: ModuleType) -> None:
+    made = generate.fill(path.read_text())
+    assert "<!-- generated" not in made
+
+
+def test_the_page_of_options_has_every_option(generate: ModuleType) -> None:
+    made = generate.fill(page("reference/options.md"))
+    for kind in ("broker", "source", "sink"):
+        for row in option_table(kind):
+            assert f"| `{row.name}` | " in made, row.name
+
+
+def test_the_page_of_columns_has_every_column_in_its_order() -> None:
+    named = re.findall(r"^\| `(\w+)` \|", page("reference/columns.md"), re.MULTILINE)
+    assert named[: len(MESSAGE_SCHEMA.names)] == MESSAGE_SCHEMA.names
+
+
+def test_the_page_of_conditions_has_every_condition_with_what_is_said_of_it(generate: ModuleType) -> None:
+    made = generate.fill(page("reference/conditions.md"))
+    found = generate.families()
+    assert len(found) >= 15
+    for _, doc, conditions in found:
+        assert doc
+        for condition in conditions:
+            assert condition.messages, condition.name
+            assert f"### {condition.name}\n" in made
+    aged_out = made.partition("### ORDEREDMQ_DATA_LOSS.AGED_OUT\n")[2].partition("\n### ")[0]
+    assert "keep messages longer or read sooner" in aged_out
+
+
+def test_the_page_of_the_command_has_every_command(generate: ModuleType) -> None:
+    made = generate.fill(page("reference/cli.md"))
+    for name in (*GROUPS, *COMMANDS):
+        assert f"## orderedmq {name}\n" in made
+    for name in ("topic create", "group seek", "lock release", "dlq replay"):
+        assert f"### orderedmq {name}\n" in made
+    assert "| `--dry-run` |" in made
+
+
+def test_every_promise_names_tests_that_exist() -> None:
+    lines = [line for line in page("promises.md").splitlines() if line.startswith("| ") and not line.startswith("| promise")]
+    assert len(lines) >= 25
+    for line in lines:
+        named = re.findall(r"`(tests/[^`]+)`", line)
+        assert named, line
+        for reference in named:
+            path, _, test = reference.partition("::")
+            assert test, f"{reference}: name the test, not the folder"
+            text = (ROOT / path).read_text()
+            assert f"def {test}(" in text, reference
+            decorators = text.partition(f"def {test}(")[0].rpartition("\n\n")[2]
+            assert "@pytest.mark.slow\n" not in decorators, f"{reference} is slow: make test does not run it"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_to_one(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:|#", target):
+            assert (path.parent / target.partition("#")[0]).exists(), f"{path.name}: {target}"
+
+
+def snippet(text: str, containing: str) -> str:
+    """The one Python block of a document that contains a text."""
+    (found,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if containing in block)
+    return found
+
+
+def test_the_producer_of_the_documents_writes_where_the_command_and_the_sink_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(snippet(page("index.md"), "create_topic"), {})
+    done = CliRunner().invoke(
+        app, ["--path", "data/omq", "produce", "orders", "--key-separator", ":"], input="order-1:shipped\norder-2:created\n"
+    )
+    assert done.exit_code == 0, done.output
+    with orderedmq.connect("data/omq") as broker:
+        found: dict[str, list[tuple[int, bytes]]] = {}
+        for queue in broker.log.queues("orders"):
+            rows: pa.RecordBatch = broker.log.pull(queue, 0, 100, 1 << 20, ("sharding_key", "body"))
+            for key, body in zip(rows["sharding_key"].to_pylist(), rows["body"].to_pylist(), strict=True):
+                found.setdefault(key, []).append((queue.queue_id, body))
+    assert [body for _, body in found["order-1"]] == [b"created", b"paid", b"shipped"]
+    assert len({queue for queue, _ in found["order-1"]}) == 1
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_snippet_is_python_and_is_run_by_a_test(path: Path) -> None:
+    found = snippets(path)
+    # None is missed, however far it is indented.
+    assert len(found) == len(re.findall(r"^ *```python", path.read_text(), re.MULTILINE))
+    for one in found:
+        compile(one.code, f"{path.name}:{one.line}", "exec")
+        assert one.needs in ("", "rocketmq"), one.mark
+        if one.tested:
+            file, _, test = one.tested.partition("::")
+            assert f"def {test}(" in (ROOT / file).read_text(), one.tested
+
+
+def test_no_document_names_a_folder_of_its_authors_machine() -> None:
+    for path in DOCUMENTS:
+        assert not re.search(r"(?<![\w.])/(?:root|work|Users|private)\b", path.read_text()), path
