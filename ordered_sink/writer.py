@@ -20,13 +20,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 from ordered_sink.columns import Plan
 from ordered_sink.keys import SeenKeys
 from ordered_sink.row_order import sorted_rows
-from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun, Staging
+from orderedmq.broker import Broker, Receipt, SinkBatch, Staging
 from orderedmq.conditions import MessageCondition, TopicCondition
 from orderedmq.connections import kept
 from orderedmq.core.key_hash import HashedKeys, key_hash64
 from orderedmq.core.machine_rooms import queues_in
 from orderedmq.core.message_rows import normalise, several_tags
-from orderedmq.core.micro_batch import run_of
+from orderedmq.core.micro_batch import SourceRun, run_of
 from orderedmq.core.selector import selector
 from orderedmq.core.sharding_key import hashed_keys
 from orderedmq.errors import MessageError, TopicError

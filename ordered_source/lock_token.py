@@ -6,18 +6,14 @@ It says whether an account was used, but not the account's keys, because rows ar
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import LockCondition, OptionCondition
 from orderedmq.connections import kept
 from orderedmq.core.lock import LockToken
-from orderedmq.endpoint import Endpoint
+from orderedmq.endpoint import Credentials, Endpoint, TlsOptions
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
-
-if TYPE_CHECKING:
-    from orderedmq.endpoint import Credentials, TlsOptions
 
 
 def encode(endpoint: Endpoint, identity: str, token: LockToken | None) -> str | None:

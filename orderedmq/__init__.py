@@ -14,9 +14,8 @@ from orderedmq.errors import OrderedMQError
 
 if TYPE_CHECKING:
     from orderedmq.connections import connect
+    from orderedmq.endpoint import Credentials, TlsOptions
     from orderedmq.java import prepare_spark
-    from orderedmq.rocketmq.net.transport import TlsOptions
-    from orderedmq.rocketmq.wire.acl import Credentials
     from orderedmq.tools.producer import Producer
 
 __version__ = "0.1.0"
@@ -27,8 +26,8 @@ _HOMES = {
     "connect": "orderedmq.connections",
     "Producer": "orderedmq.tools.producer",
     "prepare_spark": "orderedmq.java",
-    "Credentials": "orderedmq.rocketmq.wire.acl",
-    "TlsOptions": "orderedmq.rocketmq.net.transport",
+    "Credentials": "orderedmq.endpoint",
+    "TlsOptions": "orderedmq.endpoint",
 }
 
 

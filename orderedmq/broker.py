@@ -8,12 +8,13 @@ each broker.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from orderedmq.core.lock import Client, LockToken, Refusal
+from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
 
 if TYPE_CHECKING:
@@ -107,17 +108,6 @@ class MemberInfo:
 
     member: Member
     age: float
-
-
-@dataclass(frozen=True)
-class SourceRun:
-    """One run of one micro-batch: the same query and batch under another ``run_id`` is a replay."""
-
-    query_id: str
-    batch_id: int
-    run_id: str
-    #: Spark's name of the query, if it has one.
-    name: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orderedmq.broker import Broker
 from orderedmq.conditions import OptionCondition
-from orderedmq.endpoint import Endpoint
+from orderedmq.endpoint import Credentials, Endpoint, TlsOptions
 from orderedmq.errors import OptionError
-
-if TYPE_CHECKING:
-    from orderedmq.rocketmq.net.transport import TlsOptions
-    from orderedmq.rocketmq.wire.acl import Credentials
 
 
 def connect(

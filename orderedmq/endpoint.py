@@ -1,31 +1,41 @@
-"""A broker's address: a directory, or a cluster's nameservers with an account and TLS. Partitions and lock tokens carry it.
+"""A broker's address: a directory, or a cluster's nameservers with an account and TLS. Pure.
 
-Rules: as in declared.py. An Endpoint is pickled to executors with its secrets; no repr, message or column shows them.
+Partitions and lock tokens carry it. An Endpoint is pickled to executors with its secrets; no repr, message or column shows them.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+import re
+from dataclasses import dataclass, field
 
 from orderedmq.broker import EMBEDDED, ROCKETMQ, Capabilities
+from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import RocketMQError
-from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
-from orderedmq.options.values import conflict, half_given, invalid, only_for_cluster, parse_bool, parse_path
 
-if TYPE_CHECKING:
-    # Exported also to code that describes an account without knowing the kinds of broker.
-    from orderedmq.rocketmq.net.transport import TlsOptions as TlsOptions
-    from orderedmq.rocketmq.wire.acl import Credentials as Credentials
 
-#: An account's options, and the environment variables from which the command takes them: any user of a machine sees arguments.
-ACCOUNT: Final = {
-    "accessKey": "ORDEREDMQ_ACCESS_KEY",
-    "secretKey": "ORDEREDMQ_SECRET_KEY",
-    "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
-}
-_TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword", "tlsVerify", "tlsVerifyHostname")
+@dataclass(frozen=True)
+class Credentials:
+    """An account of the cluster (Java: SessionCredentials). Its repr leaves out the secrets."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    security_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class TlsOptions:
+    """How client and server authenticate each other. Files are PEM.
+
+    Turn off ``verify`` for servers that make up a certificate at each start, their default (``tls.test.mode.enable``). Turn off
+    ``verify_hostname`` where routes have addresses instead of names, as they mostly do.
+    """
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    verify: bool = True
+    verify_hostname: bool = True
 
 
 @dataclass(frozen=True)
@@ -54,66 +64,24 @@ class Endpoint:
         return self.path or self.namesrv_addr or ""
 
 
-def account() -> dict[str, str]:
-    """The account's options that are set in the environment."""
-    return {name: os.environ[variable] for name, variable in ACCOUNT.items() if os.environ.get(variable)}
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of ``host:port`` or ``[ip6]:port``. Raises RocketMQError ADDRESS."""
+    host, _, port = address.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
+        raise RocketMQError(
+            RocketMQCondition.ADDRESS, f"{address[:200]!r} is not the address of a RocketMQ server: host:port is expected"
+        )
+    return host, int(port)
 
 
-def parse_endpoint(given: Given) -> Endpoint:
-    """The broker that the options name. Raises OptionError."""
-    if not given.has("namesrvAddr"):
-        for name in (*ACCOUNT, "useTLS", *_TLS):
-            if given.has(name):
-                raise only_for_cluster(name, "file permissions protect a store")
-        text = given.text("path")
-        return Endpoint(path=parse_path(DEFAULT_DIRECTORY if text is None else text, "path"))
-    for name, other in (("accessKey", "secretKey"), ("secretKey", "accessKey"), ("securityToken", "accessKey")):
-        if given.has(name) and not given.has(other):
-            raise half_given(name, other)
-    return Endpoint(namesrv_addr=given.value("namesrvAddr", _addresses), credentials=_credentials(given), tls=_tls(given))
-
-
-def _credentials(given: Given) -> Credentials | None:
-    access_key, secret_key = given.optional("accessKey", _not_empty), given.optional("secretKey", _not_empty)
-    if access_key is None or secret_key is None:
-        return None
-    from orderedmq.rocketmq.wire.acl import Credentials
-
-    return Credentials(access_key, secret_key, given.optional("securityToken", _not_empty))
-
-
-def _tls(given: Given) -> TlsOptions | None:
-    if not given.value("useTLS", parse_bool):
-        for name in _TLS:
-            if given.has(name):
-                raise conflict(f"option {name} needs useTLS=true; set it, or drop {name}")
-        return None
-    for name, other in (("tlsCertPath", "tlsKeyPath"), ("tlsKeyPath", "tlsCertPath")):
-        if given.has(name) and not given.has(other):
-            raise half_given(name, other)
-    from orderedmq.rocketmq.net.transport import TlsOptions
-
-    return TlsOptions(
-        given.optional("tlsTrustCertPath", parse_path),
-        given.optional("tlsCertPath", parse_path),
-        given.optional("tlsKeyPath", parse_path),
-        given.optional("tlsKeyPassword", _not_empty),
-        given.value("tlsVerify", parse_bool),
-        given.value("tlsVerifyHostname", parse_bool),
-    )
-
-
-def _addresses(text: str, option: str) -> str:
-    from orderedmq.rocketmq.net.client import parse_nameservers
-
-    try:
-        return ";".join(parse_nameservers(text))
-    except RocketMQError as error:
-        raise invalid(option, error.message) from error
-
-
-def _not_empty(text: str, option: str) -> str:
-    if not text:
-        # Not shown: it may be a secret with a typing error.
-        raise invalid(option, "the value is empty; set it, or drop the option")
-    return text
+def parse_nameservers(text: str) -> tuple[str, ...]:
+    """Return the addresses of ``a:9876;b:9876`` in order, without duplicates. Raises RocketMQError ADDRESS."""
+    found = tuple(dict.fromkeys(address.strip() for address in re.split("[;,]", text) if address.strip()))
+    if not found:
+        raise RocketMQError(
+            RocketMQCondition.ADDRESS, f"{text[:200]!r} names no nameserver: host:port is expected, several separated by ';'"
+        )
+    for address in found:
+        parse_address(address)
+    return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -31,11 +31,9 @@ from orderedmq.core.listener import (
 )
 from orderedmq.core.lock import LockToken
 from orderedmq.core.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
-
-if TYPE_CHECKING:
-    from orderedmq.endpoint import Credentials, TlsOptions
 
 log = logging.getLogger("orderedmq")
 

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple
 import typer
 
 from orderedmq.conditions import GroupCondition, OptionCondition, StoreCondition, TopicCondition
-from orderedmq.endpoint import ACCOUNT, Endpoint, account, parse_endpoint
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import GroupError, OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
+from orderedmq.options.endpoint import ACCOUNT, account, parse_endpoint
 from orderedmq.options.values import parse_path
 
 if TYPE_CHECKING:

@@ -6,9 +6,8 @@ The local properties of a task are an argument.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
-
-from orderedmq.broker import SourceRun
 
 #: Present in read and write tasks alike, jobs started inside foreachBatch included (Spark 4.3, classic and Connect).
 QUERY: Final = "sql.streaming.queryId"
@@ -20,6 +19,17 @@ RUN: Final = "spark.jobGroup.id"
 DESCRIPTION: Final = "spark.job.description"
 #: Number of a sink's last batches with which a repeat is compared. An older batch is refused (SinkError BATCH_TOO_OLD).
 KEPT_BATCHES: Final = 100
+
+
+@dataclass(frozen=True)
+class SourceRun:
+    """One run of one micro-batch: the same query and batch under another ``run_id`` is a replay."""
+
+    query_id: str
+    batch_id: int
+    run_id: str
+    #: Spark's name of the query, if it has one.
+    name: str | None = field(default=None, compare=False)
 
 
 def run_of(local_property: Callable[[str], str | None]) -> SourceRun | None:

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from orderedmq.demo import IN, OUT
 from orderedmq.demo.turnaround import follow
-from orderedmq.endpoint import account
 from orderedmq.java import ensure_java
+from orderedmq.options.endpoint import account
 
 #: The folder of Spark's own files, in the working directory: a killed Spark leaves them behind.
 SCRATCH: Final = "spark"

@@ -13,10 +13,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
+from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition
 from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import KEPT_BATCHES
+from orderedmq.core.micro_batch import KEPT_BATCHES, SourceRun
 from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import topic_of

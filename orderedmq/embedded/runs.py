@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import xxhash
 
-from orderedmq.broker import SourceRun
 from orderedmq.conditions import StoreCondition
 from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import SourceRun
 from orderedmq.errors import StoreError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 

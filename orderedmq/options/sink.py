@@ -14,10 +14,11 @@ from typing import Final, Literal, NamedTuple, Self
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
-from orderedmq.endpoint import Endpoint, parse_endpoint
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
 from orderedmq.options.declared import Given
+from orderedmq.options.endpoint import parse_endpoint
 from orderedmq.options.values import (
     choice,
     conflict,

@@ -16,11 +16,12 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.core.allocate import Allocation
 from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import USUAL, Reading
-from orderedmq.endpoint import Endpoint, parse_endpoint
+from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
 from orderedmq.options.allocation import Assignment, parse_allocation, parse_assignment
 from orderedmq.options.declared import MAX_PULL_BATCH, Given
+from orderedmq.options.endpoint import parse_endpoint
 from orderedmq.options.filter import parse_filter
 from orderedmq.options.queue_json import brokers, json_shown, members
 from orderedmq.options.values import (

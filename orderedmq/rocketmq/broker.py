@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 from orderedmq.broker import ROCKETMQ, Capabilities
 from orderedmq.conditions import RocketMQCondition
+from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
-from orderedmq.rocketmq.net.transport import TlsOptions
-from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.route import ClusterInfo
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from orderedmq.broker import Broker, Receipt, SinkBatch, SourceRun
+from orderedmq.broker import Broker, Receipt, SinkBatch
+from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import RESERVED_PROPERTIES, MessageQueue
 from tests.contract.support import FakeClock, Place, bodies, locked, queues_of, refused, rows, span, state
 

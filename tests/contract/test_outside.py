@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from orderedmq.broker import Broker, SinkBatch, SourceRun
+from orderedmq.broker import Broker, SinkBatch
 from orderedmq.core.lock import LOCK_LIFE, UNLOCK_DELAY, Client, LockToken
+from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import MessageQueue
 from tests.contract.support import (
     FakeClock,

@@ -19,9 +19,9 @@ import orderedmq
 from ordered_sink.commit import StreamWriter
 from ordered_source import partition_reader as task_module
 from ordered_source.partition_reader import QueuePartition
-from orderedmq.broker import Broker, Receipt, SourceRun
+from orderedmq.broker import Broker, Receipt
 from orderedmq.core.lock import LockToken
-from orderedmq.core.micro_batch import BATCH, QUERY, RUN
+from orderedmq.core.micro_batch import BATCH, QUERY, RUN, SourceRun
 from orderedmq.embedded.check import check
 from orderedmq.embedded.store import Store
 from orderedmq.endpoint import Endpoint

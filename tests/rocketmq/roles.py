@@ -15,9 +15,9 @@ from orderedmq.broker import SinkBatch
 from orderedmq.cli import app
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
+from orderedmq.endpoint import Credentials
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.wire.acl import Credentials
 
 _numbers = itertools.count()
 

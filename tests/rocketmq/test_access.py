@@ -22,6 +22,7 @@ from orderedmq.core.filters import Filter
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
 from orderedmq.core.pull_settings import Reading
+from orderedmq.endpoint import Credentials
 from orderedmq.errors import RocketMQError, ServersError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -31,7 +32,6 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests
-from orderedmq.rocketmq.wire.acl import Credentials
 from orderedmq.rocketmq.wire.request import Request
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq import roles

@@ -17,12 +17,12 @@ from typing import TypeVar
 import pytest
 
 from orderedmq.core.filters import Filter
+from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import GroupError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.stored_message import parse_all
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.net.transport import TlsOptions
 from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests

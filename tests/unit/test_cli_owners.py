@@ -13,12 +13,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import orderedmq
-from orderedmq.broker import SourceRun
 from orderedmq.cli import app
 from orderedmq.cli.owners import named, owner_columns, short_names
 from orderedmq.cli.shell import Column, number, table
 from orderedmq.core.membership import Subscription
-from orderedmq.core.micro_batch import run_of
+from orderedmq.core.micro_batch import SourceRun, run_of
 from orderedmq.errors import OptionError
 from orderedmq.model import OffsetRange
 from orderedmq.options.source import SourceOptions

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from orderedmq.broker import Broker, SinkBatch, SourceRun
+from orderedmq.broker import Broker, SinkBatch
 from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import SourceRun
 from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check

@@ -307,7 +307,8 @@ def test_everything_in_the_directory_is_its_owners_alone_whatever_the_umask(path
         os.umask(int(sys.argv[2]))
         import pyarrow as pa
         from orderedmq import connect
-        from orderedmq.broker import SinkBatch, SourceRun
+        from orderedmq.broker import SinkBatch
+        from orderedmq.core.micro_batch import SourceRun
         from orderedmq.model import OffsetRange
         broker = connect(sys.argv[1])
         broker.admin.create_topic("t", 1)

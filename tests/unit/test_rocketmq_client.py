@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from orderedmq.endpoint import parse_nameservers
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net import client as client_module
-from orderedmq.rocketmq.net.client import Client, parse_nameservers
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire.admin_requests import delete_topic_in_nameserver
 from orderedmq.rocketmq.wire.codes import RequestCode
@@ -600,7 +601,7 @@ def test_a_child_makes_connections_of_its_own(cluster: Cluster, to: Callable[...
 
 
 def test_secrets_are_in_no_repr() -> None:
-    from orderedmq.rocketmq.wire.acl import Credentials
+    from orderedmq.endpoint import Credentials
 
     with Client("h:1", credentials=Credentials("ak", "my-secret")) as client:
         assert "my-secret" not in repr(client)

@@ -21,11 +21,12 @@ from typing import Any
 
 import pytest
 
+from orderedmq.endpoint import Credentials, TlsOptions, parse_address
 from orderedmq.errors import OptionError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.connection import Connection, Pending
-from orderedmq.rocketmq.net.transport import TlsOptions, connect, parse_address
-from orderedmq.rocketmq.wire.acl import Credentials, signature
+from orderedmq.rocketmq.net.transport import connect, ssl_context
+from orderedmq.rocketmq.wire.acl import signature
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.group_requests import update_consumer_offset
@@ -602,7 +603,7 @@ def test_tls(serve: Callable[..., Peer], certificates: Path, how: str) -> None:
         echo(link)
 
     options = TlsOptions(verify=False) if how == "unverified" else TlsOptions(ca_file=str(certificates / "server.pem"))
-    connection = Connection.open(serve(script, tls=server_context(certificates)).address, soon(), tls=options.context())
+    connection = Connection.open(serve(script, tls=server_context(certificates)).address, soon(), tls=ssl_context(options))
     try:
         pending = [connection.send(pull(QUEUE, "g", n, 32), soon(30)) for n in range(20)]
         assert all(one.result().body == body for one in pending)
@@ -617,7 +618,7 @@ def test_tls_under_threads_that_read_and_write_at_once(serve: Callable[..., Peer
             link.reply(request, body=bytes(request.body), queueId="0", queueOffset=str(len(request.body)))
 
     connection = Connection.open(
-        serve(script, tls=server_context(certificates)).address, soon(), tls=TlsOptions(verify=False).context()
+        serve(script, tls=server_context(certificates)).address, soon(), tls=ssl_context(TlsOptions(verify=False))
     )
     wrong: list[int] = []
 
@@ -642,11 +643,11 @@ def test_tls_with_a_certificate_of_the_clients(serve: Callable[..., Peer], certi
         cert_file=str(certificates / "client.pem"),
         key_file=str(certificates / "client.key"),
     )
-    connection = Connection.open(peer.address, soon(), tls=known.context())
+    connection = Connection.open(peer.address, soon(), tls=ssl_context(known))
     assert connection.call(max_offset(number(4)), soon()) == 4
     connection.close()
     # TLS 1.3 refuses after the handshake, so it shows with the first request.
-    unknown = Connection.open(peer.address, soon(), tls=TlsOptions(ca_file=str(certificates / "server.pem")).context())
+    unknown = Connection.open(peer.address, soon(), tls=ssl_context(TlsOptions(ca_file=str(certificates / "server.pem"))))
     assert error(unknown.send(max_offset(QUEUE), soon())).sub in ("CONNECTION_LOST", "UNREACHABLE")
     unknown.close()
 
@@ -654,7 +655,7 @@ def test_tls_with_a_certificate_of_the_clients(serve: Callable[..., Peer], certi
 def test_a_server_that_is_not_trusted(serve: Callable[..., Peer], certificates: Path) -> None:
     address = serve(echo, tls=server_context(certificates)).address
     with pytest.raises(RocketMQError) as caught:
-        Connection.open(address, soon(), tls=TlsOptions(ca_file=str(certificates / "client.pem")).context())
+        Connection.open(address, soon(), tls=ssl_context(TlsOptions(ca_file=str(certificates / "client.pem"))))
     assert caught.value.sub == "TLS"
     assert not caught.value.retriable
 
@@ -667,9 +668,9 @@ def test_a_certificate_of_another_name(serve: Callable[..., Peer], certificates:
     )  # fmt: skip
     address = serve(echo, tls=server_context(tmp_path)).address
     with pytest.raises(RocketMQError, match="127.0.0.1"):
-        Connection.open(address, soon(), tls=TlsOptions(ca_file=str(tmp_path / "server.pem")).context())
+        Connection.open(address, soon(), tls=ssl_context(TlsOptions(ca_file=str(tmp_path / "server.pem"))))
     options = TlsOptions(ca_file=str(tmp_path / "server.pem"), verify_hostname=False)
-    connection = Connection.open(address, soon(), tls=options.context())
+    connection = Connection.open(address, soon(), tls=ssl_context(options))
     assert connection.call(max_offset(number(6)), soon()) == 6
     connection.close()
 
@@ -679,14 +680,14 @@ def test_tls_where_the_server_has_none(serve: Callable[..., Peer]) -> None:
         link.socket.recv(100)
 
     with pytest.raises(RocketMQUnavailableError, match="it may not support TLS"):
-        Connection.open(serve(script).address, soon(), tls=TlsOptions(verify=False).context())
+        Connection.open(serve(script).address, soon(), tls=ssl_context(TlsOptions(verify=False)))
 
     def other(link: Link) -> None:
         link.socket.recv(100)
         link.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     with pytest.raises(RocketMQError) as caught:
-        Connection.open(serve(other).address, soon(), tls=TlsOptions(verify=False).context())
+        Connection.open(serve(other).address, soon(), tls=ssl_context(TlsOptions(verify=False)))
     assert caught.value.sub == "TLS"
 
 
@@ -694,7 +695,7 @@ def test_a_tls_handshake_that_does_not_end_is_cut_by_the_deadline(serve: Callabl
     address = serve(lambda link: time.sleep(2)).address
     begin = time.monotonic()
     with pytest.raises(RocketMQUnavailableError):
-        Connection.open(address, soon(0.3), tls=TlsOptions(verify=False).context())
+        Connection.open(address, soon(0.3), tls=ssl_context(TlsOptions(verify=False)))
     assert time.monotonic() - begin < 1.5
 
 
@@ -706,7 +707,7 @@ def test_tls_files_that_cannot_be_used(tmp_path: Path) -> None:
         TlsOptions(cert_file="/nowhere.pem"),
     ):
         with pytest.raises(OptionError) as caught:
-            options.context()
+            ssl_context(options)
         assert caught.value.sub == "INVALID"
     assert "secret" not in repr(TlsOptions(key_password="secret"))
 
@@ -714,7 +715,7 @@ def test_tls_files_that_cannot_be_used(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_child_says_nothing_on_its_parents_tls_connection(serve: Callable[..., Peer], certificates: Path) -> None:
     peer = serve(echo, tls=server_context(certificates))
-    connection = Connection.open(peer.address, soon(), tls=TlsOptions(verify=False).context())
+    connection = Connection.open(peer.address, soon(), tls=ssl_context(TlsOptions(verify=False)))
     assert connection.call(max_offset(number(1)), soon()) == 1
     child = os.fork()
     if child == 0:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orderedmq.endpoint import Credentials
 from orderedmq.errors import (
     GroupError,
     MessageError,
@@ -26,7 +27,7 @@ from orderedmq.errors import (
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.backoff import CONNECT, RETRY, Backoff
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
-from orderedmq.rocketmq.wire.acl import Credentials, signature, signed
+from orderedmq.rocketmq.wire.acl import signature, signed
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from orderedmq.broker import SourceRun
 from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import SourceRun
 from orderedmq.embedded import runs
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 

@@ -23,7 +23,8 @@ from typing import Any
 import lmdb
 import pytest
 
-from orderedmq.broker import Receipt, SinkBatch, SourceRun
+from orderedmq.broker import Receipt, SinkBatch
+from orderedmq.core.micro_batch import SourceRun
 from orderedmq.embedded import layout, pages
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check

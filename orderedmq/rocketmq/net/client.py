@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,13 +20,13 @@ from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
+from orderedmq.endpoint import Credentials, TlsOptions, parse_nameservers
 from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.backoff import CONNECT, RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
-from orderedmq.rocketmq.net.transport import TlsOptions, parse_address
-from orderedmq.rocketmq.wire.acl import Credentials
+from orderedmq.rocketmq.net.transport import ssl_context
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.message_requests import cluster_info, topic_list, topic_route
 from orderedmq.rocketmq.wire.request import Request
@@ -53,18 +52,6 @@ IDLE: Final = 100.0
 def attempt(request: Request[Any], deadline: float) -> float:
     """Return the time until which to wait for one answer, in monotonic seconds."""
     return min(deadline, Deadline.after(ATTEMPT)) if request.repeatable else deadline
-
-
-def parse_nameservers(text: str) -> tuple[str, ...]:
-    """Return the addresses of ``a:9876;b:9876`` in order, without duplicates. Raises RocketMQError ADDRESS."""
-    found = tuple(dict.fromkeys(address.strip() for address in re.split("[;,]", text) if address.strip()))
-    if not found:
-        raise RocketMQError(
-            RocketMQCondition.ADDRESS, f"{text[:200]!r} names no nameserver: host:port is expected, several separated by ';'"
-        )
-    for address in found:
-        parse_address(address)
-    return found
 
 
 _NOBODY: Final[Mapping[str, float]] = {}
@@ -114,7 +101,7 @@ class Client:
         """``nameservers``: "host:port", separated by ";". No I/O yet. Raises RocketMQError ADDRESS, OptionError INVALID."""
         self.nameservers = parse_nameservers(nameservers)
         self._credentials = credentials
-        self._tls = tls.context() if tls is not None else None
+        self._tls = ssl_context(tls) if tls is not None else None
         self._on_push = on_push
         self._turn = random.randrange(len(self.nameservers))
         self._lock = threading.Lock()

@@ -17,11 +17,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from orderedmq.conditions import UnavailableCondition
+from orderedmq.endpoint import Credentials
 from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
 from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import Stuck, Transport, connect
-from orderedmq.rocketmq.wire.acl import Credentials, signed
+from orderedmq.rocketmq.wire.acl import signed
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts
 from orderedmq.rocketmq.wire.request import Request

@@ -12,10 +12,10 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final, cast
 
 from orderedmq.conditions import OptionCondition, RocketMQCondition, UnavailableCondition
+from orderedmq.endpoint import TlsOptions, parse_address
 from orderedmq.errors import OptionError, RocketMQError, RocketMQUnavailableError
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.wire.frame import Bytes
@@ -25,38 +25,23 @@ CONNECT_TIMEOUT: Final = 3.0
 _TLS_RECORDS: Final = 64 * 1024
 
 
-@dataclass(frozen=True)
-class TlsOptions:
-    """How client and server authenticate each other. Files are PEM.
-
-    Turn off ``verify`` for servers that make up a certificate at each start, their default (``tls.test.mode.enable``). Turn off
-    ``verify_hostname`` where routes have addresses instead of names, as they mostly do.
-    """
-
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    key_password: str | None = field(default=None, repr=False)
-    verify: bool = True
-    verify_hostname: bool = True
-
-    def context(self) -> ssl.SSLContext:
-        """Return the SSL context. Raises OptionError INVALID if a file cannot be used."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = self.verify and self.verify_hostname
-        context.verify_mode = ssl.CERT_REQUIRED if self.verify else ssl.CERT_NONE
-        if self.verify and self.ca_file is None:
-            context.load_default_certs()
-        try:
-            if self.ca_file is not None:
-                context.load_verify_locations(self.ca_file)
-            if self.cert_file is not None:
-                # Without a password OpenSSL would ask for one at the terminal.
-                context.load_cert_chain(self.cert_file, self.key_file, self.key_password or "")
-        except (OSError, ValueError) as error:
-            names = ", ".join(name for name in (self.ca_file, self.cert_file, self.key_file) if name)
-            raise OptionError(OptionCondition.INVALID, f"the TLS files {names} cannot be used: {error}") from None
-        return context
+def ssl_context(options: TlsOptions) -> ssl.SSLContext:
+    """Return the SSL context. Raises OptionError INVALID if a file cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = options.verify and options.verify_hostname
+    context.verify_mode = ssl.CERT_REQUIRED if options.verify else ssl.CERT_NONE
+    if options.verify and options.ca_file is None:
+        context.load_default_certs()
+    try:
+        if options.ca_file is not None:
+            context.load_verify_locations(options.ca_file)
+        if options.cert_file is not None:
+            # Without a password OpenSSL would ask for one at the terminal.
+            context.load_cert_chain(options.cert_file, options.key_file, options.key_password or "")
+    except (OSError, ValueError) as error:
+        names = ", ".join(name for name in (options.ca_file, options.cert_file, options.key_file) if name)
+        raise OptionError(OptionCondition.INVALID, f"the TLS files {names} cannot be used: {error}") from None
+    return context
 
 
 class Stuck(Exception):
@@ -65,17 +50,6 @@ class Stuck(Exception):
     def __init__(self, partial: bool) -> None:
         self.partial = partial
         super().__init__("the server does not read")
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Return host and port of ``host:port`` or ``[ip6]:port``. Raises RocketMQError ADDRESS."""
-    host, _, port = address.strip().rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 65536:
-        raise RocketMQError(
-            RocketMQCondition.ADDRESS, f"{address[:200]!r} is not the address of a RocketMQ server: host:port is expected"
-        )
-    return host, int(port)
 
 
 def connect(address: str, deadline: float, context: ssl.SSLContext | None = None) -> Transport:

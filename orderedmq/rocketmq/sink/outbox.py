@@ -24,9 +24,10 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from orderedmq.broker import Published, Receipt, SinkBatch, SourceRun
+from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.core.lock import LockToken
 from orderedmq.core.message_rows import normalise
+from orderedmq.core.micro_batch import SourceRun
 from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError, replay_differs
 from orderedmq.model import MessageQueue, OffsetRange, check_topic
 from orderedmq.rocketmq.group import lock_rules

@@ -9,23 +9,14 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
+from orderedmq.endpoint import Credentials
 from orderedmq.rocketmq.wire.frame import Bytes
 
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
-
-
-@dataclass(frozen=True)
-class Credentials:
-    """An account of the cluster (Java: SessionCredentials). Its repr leaves out the secrets."""
-
-    access_key: str
-    secret_key: str = field(repr=False)
-    security_token: str | None = field(default=None, repr=False)
 
 
 def signature(data: bytes, secret_key: str) -> str:
