@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import typer
 
 from orderedmq.broker import Broker
+from orderedmq.cli import interrupts
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.lines import Form, messages, read_lines
 from orderedmq.cli.shell import Shell, command, number, size
@@ -130,9 +131,11 @@ def produce(
             with shell.progress(f"writing to {topic}", length, size, typing=not file and sys.stdin.isatty()) as bar:
                 for first, lines in read_lines(source):
                     rows = messages(lines, first, form)
-                    if rows.num_rows:
-                        producer.send(rows)
-                    count += rows.num_rows
+                    # What is written is counted, also if Ctrl-C comes meanwhile.
+                    with interrupts.delayed():
+                        if rows.num_rows:
+                            producer.send(rows)
+                        count += rows.num_rows
                     lists += several_tags(rows)
                     total += int(pc.sum(pc.binary_length(rows["body"])).as_py() or 0)
                     bar.advance(int(pc.sum(pc.binary_length(lines)).as_py() or 0) + len(lines))

@@ -30,6 +30,7 @@ from orderedmq.cli.topics import parse_retention
 from orderedmq.errors import OptionError, RocketMQUnavailableError
 from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.tools.producer import Producer
 from tests.waits import until
 
 COMMAND = [sys.executable, "-c", "from orderedmq.cli import app; app()"]
@@ -759,6 +760,26 @@ def test_slow_lines_arrive_at_once_and_ctrl_c_ends_without_a_word_too_many(store
     out, error = produce.communicate(timeout=60)
     assert (produce.returncode, out) == (130, b"")
     assert error.decode().splitlines() == ["2 messages were written before", "orderedmq: interrupted"]
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_ctrl_c_while_lines_are_written_counts_them_and_a_second_one_does_not_wait(
+    run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch, interrupts: int
+) -> None:
+    send, ended = Producer.send, []
+
+    def interrupted(self: Producer, rows: pa.RecordBatch) -> None:
+        for _ in range(interrupts):
+            os.kill(os.getpid(), signal.SIGINT)
+        send(self, rows)
+        ended.append(rows.num_rows)
+
+    monkeypatch.setattr(Producer, "send", interrupted)
+    broker.admin.create_topic("a", 1)
+    said = run("produce", "a", input=b"one\ntwo\n", code=130)
+    written = 2 if interrupts == 1 else 0
+    assert sum(ended) == written
+    assert said.splitlines() == [f"{written} messages were written before", "orderedmq: interrupted"]
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, 1), ("y", 0, 0)])
