@@ -27,8 +27,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.stored_messages import Stored, text
-from tests.unit.rocketmq_peer import Link
-from tests.unit.test_rocketmq_client import Cluster
+from tests.unit.rocketmq_peer import Cluster, Link
 
 QUEUE = MessageQueue("T", "a", 0)
 COLUMNS = ("queue_offset", "body")
@@ -39,10 +38,8 @@ A = Filter(tags=("a",))
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    for peer in made.peers:
-        peer.close()
+    with Cluster() as made:
+        yield made
 
 
 def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
