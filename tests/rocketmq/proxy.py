@@ -23,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from orderedmq.rocketmq.local.servers import Cluster
+
 T = TypeVar("T")
 
 HOST: Final = "127.0.0.1"
@@ -352,6 +354,11 @@ class Network:
         self.brokers = [Proxy(address) for address in brokers]
         self.namesrv = Proxy(namesrv, {proxy.target: proxy.address for proxy in self.brokers})
         self.address = self.namesrv.address
+
+    @classmethod
+    def before(cls, cluster: Cluster) -> Network:
+        """Proxies before the nameserver and every broker of a cluster."""
+        return cls(cluster.address, [broker.address for broker in cluster.brokers])
 
     @property
     def broker(self) -> Proxy:

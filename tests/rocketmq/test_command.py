@@ -22,9 +22,8 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def world(two_brokers: Cluster) -> Iterator[World]:
-    made = World(two_brokers)
-    yield made
-    made.close()
+    with World(two_brokers) as made:
+        yield made
 
 
 @pytest.fixture

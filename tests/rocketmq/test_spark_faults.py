@@ -51,7 +51,7 @@ class Flow:
         self.broker = orderedmq.connect(namesrv_addr=cluster.address)
         for topic in ("flow-in", "flow-out"):
             self.create(topic, 0, 4)
-        self.network = Network(cluster.address, [broker.address for broker in cluster.brokers])
+        self.network = Network.before(cluster)
         #: What the query failed with, whenever it did.
         self.failures: list[str] = []
         self._queries: list[StreamingQuery] = []
