@@ -31,6 +31,10 @@ GROUP = "g"
 PULL = 10
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.spark)
+
+
 class Observer:
     """Records changes of locks and group offsets. It runs in the test's process, so no kill stops it."""
 

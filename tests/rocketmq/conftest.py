@@ -135,16 +135,17 @@ class Clusters:
 _clusters = Clusters()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.rocketmq)
+    if _wants_servers(item) and item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(_TIMEOUT))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("all_versions"):
         left = [item for item in items if set(_versions(item)) - {DEFAULT_VERSION}]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
-    for item in items:
-        if _wants_servers(item):
-            item.add_marker(pytest.mark.servers)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(_TIMEOUT))
     places = [place for place, item in enumerate(items) if Path(__file__).parent in item.path.parents]
     for place, item in zip(places, sorted((items[place] for place in places), key=_turn)):
         items[place] = item

@@ -18,7 +18,7 @@ from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.servers]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

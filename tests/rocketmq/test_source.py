@@ -33,6 +33,8 @@ from tests.stopped_readers import stopped
 from tests.stored_messages import inner
 from tests.waits import soon, until
 
+pytestmark = pytest.mark.spark
+
 READ = "queue_offset long, body binary, tags string"
 UPDATE_BROKER_CONFIG = 25
 DELETE_EXPIRED_COMMITLOG = 329

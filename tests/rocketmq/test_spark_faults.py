@@ -33,6 +33,8 @@ from tests import checker
 from tests.rocketmq.proxy import Connection, Network
 from tests.waits import soon, until
 
+pytestmark = pytest.mark.spark
+
 TRIGGER = 0.3
 GROUP = "flow-group"
 #: Seconds after which all brokers have reported to a nameserver that was restarted.

@@ -25,6 +25,8 @@ from orderedmq.rocketmq.local.servers import Cluster
 from tests.quick_spark import QUICK_JVM
 from tests.waits import until
 
+pytestmark = pytest.mark.spark
+
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(pyspark.__file__).parent
 URL = re.compile(r"spark://127\.0\.0\.1:\d+")
