@@ -97,7 +97,7 @@ def rig(bench: Bench) -> Rig:
 
 
 def fill(broker: Broker, topic: str, each: int) -> None:
-    """So many messages into each queue."""
+    """Append ``each`` messages to each queue."""
     made = messages(min(each, STEP))
     for queue in broker.log.queues(topic):
         for begin in range(0, each, STEP):

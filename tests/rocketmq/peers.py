@@ -221,7 +221,7 @@ class Consumer:
         client.start()
 
     def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
-        """Until the listener was given so many messages."""
+        """Wait until the listener has received ``count`` messages."""
         deadline = time.monotonic() + timeout
         while len(self.received) < count:
             assert time.monotonic() < deadline, f"{len(self.received)} of {count} messages after {timeout:.0f} s"

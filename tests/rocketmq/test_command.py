@@ -1,4 +1,4 @@
-"""The command over a cluster of two brokers, each of which has a queue 0."""
+"""The command over a cluster of two brokers that both have a queue 0."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(usu
     assert condition(lambda: groups.commit({tokens[0]: 1})) == "LOCK.LOST"
     groups.trust = 30.0
     [again] = usual.lock(usual.broker, me, usual.queues[:1])
-    assert again.tenure == again.epoch > tokens[0].epoch, "whoever goes on enters the queue anew"
+    assert again.tenure == again.epoch > tokens[0].epoch, "the next owner enters the queue anew"
 
 
 def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
@@ -283,7 +283,7 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
 
 
 def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds the broker behind, and is held up before it writes: whoever takes the queue then must not begin there."""
+    """It finds the broker behind and is delayed before it writes: the next owner must not begin at the old offset."""
     groups, [queue] = usual.broker.groups, usual.queues[:1]
     [token] = usual.lock(usual.broker, groups.join("me"), [queue])
     groups.commit({token: 4})

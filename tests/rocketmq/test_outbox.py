@@ -134,7 +134,7 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, on_two: World, monkeypat
 
 
 def test_a_batch_that_is_written_again_in_other_partitions_is_there_once(everywhere: World) -> None:
-    """By a job of two tasks, of which one was interrupted; by one of three that dies before its commit; by one of one."""
+    """First a job of two tasks, one of them interrupted; then a job of three that dies before its commit; then a job of one."""
     world = everywhere
     names = numbered(300)
     # What the release before sent has no run in its stamps.

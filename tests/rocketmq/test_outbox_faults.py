@@ -245,7 +245,7 @@ def test_a_broker_that_stops_for_longer_than_a_send_may_take(
 
 
 def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this attempt nothing is heard after so many sends, no more than of a process that was killed."""
+    """Silence this attempt after ``sends`` sends, like a process that was killed."""
     line = staging._lines[next(iter(staging._lines))]
     real, done = line.writer._place.send, 0
 

@@ -134,7 +134,7 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
 
 
 def send(broker: Broker, topic: str, rows: int) -> None:
-    """So many more to each queue; the body is the place."""
+    """Append ``rows`` messages to each queue; the body is queue and offset."""
     queues = broker.log.queues(topic)
     ends = broker.log.bounds(queues)
     for queue in queues:

@@ -122,7 +122,7 @@ def test_what_help_says_of_a_command_is_what_the_command_says() -> None:
 
 
 def completed(store: Path | None, *words: str) -> list[str]:
-    """What bash would be offered behind these words, the last of which is incomplete."""
+    """The words that bash would offer in place of the last one, which is incomplete."""
     line = ["orderedmq", *(["--path", str(store)] if store else []), *words]
     environment = {"_ORDEREDMQ_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
     result = CliRunner().invoke(app, [], prog_name="orderedmq", env=environment)
@@ -717,7 +717,7 @@ def test_peek_into_produce(store: Path, broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("form", ["--json", "--no-json"])
-def test_whoever_reads_may_stop(store: Path, broker: Broker, form: str) -> None:
+def test_a_reader_of_the_output_may_stop(store: Path, broker: Broker, form: str) -> None:
     broker.admin.create_topic("a", 1)
     broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [b"x" * 1000] * 3000}))
     peek = spawn("peek", "a", "-n", "3000", "--path", str(store), form)

@@ -151,7 +151,7 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
     with pytest.raises(DataLossError, match="message 8 of queue T/a/0 cannot be read: its body of 14 bytes is not lz4"):
         rows(8)
     assert rows(9) == [9]
-    # Whoever does not ask for the body is given the row, and who asks for other tags does not see it.
+    # A pull without the body gets the row, and a pull of other tags does not see it.
     assert rows(0, ("queue_offset",)) == list(range(10))
     batch, end = puller.pull_matching(QUEUE, 0, 8, 1 << 24, COLUMNS, A)
     assert (batch.column(0).to_pylist(), end) == ([0, 2, 4, 6], 8)
