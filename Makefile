@@ -54,7 +54,7 @@ check: $(STAMP) ## lint, types and the tests that need neither Spark nor a serve
 
 .PHONY: check-tests
 check-tests: $(STAMP)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not servers" --seeds 500 tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not spark and not rocketmq" --seeds 500 tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
 
 test: $(STAMP) ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)

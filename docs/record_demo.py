@@ -60,7 +60,7 @@ def picture(said: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, help="only the first so many events (default: all of the year)")
+    parser.add_argument("--events", type=int, help="number of events to play (default: all of the year)")
     parser.add_argument("--out", type=Path, default=PICTURE, help=f"the picture (default: {PICTURE.name})")
     given = parser.parse_args()
     given.out.write_text(picture(play(given.events)))

@@ -191,6 +191,11 @@ class RocketMQError(ErrorOf[RocketMQCondition | ProtocolCondition | UnavailableC
     family = "ORDEREDMQ_ROCKETMQ"
     conditions: ClassVar[type[StrEnum]] = RocketMQCondition
 
+    @property
+    def denied(self) -> bool:
+        """Whether the account lacks the right, or the server does not know the request."""
+        return self.sub in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED)
+
 
 class ProtocolError(RocketMQError):
     """Bytes do not follow RocketMQ's remoting protocol, or a frame is too large."""
@@ -264,11 +269,6 @@ def cannot_shrink(topic: str, queues: int, wanted: int) -> TopicError:
     return TopicError(
         TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {queues} queues and cannot shrink to {wanted}; give a larger number"
     )
-
-
-def bad_queue_count(topic: str, queues: int, most: int) -> TopicError:
-    """No topic can have that number of queues."""
-    return TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} cannot have {queues} queues; give 1 to {most}")
 
 
 def missing_group(group: str, where: str) -> GroupError:

@@ -32,6 +32,8 @@ MAX_PROPERTIES_BYTES: Final = 32767
 #: A sharding key is one of a message's properties; this leaves room for the others.
 MAX_KEY_BYTES: Final = 4096
 MAX_QUEUES: Final = 65536
+#: 9999-12-31T23:59:59.999Z in ms since 1970: no later moment is accepted or shown.
+LAST_MS: Final = 253_402_300_799_999
 #: A topic's default compression. It halves JSON bodies, and writes wait for the disk (`make bench`).
 DEFAULT_COMPRESSION: Final = "lz4"
 
@@ -86,6 +88,11 @@ class MessageQueue(NamedTuple):
         return f"{self.topic}/{self.broker_name}/{self.queue_id}"
 
 
+def java_order(text: str) -> bytes:
+    """A sort key that orders texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
 class OffsetRange(NamedTuple):
     """Messages ``begin`` (inclusive) to ``end`` (exclusive) of one queue."""
 
@@ -121,6 +128,12 @@ def check_topic(name: str, *, writing: bool) -> None:
             f"topic {name!r} belongs to a consumer group (retry or dead letters) and cannot be created or written; "
             "choose a name without that prefix",
         )
+
+
+def check_queue_count(topic: str, queues: int) -> None:
+    """Refuse a number of queues that no topic can have. Raises TopicError QUEUE_COUNT."""
+    if not 1 <= queues <= MAX_QUEUES:
+        raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} cannot have {queues} queues; give 1 to {MAX_QUEUES}")
 
 
 def check_group(name: str) -> None:

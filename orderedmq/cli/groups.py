@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,6 +20,13 @@ from orderedmq.tools.seek import parse_target, queues_to_seek, resolve
 app = commands("Show the offsets and lag of consumer groups; seek and delete.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.groups)]
+Force = Annotated[bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")]
+#: The columns of `queue_row` that are about offsets.
+OFFSET_COLUMNS: Final = (
+    Column("offset", "offset", number, right=True),
+    Column("end", "end", number, right=True, spare=3),
+    Column("lag", "lag", number, right=True),
+)
 
 
 def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
@@ -113,9 +120,7 @@ def describe(shell: Shell, group: Group) -> None:
     )
     columns = (
         *places.columns(queues),
-        Column("offset", "offset", number, right=True),
-        Column("end", "end", number, right=True, spare=3),
-        Column("lag", "lag", number, right=True),
+        *OFFSET_COLUMNS,
         *owner_columns(short),
     )
     shell.show(members, member_columns, none=f"group {group} has no members now", one_line=True)
@@ -144,9 +149,7 @@ def seek(
             autocompletion=completion.topics,
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")
-    ] = False,
+    force: Force = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
 ) -> None:
     """Set a group's offsets, without asking. Refused while a query is at work in the group. --dry-run only shows the change.
@@ -185,9 +188,7 @@ def seek(
 def delete(
     shell: Shell,
     group: Group,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")
-    ] = False,
+    force: Force = False,
 ) -> None:
     """Forget a group: its offsets, locks and members. Refused while a query is at work in it.
 

@@ -14,7 +14,7 @@ import typer
 
 from orderedmq.broker import Broker
 from orderedmq.cli import completion, places
-from orderedmq.cli.groups import queue_row
+from orderedmq.cli.groups import OFFSET_COLUMNS, queue_row
 from orderedmq.cli.owners import named, owner_columns, short_names
 from orderedmq.cli.shell import Column, Shell, command, console, number, table
 from orderedmq.conditions import OptionCondition
@@ -31,16 +31,12 @@ Row = dict[str, Any]
 _LEAST_INTERVAL: Final = 0.1
 #: Lines of the view that are not queues.
 _FRAME: Final = 5
-_NUMBERS: Final = (
-    Column("offset", "offset", number, right=True),
-    Column("end", "end", number, right=True, spare=3),
-    Column("lag", "lag", number, right=True),
-    Column("rate", "msg/s", number, right=True),
-)
+_RATE: Final = Column("rate", "msg/s", number, right=True)
 
 
 def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
-    return (Column("group", "group"), *places.columns(rows), *_NUMBERS, *owner_columns(short_names(named(rows))))
+    owners = owner_columns(short_names(named(rows)))
+    return (Column("group", "group"), *places.columns(rows), *OFFSET_COLUMNS, _RATE, *owners)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -19,7 +19,6 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import (
     OptionError,
-    bad_queue_count,
     cannot_shrink,
     in_use,
     missing_group,
@@ -27,7 +26,7 @@ from orderedmq.errors import (
     outside_queue,
     topic_exists,
 )
-from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_group, check_topic
+from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MessageQueue, check_group, check_queue_count, check_topic
 
 
 class EmbeddedAdmin:
@@ -60,7 +59,7 @@ class EmbeddedAdmin:
         compression: str = DEFAULT_COMPRESSION,
     ) -> TopicInfo:
         check_topic(name, writing=True)
-        _check_queues(name, queues)
+        check_queue_count(name, queues)
         if compression not in CODECS:
             raise OptionError(
                 OptionCondition.INVALID, f"compression {compression!r} of topic {name!r} is not one of {', '.join(CODECS)}"
@@ -85,7 +84,7 @@ class EmbeddedAdmin:
         return changed
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
-        _check_queues(name, queues)
+        check_queue_count(name, queues)
         with self._write() as txn:
             topic = topic_of(txn, name)
             if queues < topic.queues:
@@ -279,8 +278,3 @@ def _check_retention(name: str, seconds: float | Keep | None, size: int | Keep |
                 OptionCondition.INVALID,
                 f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever",
             )
-
-
-def _check_queues(name: str, queues: int) -> None:
-    if not 1 <= queues <= MAX_QUEUES:
-        raise bad_queue_count(name, queues, MAX_QUEUES)

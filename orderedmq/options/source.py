@@ -63,7 +63,8 @@ _CONSUME_FROM: Final[Mapping[str, ConsumeFrom]] = {
 }
 _STARTING: Final[Mapping[str, StartKind]] = {"committed": "committed", "earliest": "earliest", "latest": "latest"}
 _START_OF: Final[Mapping[ConsumeFrom, StartKind]] = {"first": "earliest", "last": "latest", "timestamp": "timestamp"}
-_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
+#: Queues with offsets, for errors.
+OFFSETS_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
 _ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
 
 
@@ -326,7 +327,7 @@ def _starting_offsets(text: str, option: str) -> StartingOffsets:
     if kind:
         return StartingOffsets(kind, explicit=True)
     if not text.startswith(("{", "[")):
-        raise invalid(option, f"{shown(text)} is not committed, earliest, latest or JSON such as {_EXAMPLE}")
+        raise invalid(option, f"{shown(text)} is not committed, earliest, latest or JSON such as {OFFSETS_EXAMPLE}")
     return StartingOffsets("json", offsets=parse_offsets_json(text, option), explicit=True)
 
 
@@ -343,7 +344,7 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     if text.lower() == "latest":
         return EndingOffsets()
     if not text.startswith(("{", "[")):
-        raise invalid(option, f"{shown(text)} is not latest or JSON such as {_EXAMPLE.replace('-2', '-1')}")
+        raise invalid(option, f"{shown(text)} is not latest or JSON such as {OFFSETS_EXAMPLE.replace('-2', '-1')}")
     offsets = parse_offsets_json(text, option)
     for queue, offset in offsets.items():
         if offset == EARLIEST:
@@ -394,9 +395,9 @@ def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
     Raises OptionError INVALID that says what is wrong and where.
     """
     offsets: dict[MessageQueue, int] = {}
-    for topic, broker, queues in brokers(text, option, _EXAMPLE):
+    for topic, broker, queues in brokers(text, option, OFFSETS_EXAMPLE):
         where = f"topic {shown(topic)}, broker {shown(broker)}"
-        for queue_id, offset in members(queues, where, "queues", option, _EXAMPLE):
+        for queue_id, offset in members(queues, where, "queues", option, OFFSETS_EXAMPLE):
             if not re.fullmatch(r"0|[1-9][0-9]{0,5}", queue_id) or int(queue_id) >= MAX_QUEUES:
                 raise invalid(option, f"{where}: {shown(queue_id)} is not a queue id; write for example 0")
             # bool is an int in Python, not in JSON.

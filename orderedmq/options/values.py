@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError, TopicError
-from orderedmq.model import EMBEDDED_BROKER, check_group, check_topic
+from orderedmq.model import EMBEDDED_BROKER, LAST_MS, check_group, check_topic
 
 T = TypeVar("T")
 #: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
@@ -103,7 +103,6 @@ def parse_size(text: str, option: str) -> int:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z
 _ISO_EXAMPLE: Final = "for example 2026-03-01T12:00:00Z"
 
 
@@ -113,7 +112,7 @@ def parse_timestamp(text: str, option: str) -> int:
         # RocketMQ writes such times as yyyyMMddHHmmss: read as ms, that would be a time centuries away.
         if len(text) in (8, 14) and _is_calendar(text):
             raise invalid(option, f"{shown(text)} may be a date or ms since 1970; write ISO-8601, {_ISO_EXAMPLE}")
-        if int(text) <= _LAST_MS:
+        if int(text) <= LAST_MS:
             return int(text) * 1000
     else:
         try:

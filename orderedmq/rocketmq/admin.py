@@ -19,12 +19,11 @@ from orderedmq.errors import (
     RocketMQError,
     RocketMQUnavailableError,
     TopicError,
-    bad_queue_count,
     cannot_shrink,
     missing_topic,
     topic_exists,
 )
-from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
+from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_queue_count, check_topic
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
@@ -57,7 +56,7 @@ class TopicAdmin:
     ) -> TopicInfo:
         """See `Admin.create_topic`. ``queues``: of all brokers together. Also raises OptionError UNSUPPORTED for settings."""
         check_topic(name, writing=True)
-        _check_queues(name, queues)
+        check_queue_count(name, queues)
         for what, value, default in (
             ("a retention by age", retention_seconds, None),
             ("a retention by size", retention_bytes, None),
@@ -83,7 +82,7 @@ class TopicAdmin:
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         """See `Admin.add_queues`. The brokers with the fewest queues get the new ones."""
-        _check_queues(name, queues)
+        check_queue_count(name, queues)
         there = self._counts(name)
         if not there:
             raise missing_topic(name)
@@ -149,7 +148,7 @@ class TopicAdmin:
         try:
             offsets = self._client.call_address(master, all_consumer_offsets(), Deadline.after(REQUEST_TIMEOUT))
         except RocketMQError as error:
-            if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
+            if not error.denied:
                 raise
             return []
         return [
@@ -233,11 +232,6 @@ def _not_of_topics(what: str, topic: str) -> OptionError:
         f"{what} of topic {topic!r} cannot be set: RocketMQ has it for a whole broker only (fileReservedTime, compressType); leave it out, "
         "or set it in the broker's configuration",
     )
-
-
-def _check_queues(name: str, queues: int) -> None:
-    if not 1 <= queues <= MAX_QUEUES:
-        raise bad_queue_count(name, queues, MAX_QUEUES)
 
 
 class RocketMQAdmin(TopicAdmin, GroupAdmin):

@@ -10,13 +10,12 @@ from typing import Final, Literal
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
-from orderedmq.model import MessageQueue
-from orderedmq.options.source import EARLIEST, LATEST, parse_offsets_json
+from orderedmq.model import LAST_MS, MessageQueue
+from orderedmq.options.source import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
 
-_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
-#: 9999-12-31 in µs.
-_LAST: Final = 253_402_300_799_999_999
+#: In µs.
+_LAST: Final = LAST_MS * 1000 + 999
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,8 @@ def parse_target(text: str, option: str) -> Target:
         if "may be a date" in error.message:
             raise
         raise invalid(
-            option, f"{shown(text)} is not earliest, latest, a time such as 2026-03-01T12:00:00Z, or JSON such as {_EXAMPLE}"
+            option,
+            f"{shown(text)} is not earliest, latest, a time such as 2026-03-01T12:00:00Z, or JSON such as {OFFSETS_EXAMPLE}",
         ) from error
 
 

@@ -36,7 +36,7 @@ class JavaPeers:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
     def speed(self, way: str, topic: str, count: int) -> dict[str, float]:
-        """Thousand messages a second: ``pull`` and ``push`` read the first ``count`` ones, ``batch`` and ``ordered`` send so many."""
+        """Thousand messages a second: ``pull`` and ``push`` read the first ``count`` messages, ``batch`` and ``ordered`` send ``count``."""
         if self._process is None:
             return {"speed": RECORDED[way]}
         assert self._process.stdin is not None

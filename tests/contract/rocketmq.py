@@ -7,7 +7,6 @@ because the machine is slow. tests/rocketmq/test_locks.py tests that locks expir
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,12 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LOCK_LIFE
 from orderedmq.core.lock import Client as Identity
-from orderedmq.errors import ServersError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -31,6 +27,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.route import user_topics
 from tests.contract.support import FakeClock
+from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.waits import soon
 
@@ -147,12 +144,8 @@ class Servers:
         """The running cluster of a version. Skips the test if the jars cannot be fetched, except in CI."""
         while version not in self._starting:
             self._next()
-        try:
+        with jars_required():
             found = self._starting[version].result()
-        except ServersError as error:
-            if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
-                pytest.skip(str(error))
-            raise
         if len(self._starting) == 1:
             self._next()
         return found

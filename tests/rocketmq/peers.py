@@ -135,18 +135,9 @@ class Producer:
         self._select = peers.rocketmq.client.producer.selector.SelectMessageQueueByHash()
         self._send_by: Any = None
 
-    def send(
-        self,
-        topic: str,
-        body: bytes,
-        key: str | None = None,
-        *,
-        tags: str | None = None,
-        keys: str | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> Sent:
-        """To the queue that Java's hash of ``key`` selects, or with no key to the next one."""
-        message = self.message(topic, body, key, tags=tags, keys=keys, properties=properties)
+    def send(self, topic: str, body: bytes, key: str | None = None, **fields: Any) -> Sent:
+        """Send to the queue that Java's hash of ``key`` selects, or with no key to the next one. ``fields``: see `message`."""
+        message = self.message(topic, body, key, **fields)
         return self._sent(self.client.send(message) if key is None else self.client.send(message, self._select, key))
 
     def send_by(self, topic: str, key: Any, kind: str, select: Callable[[Any, int], int] | None = None) -> Sent:
@@ -230,7 +221,7 @@ class Consumer:
         client.start()
 
     def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
-        """Until the listener was given so many messages."""
+        """Wait until the listener has received ``count`` messages."""
         deadline = time.monotonic() + timeout
         while len(self.received) < count:
             assert time.monotonic() < deadline, f"{len(self.received)} of {count} messages after {timeout:.0f} s"

@@ -22,6 +22,7 @@ from orderedmq.errors import OptionError, ServersError
 from orderedmq.rocketmq.local import jars
 from orderedmq.rocketmq.local.probe import ask, free, free_port
 from orderedmq.rocketmq.local.servers import Cluster
+from tests.command import COMMAND
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers, Received
 from tests.rocketmq.proxy import Network
@@ -154,7 +155,7 @@ def test_quick_locks(quick_locks: Cluster, peers: Peers) -> None:
 
 def test_java_peers_behind_a_network_of_proxies(cluster: Cluster, peers: Peers) -> None:
     peers.admin(cluster.address).create_topic(cluster.broker.address, "behind", 2)
-    with Network(cluster.address, [cluster.broker.address]) as network:
+    with Network.before(cluster) as network:
         producer = peers.producer(network.address)
         assert producer.send("behind", b"x", "k").status == "SEND_OK"
         assert [e.fields["topic"] for e in network.namesrv.requests(GET_ROUTE)][:1] == ["behind"]
@@ -183,7 +184,7 @@ def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_pa
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) -> None:
     """The first one ends the servers in order, which takes 12 s, the second one at once. ``cluster`` only says whether jars can be had."""
-    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", str(tmp_path), "rocketmq", "up"]
+    command = [*COMMAND, "--path", str(tmp_path), "rocketmq", "up"]
     command += ["--port", str(free_port())]
     env = {**os.environ, "JAVA_TOOL_OPTIONS": " ".join(QUICK_SERVER)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -32,7 +32,7 @@ from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP
 from orderedmq.tools.group_state import Rates
 from orderedmq.tools.seek import Target, parse_target
-from tests.unit.test_cli import COMMAND, ENVIRONMENT, Run, bodies, on_terminal
+from tests.command import COMMAND, ENVIRONMENT, Run, bodies, on_terminal
 
 SHARED = Subscription("shared", "a", "averagely")
 #: Holds queue 0 of topic a in group g until it is killed.

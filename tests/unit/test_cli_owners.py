@@ -64,7 +64,7 @@ def test_a_table_does_without_spare_columns_before_it_cuts_texts() -> None:
 
     assert "1,234,567" in lines(80)[2]
     assert "offset" not in lines(20)[0]
-    # Three rows, one of which is the head, whatever the width.
+    # A head and its rule, and a line for each of two rows, at any width.
     assert [len(lines(width)) for width in (80, 20, 10)] == [4, 4, 4]
     assert re.search(r"…\s+1$", lines(10)[3])
 

@@ -162,7 +162,7 @@ def test_who_never_was_is_dead(broker: EmbeddedBroker):
     assert (broker.path / "data.mdb").exists()
 
 
-def test_a_dead_owners_file_is_removed_by_whoever_finds_it(broker: EmbeddedBroker, start):
+def test_a_dead_owners_file_is_removed_by_the_process_that_finds_it(broker: EmbeddedBroker, start):
     owner = start()
     folder = broker.path / "owners"
     assert len(list(folder.iterdir())) == 1

@@ -61,7 +61,7 @@ WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", "ord
 
 #: The wings of orderedmq/rocketmq. Each knows only itself and those before it; the modules beside them are above all.
 WINGS: Final = ("wire", "codec", "net", "messages", "group", "sink")
-#: Servers on this machine, for whoever has no cluster. The room knows no wing, and only the command knows it.
+#: Servers on this machine, for users without a cluster. The room knows no wing, and only the command knows it.
 LOCAL: Final = "local"
 
 

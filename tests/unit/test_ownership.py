@@ -506,7 +506,7 @@ COUNTS = st.sampled_from([(1, 1), (2, 0), (0, 1), (2, 2), (0, 0)])
 
 
 class Queries(RuleBasedStateMachine):
-    """Two queries of one group; subclasses say of which kind, and which rules are broken."""
+    """Two queries of one group; subclasses set their kind and the rules that they break."""
 
     shared = False
     atomic = True
@@ -644,7 +644,7 @@ class IgnoresTenure(Owner):
 
 
 class FollowsTheCheckpoint(Owner):
-    """Goes on where its checkpoint says, whoever had the queue since; a replay repeats everything."""
+    """Goes on where its checkpoint says, even if another query had the queue since; a replay repeats everything."""
 
     def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
         return True

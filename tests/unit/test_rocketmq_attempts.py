@@ -65,7 +65,7 @@ class Layout:
 
 
 def scenario(draw: random.Random) -> None:
-    """Batches that are written by runs with partitions of their own, some of which die, until one does not. Asserts what must hold."""
+    """Write each batch by runs with their own partitions until one run survives. Assert what must hold."""
     world = Queue([Stored(b"old", {}) for _ in range(draw.randint(0, 9))])
     expected: list[tuple[int, list[str], bool]] = []
     for number in range(draw.randint(1, 4)):

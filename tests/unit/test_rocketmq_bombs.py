@@ -27,8 +27,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.stored_messages import Stored, text
-from tests.unit.rocketmq_peer import Link
-from tests.unit.test_rocketmq_client import Cluster
+from tests.unit.rocketmq_peer import Cluster, Link
 
 QUEUE = MessageQueue("T", "a", 0)
 COLUMNS = ("queue_offset", "body")
@@ -39,10 +38,8 @@ A = Filter(tags=("a",))
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    for peer in made.peers:
-        peer.close()
+    with Cluster() as made:
+        yield made
 
 
 def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
@@ -154,7 +151,7 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
     with pytest.raises(DataLossError, match="message 8 of queue T/a/0 cannot be read: its body of 14 bytes is not lz4"):
         rows(8)
     assert rows(9) == [9]
-    # Whoever does not ask for the body is given the row, and who asks for other tags does not see it.
+    # A pull without the body gets the row, and a pull of other tags does not see it.
     assert rows(0, ("queue_offset",)) == list(range(10))
     batch, end = puller.pull_matching(QUEUE, 0, 8, 1 << 24, COLUMNS, A)
     assert (batch.column(0).to_pylist(), end) == ([0, 2, 4, 6], 8)

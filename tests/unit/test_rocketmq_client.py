@@ -23,75 +23,18 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire.admin_requests import delete_topic_in_nameserver
 from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.group_requests import update_consumer_offset
 from orderedmq.rocketmq.wire.message_requests import max_offset, send
-from tests.unit.rocketmq_peer import Link, Peer, Script
+from tests.unit.rocketmq_peer import Cluster, Link, Peer, Script
 from tests.waits import soon, until
 
 QUEUE = MessageQueue("T", "a", 0)
 
 
-class Cluster:
-    """Nameservers that all know the same, and brokers by address."""
-
-    def __init__(self) -> None:
-        self.routes: dict[str, dict[str, dict[str, str]]] = {}
-        #: Brokers that report to the nameservers.
-        self.reporting = {"a"}
-        self.asked: list[tuple[int, RemotingCommand]] = []
-        self.peers: list[Peer] = []
-
-    def serve(self, script: Script, port: int = 0) -> Peer:
-        self.peers.append(Peer(script, port=port))
-        return self.peers[-1]
-
-    def nameserver(self, port: int = 0) -> Peer:
-        def script(link: Link) -> None:
-            for request in link.requests():
-                self.asked.append((link.peer.port, request))
-                if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-                    brokers = self.routes.get(request.ext["topic"])
-                    if brokers is None:
-                        link.reply(request, 17, remark="No topic route info")
-                        continue
-                    datas = [
-                        {"brokerName": name, "cluster": "C", "brokerAddrs": addresses} for name, addresses in brokers.items()
-                    ]
-                    queues = [{"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for name in brokers]
-                    link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode())
-                elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-                    table = {name: {"brokerName": name, "brokerAddrs": {"0": "h:1"}} for name in self.reporting}
-                    link.reply(request, body=json.dumps({"brokerAddrTable": table, "clusterAddrTable": {}}).encode())
-                else:
-                    link.reply(request, body=b'{"topicList":["T"]}')
-
-        return self.serve(script, port)
-
-    def broker(self, name: str, *, value: int = 0, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
-        """One that answers ``value`` to everything, and is in the route of ``topic``."""
-
-        def script(link: Link) -> None:
-            for request in link.requests():
-                link.reply(request, offset=str(value), queueId="0", queueOffset=str(value))
-
-        return self.scripted(name, script, topic=topic, port=port, broker_id=broker_id)
-
-    def scripted(self, name: str, script: Script, *, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
-        peer = self.serve(script, port)
-        self.routes.setdefault(topic, {}).setdefault(name, {})[str(broker_id)] = peer.address
-        return peer
-
-    def lookups(self) -> int:
-        return sum(1 for _, request in self.asked if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC)
-
-
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    for peer in made.peers:
-        peer.close()
+    with Cluster() as made:
+        yield made
 
 
 @pytest.fixture

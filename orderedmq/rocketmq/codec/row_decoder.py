@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from orderedmq.model import RETRY_PREFIX, select_schema
+from orderedmq.model import LAST_MS, RETRY_PREFIX, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.message_id import offset_message_id
@@ -29,7 +29,7 @@ ROW_BYTES: Final = 256
 # Years 1 to 9999, in ms since 1970: a timestamp column holds no other, but the born time is a client's clock and may be
 # anything.
 MIN_TIME: Final = -62135596800000
-MAX_TIME: Final = 253402300799999
+MAX_TIME: Final = LAST_MS
 
 
 class Unreadable(Exception):

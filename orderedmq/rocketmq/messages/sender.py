@@ -28,6 +28,8 @@ from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.message_requests import SendResult
+from orderedmq.rocketmq.wire.request import Request
 
 #: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
 PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
@@ -43,6 +45,18 @@ _VISIBLE: Final = 10.0
 _POLL: Final = 0.001
 _LOOK_MESSAGES: Final = 16384
 _LOOK_BYTES: Final = 64 * 1024 * 1024
+
+
+def send_request(queue: MessageQueue, body: SendBody, group: str) -> Request[SendResult]:
+    """The request that sends a body now, in the name of the producer group ``group``."""
+    return message_requests.send(
+        queue,
+        body.body,
+        body.properties or "",
+        group=group,
+        born=time.time_ns() // 1_000_000,
+        batch=body.properties is None,
+    )
 
 
 class Sender:
@@ -94,14 +108,7 @@ class Sender:
         request is in flight for the queue.
         """
         deadline = Deadline.after(_PATIENCE)
-        request = message_requests.send(
-            queue,
-            body.body,
-            body.properties or "",
-            group=PRODUCER_GROUP,
-            born=time.time_ns() // 1_000_000,
-            batch=body.properties is None,
-        )
+        request = send_request(queue, body, PRODUCER_GROUP)
         while True:
             try:
                 limit = min(deadline, Deadline.after(_SEND_TIMEOUT))

@@ -21,7 +21,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
-from orderedmq.conditions import GroupCondition, RocketMQCondition
+from orderedmq.conditions import GroupCondition
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client
@@ -210,7 +210,7 @@ class Bookmarks:
         try:
             return self.group in self._ask(queue, admin_requests.groups())
         except RocketMQError as error:
-            if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
+            if not error.denied:
                 raise
             # An account that may not list groups has to read the history.
             return True
@@ -219,7 +219,7 @@ class Bookmarks:
         try:
             self._ask(queue, admin_requests.create_group(self.group))
         except RocketMQError as error:
-            if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
+            if not error.denied:
                 raise
             # A pull creates the group, too, where the broker permits that.
             with contextlib.suppress(GroupError):

@@ -29,6 +29,7 @@ from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.messages.sender import send_request
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import Backoff
 from orderedmq.rocketmq.net.client import Client
@@ -320,15 +321,7 @@ class RocketMQQueue:
         deadline = Deadline.after(self._timing.send_timeout)
         connection = self._granted[0] if self._granted is not None else self._connect(deadline)
         self._sending_on = connection
-        request = message_requests.send(
-            self.queue,
-            body.body,
-            body.properties or "",
-            group=PRODUCER_GROUP,
-            born=time.time_ns() // 1_000_000,
-            batch=body.properties is None,
-        )
-        return connection.call(request, deadline).queue_offset
+        return connection.call(send_request(self.queue, body, PRODUCER_GROUP), deadline).queue_offset
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
         now = time.monotonic()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from orderedmq.conditions import ProtocolCondition, RocketMQCondition
 from orderedmq.errors import ProtocolError, RocketMQError
-from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue
+from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue, java_order
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import Bytes
@@ -38,11 +38,6 @@ SYSTEM_TOPICS: Final = frozenset(
 #: Prefixes of more system topics; newer releases add some of the second kind, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
-
-
-def java_order(text: str) -> bytes:
-    """Return a sort key that orders texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
-    return text.encode("utf-16-be", "surrogatepass")
 
 
 @dataclass(frozen=True)
