@@ -239,12 +239,6 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     return error
 
 
-def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> TopicError:
-    """No topic has that name. ``typed``: the remedy for a command."""
-    create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
-    return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
-
-
 def topic_exists(topic: str, queues: int) -> TopicError:
     """A topic of that name exists already."""
     return TopicError(

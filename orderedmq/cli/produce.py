@@ -20,8 +20,8 @@ from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
 from orderedmq.core.message_rows import several_tags
 from orderedmq.core.selector import Keying
-from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError, missing_topic
-from orderedmq.model import MAX_QUEUES, is_reserved
+from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
+from orderedmq.model import MAX_QUEUES, is_reserved, missing_topic
 from orderedmq.text import is_text
 from orderedmq.tools.producer import Producer
 

@@ -21,10 +21,9 @@ from orderedmq.errors import (
     TopicError,
     bad_queue_count,
     cannot_shrink,
-    missing_topic,
     topic_exists,
 )
-from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
+from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic, missing_topic
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
