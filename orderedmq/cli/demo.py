@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def add_to(app: typer.Typer) -> None:
-    command(app, "demo")(demo)
+    command(app, "demo", path_help="Folder of the demo's store, checkpoint and log (default: a new temporary one).")(demo)
 
 
 def demo(

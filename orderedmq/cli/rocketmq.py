@@ -20,7 +20,7 @@ app = commands("Run RocketMQ on this machine.")
 DEFAULT_FOLDER: Final = "rocketmq-data"
 
 
-@command(app, "up")
+@command(app, "up", path_help=f"Folder of the servers' data (default: {DEFAULT_FOLDER}).")
 def up(
     shell: Shell,
     port: Annotated[int, typer.Option(min=1024, max=65535, help="Port of the nameserver.")] = 9876,

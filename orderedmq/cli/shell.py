@@ -47,12 +47,14 @@ EXIT_CODES: Final = (
     "130 interrupted."
 )
 
-PathOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--path", help=f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY}).", show_default=False, metavar="DIR"
-    ),
-]
+PATH_HELP: Final = f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY})."
+
+
+def _path(text: str) -> Any:
+    return typer.Option("--path", help=text, show_default=False, metavar="DIR")
+
+
+PathOption = Annotated[Path | None, _path(PATH_HELP)]
 NamesrvOption = Annotated[
     str | None,
     typer.Option(
@@ -294,9 +296,12 @@ def commands(help_text: str, *, add_completion: bool = False, **settings: Any) -
 
 
 def command(
-    app: typer.Typer, name: str, **settings: Any
+    app: typer.Typer, name: str, *, path_help: str = PATH_HELP, **settings: Any
 ) -> Callable[[Callable[Concatenate[Shell, P], None]], Callable[Concatenate[Shell, P], None]]:
-    """Make a function a command of ``app``, with the shared options, and with errors as exit codes."""
+    """Make a function a command of ``app``, with the shared options, and with errors as exit codes.
+
+    ``path_help``: the help of ``--path`` for a command that keeps something other than a store there.
+    """
 
     def register(function: Callable[Concatenate[Shell, P], None]) -> Callable[Concatenate[Shell, P], None]:
         call: Callable[..., None] = function
@@ -318,7 +323,7 @@ def command(
         shared = [
             inspect.Parameter("context", kind, annotation=typer.Context),
             *(parameter.replace(kind=kind) for parameter in own),
-            inspect.Parameter("path", kind, default=None, annotation=PathOption),
+            inspect.Parameter("path", kind, default=None, annotation=Annotated[Path | None, _path(path_help)]),
             inspect.Parameter("as_json", kind, default=None, annotation=JsonOption),
             inspect.Parameter("namesrv", kind, default=None, annotation=NamesrvOption),
         ]

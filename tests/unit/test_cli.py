@@ -196,6 +196,13 @@ def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: 
     assert "STORE.NOT_EMPTY" in text("produce", "a", "--queues", "1", input="x", code=1)
 
 
+def test_help_says_what_a_command_keeps_in_the_path() -> None:
+    for arguments, says in ((["rocketmq", "up"], "Folder of the servers' data"), (["demo"], "Folder of the demo's store")):
+        said = " ".join(CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"}).stdout.split())
+        assert says in said
+        assert "Directory of the embedded broker" not in said
+
+
 def test_servers_are_started_only_where_nothing_else_is(store: Path) -> None:
     store.mkdir()
     (store / "passwd").write_text("root")
