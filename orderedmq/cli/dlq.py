@@ -10,7 +10,7 @@ from orderedmq.cli import completion, places
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.messages import body_fields, body_text
-from orderedmq.cli.shell import Column, Shell, command, commands, moment, short_moment
+from orderedmq.cli.shell import Column, Shell, command, commands, escaped, moment, short_moment
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset
 from orderedmq.model import check_group
@@ -44,7 +44,7 @@ def _row(letter: DeadLetter, replayed: int) -> dict[str, Any]:
 
 
 def _preview(text: str) -> str:
-    line = " ".join(text[: _PREVIEW + 1].splitlines())
+    line = " ".join(escaped(text[: _PREVIEW + 1]).splitlines())
     return line if len(line) <= _PREVIEW else f"{line[: _PREVIEW - 1]}…"
 
 

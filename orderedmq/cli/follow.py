@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from orderedmq.broker import Log
-from orderedmq.cli.shell import Shell, console
+from orderedmq.cli.shell import Shell, console, escaped
 from orderedmq.conditions import DataLossCondition
 from orderedmq.errors import DataLossError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
@@ -85,5 +85,5 @@ class Lines:
             self._place = max(self._place, len(place))
             when = f"{row['store_timestamp'][:10]} {row['store_timestamp'][11:19]}"
             said = (f"{place:>{self._place}} {row['queue_offset']:>8}", when, row["sharding_key"], row["tags"], text(row))
-            self._console.print(Text("  ".join(" ".join((part or "-").splitlines()) for part in said)), soft_wrap=True)
+            self._console.print(Text("  ".join(" ".join(escaped(part or "-").splitlines()) for part in said)), soft_wrap=True)
         sys.stdout.flush()

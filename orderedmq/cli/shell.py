@@ -144,8 +144,8 @@ class Shell:
         shown.print(table(rows, columns, title, one_line=one_line, width=shown.width))
 
     def emit(self, row: Mapping[str, Any]) -> None:
-        """Print one JSON object."""
-        typer.echo(json.dumps(row, ensure_ascii=False))
+        """Print one JSON object, its control characters as ``\\u009b``."""
+        typer.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(row, ensure_ascii=False)))
 
     def say(self, text: str) -> None:
         """Print a line for people, unless the output is JSON."""
@@ -275,7 +275,7 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: 
     for row in rows:
         texts = ["-" if row.get(column.field) is None else column.text(row[column.field]) for column in columns]
         # Text, not markup: a body may have brackets.
-        made.add_row(*(Text(text, no_wrap=one_line) for text in texts))
+        made.add_row(*(Text(escaped(text), no_wrap=one_line) for text in texts))
     return made
 
 
@@ -374,6 +374,13 @@ def _fail(text: str, code: int) -> NoReturn:
 
 
 # How values look in tables.
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
+
+
+def escaped(text: str) -> str:
+    r"""Return text with control characters as ``\x1b``, because a terminal obeys those in a message. Line ends and tabs stay."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def number(value: float) -> str:
