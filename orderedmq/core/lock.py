@@ -155,37 +155,37 @@ def refusal(lock: QueueLock, queue: MessageQueue, now: Instant, alive: bool | No
     return Refusal(queue, lock.owner, lock.client_id, alive, lock.lingering, lock.remaining(now))
 
 
-def token(lock: QueueLock, group: str, queue: MessageQueue) -> LockToken:
+def token_of(lock: QueueLock, group: str, queue: MessageQueue) -> LockToken:
     """The token of a granted lock."""
     return LockToken(group, queue, lock.owner, lock.client_id, lock.epoch, lock.tenure)
 
 
-def is_current(lock: QueueLock | None, proof: LockToken) -> bool:
+def is_current(lock: QueueLock | None, token: LockToken) -> bool:
     """The fence: whether the lock still has the token's epoch.
 
     It does after an unlock, until the next grant, seek or release.
     """
-    return lock is not None and lock.epoch == proof.epoch
+    return lock is not None and lock.epoch == token.epoch
 
 
-def is_held(lock: QueueLock | None, proof: LockToken) -> bool:
+def is_held(lock: QueueLock | None, token: LockToken) -> bool:
     """Whether the queue is still held under this token."""
-    return lock is not None and lock.held and lock.epoch == proof.epoch
+    return lock is not None and lock.held and lock.epoch == token.epoch
 
 
-def renew(lock: QueueLock | None, proof: LockToken, now: Instant) -> QueueLock | None:
+def renew(lock: QueueLock | None, token: LockToken, now: Instant) -> QueueLock | None:
     """The lock prolonged, or None if it is lost.
 
     An expired lock that nobody took is still its holder's: the epoch proves it.
     """
-    if lock is None or not is_held(lock, proof) or lock.lingering:
+    if lock is None or not is_held(lock, token) or lock.lingering:
         return None
     return replace(lock, renewed=now)
 
 
-def unlock(lock: QueueLock | None, proof: LockToken, now: Instant, linger: float = 0.0) -> QueueLock | None:
+def unlock(lock: QueueLock | None, token: LockToken, now: Instant, linger: float = 0.0) -> QueueLock | None:
     """The lock given back, or left to live ``linger`` seconds at most; None if the token does not hold it."""
-    if lock is None or not is_held(lock, proof):
+    if lock is None or not is_held(lock, token):
         return None
     if linger > 0:
         return replace(lock, renewed=now, life=min(lock.remaining(now), linger), lingering=True)

@@ -219,8 +219,8 @@ class Owner:
 
     def locked(self, tokens: Iterable[LockToken]) -> None:
         """Take queues that were granted. Where they are read from is not decided yet."""
-        for proof in tokens:
-            self.owned[proof.queue] = Owned(proof.queue, proof)
+        for token in tokens:
+            self.owned[token.queue] = Owned(token.queue, token)
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
         """Take queues without a lock (broadcasting)."""

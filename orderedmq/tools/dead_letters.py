@@ -160,17 +160,17 @@ def replay(
         broker.log.topic(to_topic)
     client = broker.groups.join(REPLAY_GROUP)
     try:
-        proof = broker.groups.lock(REPLAY_GROUP, client, [queue])[queue]
-        if isinstance(proof, Refusal):
+        answer = broker.groups.lock(REPLAY_GROUP, client, [queue])[queue]
+        if isinstance(answer, Refusal):
             raise LockError(
                 LockCondition.HELD_BY_OTHER,
-                f"the dead letters of {queue.topic} are being replayed by {proof.client_id or proof.holder}: wait for it; its lock ends in "
-                f"{proof.remaining:.0f} s at the latest if it is stuck",
+                f"the dead letters of {queue.topic} are being replayed by {answer.client_id or answer.holder}: wait for it; its lock ends in "
+                f"{answer.remaining:.0f} s at the latest if it is stuck",
             )
         try:
-            _replay(broker, queue, proof, offsets, to_topic, done, progress, keying)
+            _replay(broker, queue, answer, offsets, to_topic, done, progress, keying)
         finally:
-            broker.groups.unlock([proof])
+            broker.groups.unlock([answer])
     finally:
         broker.groups.leave(client)
 
@@ -178,7 +178,7 @@ def replay(
 def _replay(
     broker: Broker,
     queue: MessageQueue,
-    proof: LockToken,
+    token: LockToken,
     offsets: Sequence[int] | None,
     to_topic: str | None,
     done: Replayed,
@@ -198,7 +198,7 @@ def _replay(
                 _check_text(placed, targets)
     for span in spans:
         for piece in read(broker.log, queue, *span):
-            if broker.groups.renew([proof]):
+            if broker.groups.renew([token]):
                 raise LockError(
                     LockCondition.LOST,
                     f"this replay of {queue.topic} paused for too long, and another one began, which goes on from here",
@@ -207,7 +207,7 @@ def _replay(
             first, last = piece[0].offset, piece[-1].offset
             if first <= begin <= last:
                 begin = last + 1
-                broker.groups.commit({proof: begin})
+                broker.groups.commit({token: begin})
             done.letters += len(piece)
             done.topics.update(to_topic or _origin(letter).topic for letter in piece)
             progress(len(piece))
