@@ -30,7 +30,7 @@ def concise(call: Callable[P, T]) -> Callable[P, T]:
         try:
             result = call(*args, **kwargs)
         except OrderedMQError as error:
-            raise _cut(error) from _users(error)
+            raise _cut(error) from _users_error(error)
         return cast(T, _rows(result)) if isinstance(result, Generator) else result
 
     return short
@@ -48,7 +48,7 @@ def _rows(rows: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     try:
         return (yield from rows)
     except OrderedMQError as error:
-        raise _cut(error) from _users(error)
+        raise _cut(error) from _users_error(error)
 
 
 def _cut(error: OrderedMQError) -> OrderedMQError:
@@ -56,6 +56,6 @@ def _cut(error: OrderedMQError) -> OrderedMQError:
     return error.with_traceback(None)
 
 
-def _users(error: OrderedMQError) -> BaseException | None:
+def _users_error(error: OrderedMQError) -> BaseException | None:
     """The exception of the user's own code, if it raised one."""
     return error.__cause__ if error.from_users_code else None

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from orderedmq.cli import completion, places
+from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.messages import body_fields, body_text
@@ -78,7 +78,7 @@ def list_letters(
         rows = [{**row, "body": _preview(body_text(row)), "error": row["error"] and _preview(row["error"])} for row in rows]
     columns = (
         Column("offset", "offset", right=True),
-        *places.columns(rows),
+        *queue_names.columns(rows),
         Column("origin_offset", "its offset", right=True),
         Column("sharding_key", "key"),
         Column("error", "error"),

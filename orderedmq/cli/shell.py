@@ -111,8 +111,8 @@ class Shell:
         return parse_endpoint(Given({"namesrvAddr": self.namesrv, **account()}, "sink"))
 
     @property
-    def place(self) -> str:
-        """Where the broker is, for a line of text."""
+    def address(self) -> str:
+        """The broker's directory or nameservers, for a line of text."""
         return str(self.endpoint)
 
     def broker(self) -> Broker:

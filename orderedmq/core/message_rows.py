@@ -74,10 +74,10 @@ def normalise(
         if name in checked.schema.names:
             _check_length(checked.column(name), name, where, first)
     if "properties" in checked.schema.names:
-        place = checked.schema.get_field_index("properties")
-        column = _without_reserved(checked.column(place))
+        index = checked.schema.get_field_index("properties")
+        column = _without_reserved(checked.column(index))
         _check_properties(column, where, first)
-        checked = checked.set_column(place, checked.schema.field(place), column)
+        checked = checked.set_column(index, checked.schema.field(index), column)
     return checked
 
 

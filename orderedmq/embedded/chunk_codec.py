@@ -122,7 +122,7 @@ def verify(payload: bytes, chunk: Chunk, queue: MessageQueue, first: int) -> Non
 def decode(payload: bytes, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa.Array]:
     """Return those columns of the payload that ``names`` lists. Others are not decompressed."""
     present = [name for bit, name in enumerate(STORED) if chunk.columns >> bit & 1]
-    fields = [place for place, name in enumerate(present) if name in names]
+    fields = [index for index, name in enumerate(present) if name in names]
     if not fields:
         return {}
     options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)

@@ -38,7 +38,7 @@ def reading(path: Path) -> Iterator[Read]:
     descriptor = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
         # A position that is too large for a file has no bytes.
-        yield lambda place, size: os.pread(descriptor, size, place) if place < 1 << 62 else b""
+        yield lambda position, size: os.pread(descriptor, size, position) if position < 1 << 62 else b""
     finally:
         os.close(descriptor)
 
@@ -173,9 +173,9 @@ class PayloadPages:
             self._found = snapshot, tree
         snapshot, tree = self._found
         # None for a payload that this transaction itself has stored: it is not on the disk yet.
-        place = snapshot.find(tree, key)
-        if place is not None:
-            snapshot.require_run(*place, seal.UNSEALED)
+        value = snapshot.find(tree, key)
+        if value is not None:
+            snapshot.require_run(*value, seal.UNSEALED)
 
     def _report(self, what: str) -> NoReturn:
         raise damaged(self._path, what)

@@ -39,7 +39,7 @@ Rows = npt.NDArray[Any]
 KINDS: Final = ("lost", "duplicated", "out_of_order", "moved", "extra")
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a person finds a row, its key and its identity."""
 
     where: str
@@ -61,8 +61,8 @@ class Side(Protocol):
         """All rows, in batches of dtype ROW."""
         ...
 
-    def places(self, at: Sequence[int]) -> list[Place]:
-        """The places of the rows with these numbers."""
+    def locate(self, rows: Sequence[int]) -> list[Location]:
+        """The locations of the rows with these numbers."""
         ...
 
 
@@ -235,9 +235,9 @@ class _Found:
         gaps, at_end = _holes(expected, lost)
         report.gaps += gaps
         # Numbers of partners grow from key to key, so one running maximum serves all keys.
-        place = np.where(partner >= 0, partner, -1)
-        before = np.maximum.accumulate(place) if len(place) else place
-        late = np.zeros(len(place), dtype=bool)
+        found = np.where(partner >= 0, partner, -1)
+        before = np.maximum.accumulate(found) if len(found) else found
+        late = np.zeros(len(found), dtype=bool)
         late[1:] = (partner[1:] >= 0) & (partner[1:] < before[:-1])
         late &= actual.has_key
         for kind, mask in (("duplicated", again), ("out_of_order", late)):
@@ -262,7 +262,7 @@ class _Found:
         for kind in KINDS:
             side = expected if kind == "lost" else actual
             first = np.sort(numbers[kind])[:examples].tolist()
-            report.examples += [Example(kind, side.name, *place) for place in side.places(first)] if first else []
+            report.examples += [Example(kind, side.name, *location) for location in side.locate(first)] if first else []
         return report
 
 

@@ -22,7 +22,7 @@ from orderedmq.errors import OptionError, TopicError
 from orderedmq.pulls import pulls
 from orderedmq.text import text_of, valid
 from orderedmq.tools import json_field
-from orderedmq.tools.audit import NO_KEY, ROW, Place, Rows, Words
+from orderedmq.tools.audit import NO_KEY, ROW, Location, Rows, Words
 from orderedmq.tools.json_field import BadJson
 
 #: Messages and bytes of a pull.
@@ -61,16 +61,16 @@ class TopicSide:
                 yield _rows(batch["sharding_key"], ids, number + offset - at.min_offset, lane=queue.queue_id)
                 offset += batch.num_rows
 
-    def places(self, at: Sequence[int]) -> list[Place]:
+    def locate(self, rows: Sequence[int]) -> list[Location]:
         out = []
-        for number in at:
-            place = bisect_right(self._begins, number) - 1
-            queue, bounds = self._bounds[place]
-            offset = bounds.min_offset + number - self._begins[place]
+        for number in rows:
+            index = bisect_right(self._begins, number) - 1
+            queue, bounds = self._bounds[index]
+            offset = bounds.min_offset + number - self._begins[index]
             batch = next(pulls(self._log, queue, offset, offset + 1, 1, PULL_BYTES, _COMPARED))
             ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
             out.append(
-                Place(
+                Location(
                     f"queue {queue.queue_id} offset {offset}",
                     batch["sharding_key"][0].as_py(),
                     shown(ids.cast(pa.binary())[0].as_py()),
@@ -132,12 +132,12 @@ class TableSide:
             yield rows
             at += batch.num_rows
 
-    def places(self, at: Sequence[int]) -> list[Place]:
-        table = self._data.take(pa.array(at), columns=list(dict.fromkeys((self._key, self._id))))
+    def locate(self, rows: Sequence[int]) -> list[Location]:
+        table = self._data.take(pa.array(rows), columns=list(dict.fromkeys((self._key, self._id))))
         batch = table.combine_chunks().to_batches()[0]
         keys = valid(_texts(self._text(batch, self._key)))[0].to_pylist()
         ids = _field(self._text(batch, self._id), self._field, self.name, "row", 0).cast(pa.binary()).to_pylist()
-        return [Place(f"row {number}", key, shown(found)) for number, key, found in zip(at, keys, ids, strict=True)]
+        return [Location(f"row {number}", key, shown(found)) for number, key, found in zip(rows, keys, ids, strict=True)]
 
     def _text(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         column = batch[name]
@@ -252,6 +252,6 @@ def _committed(folder: Path, log: Path) -> list[str]:
     out = []
     for entry in entries:
         for line in entry.read_text().splitlines()[1:]:
-            place = Path(unquote(urlsplit(json.loads(line)["path"]).path))
-            out.append(str(place if place.exists() else folder / place.name))
+            file = Path(unquote(urlsplit(json.loads(line)["path"]).path))
+            out.append(str(file if file.exists() else folder / file.name))
     return out

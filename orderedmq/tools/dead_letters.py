@@ -103,10 +103,10 @@ def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
 
 def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[DeadLetter]]:
     """The letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they are gone."""
-    place = _COLUMNS.index("store_timestamp")
+    index = _COLUMNS.index("store_timestamp")
     for batch in pulls(log, queue, begin, end, PIECE, PIECE_BYTES, _COLUMNS):
         yield [
-            _letter(row) for row in batch.set_column(place, "store_timestamp", batch.column(place).cast(pa.int64())).to_pylist()
+            _letter(row) for row in batch.set_column(index, "store_timestamp", batch.column(index).cast(pa.int64())).to_pylist()
         ]
 
 
@@ -193,7 +193,7 @@ def _replay(
         for piece in read(broker.log, queue, *span):
             if to_topic is None:
                 _find_targets(broker.log, piece, targets)
-            placed = _placed(piece, targets, to_topic, keying or Keying())
+            placed = _choose_queues(piece, targets, to_topic, keying or Keying())
             if to_topic is None and keying is None:
                 _check_text(placed, targets)
     for span in spans:
@@ -203,7 +203,7 @@ def _replay(
                     LockCondition.LOST,
                     f"this replay of {queue.topic} paused for too long, and another one began, which goes on from here",
                 )
-            _send(broker.log, _placed(piece, targets, to_topic, keying or Keying()))
+            _send(broker.log, _choose_queues(piece, targets, to_topic, keying or Keying()))
             first, last = piece[0].offset, piece[-1].offset
             if first <= begin <= last:
                 begin = last + 1
@@ -254,7 +254,7 @@ def _origin(letter: DeadLetter) -> MessageQueue:
     return letter.origin
 
 
-def _placed(
+def _choose_queues(
     letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]], to_topic: str | None, keying: Keying
 ) -> list[tuple[MessageQueue, DeadLetter]]:
     """Each letter with the queue that it is sent to. Raises MessageError BAD_KEY."""
