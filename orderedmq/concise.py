@@ -23,7 +23,7 @@ log = logging.getLogger("orderedmq")
 
 
 def concise(call: Callable[P, T]) -> Callable[P, T]:
-    """The same function, but errors of this package have no frames or causes, also those from a generator that it returns."""
+    """Return the same function, but errors of this package have no frames or causes, also those from a generator that it returns."""
 
     @functools.wraps(call)
     def short(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -37,7 +37,7 @@ def concise(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def concise_calls(kind: C) -> C:
-    """The class, with its constructor and public methods, which Spark calls, made concise."""
+    """Return the class, with its constructor and public methods, which Spark calls, made concise."""
     for name, member in list(vars(kind).items()):
         if isinstance(member, FunctionType) and (name == "__init__" or not name.startswith("_")):
             setattr(kind, name, concise(member))
@@ -57,5 +57,5 @@ def _cut(error: OrderedMQError) -> OrderedMQError:
 
 
 def _users_error(error: OrderedMQError) -> BaseException | None:
-    """The exception of the user's own code, if it raised one."""
+    """Return the exception of the user's own code, if it raised one."""
     return error.__cause__ if error.from_users_code else None

@@ -27,7 +27,7 @@ def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
 def pulls(
     log: Log, queue: MessageQueue, begin: int, end: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """The messages from ``begin`` to ``end``, in order and without a gap, at most ``max_messages`` in a batch.
+    """Yield the messages from ``begin`` to ``end``, in order and without a gap, at most ``max_messages`` in a batch.
 
     It never waits for messages. If a pull is empty, the queue ends before ``end``, which it had when ``end`` was read: that
     raises DataLossError BEYOND_END. Otherwise it raises the errors of `Log.pull`.

@@ -34,7 +34,7 @@ def is_text(data: bytes) -> bool:
 
 
 def text_of(data: bytes) -> str:
-    """The text of bytes, as Java reads it."""
+    """Return the text of bytes, as Java reads it."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -42,7 +42,7 @@ def text_of(data: bytes) -> str:
 
 
 def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
-    """The column with all texts in UTF-8, and the numbers of the rows that had other bytes.
+    """Return the column with all texts in UTF-8, and the numbers of the rows that had other bytes.
 
     Any type is accepted, and kept; binary does not count as text. If names of a map become the same, the last one counts.
     """
@@ -60,7 +60,7 @@ def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
 
 
 def valid_rows(batch: pa.RecordBatch, names: Iterable[str] = TEXTS) -> tuple[pa.RecordBatch, Int64s]:
-    """The same as `valid`, for the columns of a batch that have one of the names."""
+    """Return the same as `valid`, for the columns of a batch that have one of the names."""
     found = []
     for name in names:
         at = batch.schema.get_field_index(name)
@@ -106,7 +106,7 @@ def _is_utf8(column: pa.Array) -> bool:
 
 
 def _plain(value: pa.Scalar, malformed: list[bytes]) -> Any:
-    """The Python value of a scalar. Bytes that are not UTF-8 are added to ``malformed``."""
+    """Return the Python value of a scalar. Bytes that are not UTF-8 are added to ``malformed``."""
     kind = value.type
     if not value.is_valid:
         return None

@@ -31,14 +31,14 @@ _TEXT = ("tags", "keys", "sharding_key")
 
 @functools.cache
 def _reserved() -> pa.Array:
-    """The reserved names. Not made at import: ``pa.array`` imports pandas, which takes a third of a process's start-up time."""
+    """Return the reserved names. They are not made at import: ``pa.array`` imports pandas, a third of a process's start-up time."""
     return pa.array(sorted(RESERVED_PROPERTIES))
 
 
 def normalise(
     rows: pa.RecordBatch, where: str, first: int = 0, malformed: Callable[[Sequence[int]], None] | None = None
 ) -> pa.RecordBatch:
-    """The producer's columns of ``rows``, checked, in the message schema's types.
+    """Return the producer's columns of ``rows``, checked, in the message schema's types.
 
     Reserved properties are removed. Texts that are not UTF-8 are made so (text.py), and ``malformed`` gets the numbers of their
     rows, from 0. ``where`` names the target in errors, which count rows from ``first``. Raises SchemaError MISSING_COLUMN or
@@ -115,7 +115,7 @@ def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
 
 
 def several_tags(rows: pa.RecordBatch) -> int:
-    """How many of the rows (as `normalise` gives them) have a tag with a comma or ``||``, meant as several tags.
+    """Return how many of the rows (as `normalise` gives them) have a tag with a comma or ``||``, meant as several tags.
 
     A message has one tag, and a filter by one of the parts does not find it.
     """
@@ -138,7 +138,7 @@ def reserved(names: pa.Array) -> pa.Array:
 
 
 def _without_reserved(column: pa.Array) -> pa.Array:
-    """The properties without reserved names, which must not travel from a source's rows into a sink's."""
+    """Return the properties without reserved names, which must not travel from a source's rows into a sink's."""
     if not pc.any(reserved(column.keys)).as_py():
         return column
     kept = [

@@ -148,7 +148,7 @@ class OrderlyQueue:
     def __init__(self, queue: MessageQueue, settings: OrderlySettings, now: float) -> None:
         self.queue = queue
         self.settings = settings
-        #: What the caller should log; each text comes once.
+        #: Texts that the caller should log, each of them once.
         self.warnings: list[str] = []
         self._process = ProcessQueue(now, max_messages=PULL_THRESHOLD)
         #: The end of the offsets that were put, and the number of messages taken.
@@ -194,7 +194,7 @@ class OrderlyQueue:
     # -- what to do
 
     def next(self, now: float) -> Action:
-        """The action to take now.
+        """Return the action to take now.
 
         Raises LockError LOST if the queue was lost or dropped, and ListenerError UNCOMMITTED at the end of the range.
         """
@@ -241,7 +241,7 @@ class OrderlyQueue:
         again = min(self._again) if self._again else self._settled
         return min(again, self._held[0].begin) if self._held else again
 
-    # -- what came of it
+    # -- outcomes of actions
 
     def consumed(
         self, context: ConsumeOrderlyContext, status: ConsumeOrderlyStatus | None, error: str | None, now: float
@@ -305,7 +305,7 @@ class OrderlyQueue:
         return [self._outcome(batch, "DEAD_LETTER")]
 
     def lock(self, held: bool, now: float) -> None:
-        """Take whether the queue is still held: the answer to `CheckLock`, or news that came unasked."""
+        """Record whether the queue is still held: the answer to `CheckLock`, or news that came unasked."""
         self._process.locked = held
         if not held:
             self._lost = True

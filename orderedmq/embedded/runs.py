@@ -52,7 +52,7 @@ def _plain(text: str) -> str:
 
 
 def register(store: Path, run: SourceRun, what: Registration) -> None:
-    """Write ``what``. The first registration of a batch removes the query's files of two batches ago and earlier."""
+    """Write the registration ``what``. The first registration of a batch removes the query's files of two batches ago and earlier."""
     query = store / FOLDER / _plain(run.query_id)
     folder = query / str(run.batch_id)
     try:
@@ -130,7 +130,7 @@ def names(store: Path) -> dict[str, str]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """The entries of a folder; none if a later batch or `sweep` has removed the folder."""
+    """Return the entries of a folder; none if a later batch or `sweep` has removed the folder."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:

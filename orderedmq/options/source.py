@@ -369,6 +369,7 @@ def _check_asked(
 def _check_named(
     option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
+    """Require offsets to name only topics that are read, and all topics of the option topic."""
     if offsets is None:
         return
     _check_asked(option, offsets, topics, pattern, endpoint)
@@ -388,7 +389,7 @@ def _check_range(starting: StartingOffsets, ending: EndingOffsets) -> None:
 
 
 def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
-    """The offsets in ``{"topic": {"broker": {"queue id": next offset}}}``; LATEST and EARLIEST are allowed.
+    """Return the offsets in ``{"topic": {"broker": {"queue id": next offset}}}``; LATEST and EARLIEST are allowed.
 
     Raises OptionError INVALID that says what is wrong and where.
     """

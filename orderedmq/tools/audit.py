@@ -40,7 +40,7 @@ KINDS: Final = ("lost", "duplicated", "out_of_order", "moved", "extra")
 
 
 class Location(NamedTuple):
-    """Where a person finds a row, its key and its identity."""
+    """A row as an example shows it: where it is, its key and its identity."""
 
     where: str
     key: str | None
@@ -58,11 +58,11 @@ class Side(Protocol):
         ...
 
     def rows(self) -> Iterator[Rows]:
-        """All rows, in batches of dtype ROW."""
+        """Yield all rows, in batches of dtype ROW."""
         ...
 
     def locate(self, rows: Sequence[int]) -> list[Location]:
-        """The locations of the rows with these numbers."""
+        """Return the locations of the rows with these numbers."""
         ...
 
 
@@ -131,7 +131,7 @@ def audit(
 ) -> Audit:
     """Compare two histories.
 
-    ``examples``: at most that many of each kind. ``progress`` gets the number of rows of each batch read.
+    ``examples``: maximum number of each kind. ``progress`` gets the number of rows of each batch read.
     """
     buckets = min(MAX_BUCKETS, 1 + (expected.messages + actual.messages) // bucket_rows)
     found = _Found(Audit(Extent(expected.name), Extent(actual.name)))
@@ -249,7 +249,7 @@ class _Found:
         report.keys_affected += len(np.unique(wrong[wrong != NO_KEY]))
 
     def result(self, expected: Side, actual: Side, examples: int) -> Audit:
-        """The report, after all buckets were compared."""
+        """Return the report, after all buckets were compared."""
         report = self._report
         lost_id, lost_at, at_end = (np.concatenate(part) for part in zip(*self._lost, strict=True))
         extra_id, extra_at = (np.concatenate(part) for part in zip(*self._extra, strict=True))
@@ -267,7 +267,7 @@ class _Found:
 
 
 def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s, Bools, Bools]:
-    """For each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has it at all, whether it is duplicated."""
+    """Return for each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has it at all, whether it is duplicated."""
     count = len(expected.key)
     key = np.concatenate((expected.key, actual.key))
     identity = np.concatenate((expected.id, actual.id))
@@ -291,7 +291,7 @@ def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s,
 
 
 def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
-    """The number of gaps, and which lost rows are at their key's end.
+    """Return the number of gaps, and which lost rows are at their key's end.
 
     A gap is a run of lost rows before a row of their key that is not lost. Rows without a key have none.
     """
@@ -305,7 +305,7 @@ def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
 
 
 def _common(ours: Words, others: Words) -> tuple[Bools, Bools]:
-    """Which of ``ours`` and which of ``others`` pair up as the same identity, one to one."""
+    """Return which of ``ours`` and which of ``others`` pair up as the same identity, one to one."""
     identity = np.concatenate((ours, others))
     order = np.argsort(identity, kind="stable")
     begins = _changes(identity[order])

@@ -53,7 +53,7 @@ class TopicSide:
         return int(self._begins[-1])
 
     def rows(self) -> Iterator[Rows]:
-        """All rows. Raises OptionError INVALID for a body without the field, DataLossError for messages that are gone."""
+        """Yield all rows. Raises OptionError INVALID for a body without the field, DataLossError for messages that are gone."""
         for (queue, at), number in zip(self._bounds, self._begins[:-1], strict=True):
             offset = at.min_offset
             for batch in pulls(self._log, queue, offset, at.max_offset, PULL_ROWS, PULL_BYTES, _COMPARED):
@@ -114,7 +114,7 @@ class TableSide:
         self.messages = int(self._data.count_rows())
 
     def rows(self) -> Iterator[Rows]:
-        """All rows.
+        """Yield all rows.
 
         Raises OptionError INVALID for a null identity or order, a body without the field, an incomparable column.
         """
@@ -169,18 +169,18 @@ class TableSide:
 
 
 def _texts(keys: pa.Array) -> pa.Array:
-    """Keys as strings, which may not be UTF-8."""
+    """Return keys as strings, which may not be UTF-8."""
     return keys.view(pa.string()) if pa.types.is_binary(keys.type) else keys
 
 
 def shown(identity: bytes) -> str:
-    """An identity as text, short enough for a line."""
+    """Return an identity as text, short enough for a line."""
     text = text_of(identity)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def identities(values: pa.Array) -> Words:
-    """A 64-bit hash of each value (string or binary, no nulls)."""
+    """Return a 64-bit hash of each value (string or binary, no nulls)."""
     lengths = pc.binary_length(values)
     long = np.flatnonzero(pc.greater(lengths, _LONG).to_numpy(zero_copy_only=False))
     plain = values.cast(pa.binary())
@@ -207,7 +207,7 @@ def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
 
 
 def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: int) -> pa.Array:
-    """The identity in each body: its field, or all of it. Raises OptionError INVALID that names the row."""
+    """Return the identity in each body: its field, or all of it. Raises OptionError INVALID that names the row."""
     ids, why = bodies, "there is no value"
     if field is not None:
         try:
@@ -242,7 +242,7 @@ def _open(path: Path) -> Any:
 
 
 def _committed(folder: Path, log: Path) -> list[str]:
-    """The files in the log of Spark's streaming file sink. A repeated batch leaves other files in the directory."""
+    """Return the files in the log of Spark's streaming file sink. A repeated batch leaves other files in the directory."""
     compact = max((int(entry.stem) for entry in log.glob("*.compact")), default=-1)
     entries = [log / f"{compact}.compact"] if compact >= 0 else []
     entries += sorted(

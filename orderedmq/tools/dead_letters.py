@@ -70,7 +70,7 @@ class DeadLetter:
     properties: Mapping[str, str]
 
     def row(self) -> dict[str, Any]:
-        """The original message, in the producer's columns."""
+        """Return the original message, in the producer's columns."""
         return {
             "body": self.body,
             "tags": self.tags,
@@ -90,7 +90,7 @@ class Replayed:
 
 
 def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
-    """The queue of the group's dead letters; None if it never had one. Raises GroupError BAD_NAME or MISSING."""
+    """Return the queue of the group's dead letters; None if it never had one. Raises GroupError BAD_NAME or MISSING."""
     check_group(group)
     try:
         return broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
@@ -102,7 +102,7 @@ def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
 
 
 def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[DeadLetter]]:
-    """The letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they are gone."""
+    """Yield the letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they are gone."""
     index = _COLUMNS.index("store_timestamp")
     for batch in pulls(log, queue, begin, end, PIECE, PIECE_BYTES, _COLUMNS):
         yield [
@@ -135,7 +135,7 @@ def _number(text: str | None) -> int | None:
 
 
 def replayed_to(broker: Broker, queue: MessageQueue) -> int:
-    """The offset at which the next replay of all letters begins."""
+    """Return the offset at which the next replay of all letters begins."""
     first = broker.log.bounds([queue])[queue].min_offset
     return max(broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, first), first)
 
@@ -216,7 +216,7 @@ def _replay(
 
 
 def _spans(queue: MessageQueue, offsets: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
-    """Offsets as ranges. Raises OffsetError for an offset without a letter."""
+    """Return offsets as ranges. Raises OffsetError for an offset without a letter."""
     spans: list[tuple[int, int]] = []
     for offset in sorted(set(offsets)):
         if offset >= end:
@@ -257,7 +257,7 @@ def _origin(letter: DeadLetter) -> MessageQueue:
 def _choose_queues(
     letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]], to_topic: str | None, keying: Keying
 ) -> list[tuple[MessageQueue, DeadLetter]]:
-    """Each letter with the queue that it is sent to. Raises MessageError BAD_KEY."""
+    """Return each letter with the queue that it is sent to. Raises MessageError BAD_KEY."""
     chosen: dict[int, MessageQueue] = {}
     keyed = [letter for letter in letters if letter.sharding_key is not None]
     for topic, of_topic in groupby(
@@ -319,6 +319,6 @@ def _same(queue: MessageQueue, origin: MessageQueue) -> bool:
 
 
 def _send(log: Log, placed: list[tuple[MessageQueue, DeadLetter]]) -> None:
-    """Append letters, in their order within each queue."""
+    """Append letters to their queues, in their order within each queue."""
     for target, group in groupby(sorted(placed, key=lambda pair: pair[0]), key=lambda pair: pair[0]):
         log.append(target, pa.RecordBatch.from_pylist([letter.row() for _, letter in group], schema=PRODUCER_SCHEMA))
