@@ -59,8 +59,7 @@ def release(
 ) -> None:
     """Take queue locks away. Refused if the owner of any of them is alive: then all of them stay.
 
-    This is for a query that hangs and still renews its locks: one that was killed holds nothing, and a lock that is not renewed ends after
-    60 seconds.
+    Use it for a query that hangs and still renews its locks. A killed query holds none, and a lock ends 60 seconds after its last renewal.
     """
     check_group(group)
     for text in queues or ():
