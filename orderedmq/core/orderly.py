@@ -166,9 +166,9 @@ class OrderlyQueue:
         self._again: dict[int, Batch] = {}
         #: The engine resumes at ``_resume`` with a check of the lock. ``_began`` is when the first batch after that began.
         self._resume = now
-        self._ask = True
+        self._must_check_lock = True
         self._began: float | None = None
-        self._since = now
+        self._called_at = now
         self._closed = self._lost = False
 
     # -- messages come in
@@ -205,7 +205,7 @@ class OrderlyQueue:
             return self._due
         if now < self._resume:
             return Suspend(self._resume - now)
-        if self._ask or process.lock_expired(now):
+        if self._must_check_lock or process.lock_expired(now):
             self._due = CheckLock()
         elif self._exhausted is not None:
             self._due = DeadLetter(self._exhausted)
@@ -227,7 +227,7 @@ class OrderlyQueue:
         return self._due
 
     def _take(self, count: int, now: float) -> Batch:
-        self._since = now
+        self._called_at = now
         self._taken += count
         slices = self._process.take(count, now)
         begin = slices[0].begin
@@ -255,7 +255,7 @@ class OrderlyQueue:
         batch = self._due.batch
         self._due = None
         batch.attempts += 1
-        batch.seconds += now - self._since
+        batch.seconds += now - self._called_at
         if context.auto_commit:
             if status is ConsumeOrderlyStatus.SUCCESS:
                 return self._commit(batch, "SUCCESS")
@@ -313,7 +313,7 @@ class OrderlyQueue:
         self._process.last_lock = now
         if isinstance(self._due, CheckLock):
             self._due = None
-            self._ask = False
+            self._must_check_lock = False
 
     def drop(self) -> None:
         """The queue was given up: stop consuming it."""
@@ -348,7 +348,7 @@ class OrderlyQueue:
     def _suspend(self, seconds: float, now: float) -> None:
         self._resume = now + seconds
         self._began = None
-        self._ask = True
+        self._must_check_lock = True
 
     def _not_ours(self) -> LockError:
         return lost_by_listener(self.queue, "dropped" if self._process.dropped else "lost")

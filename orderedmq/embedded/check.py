@@ -48,7 +48,7 @@ def examine(path: Path) -> Checked:
     """Check the whole store. Raises StoreError MISSING, NOT_A_STORE, NEWER_FORMAT, PERMISSION, IO."""
     Store.require_there(path)
     out = Checked()
-    with Store(path, MAP_SIZE).mapped("check"), contextlib.ExitStack() as stack:
+    with Store(path, MAP_SIZE).errors_mapped("check"), contextlib.ExitStack() as stack:
         read = stack.enter_context(verify.reading(path))
         number = None
         try:
@@ -62,7 +62,7 @@ def examine(path: Path) -> Checked:
         meta = _chosen(found, number) if found is not None else None
         if meta is not None:
             _examine(path, read, meta, out)
-            _other(read, found, meta, out)
+            _check_older(read, found, meta, out)
     return out
 
 
@@ -70,7 +70,7 @@ def _chosen(pair: tuple[Meta, Meta], number: int | None) -> Meta:
     return next((meta for meta in pair if meta.transaction == number), max(pair, key=lambda meta: meta.transaction))
 
 
-def _other(read: Read, pair: tuple[Meta, Meta] | None, meta: Meta, out: Checked) -> None:
+def _check_older(read: Read, pair: tuple[Meta, Meta] | None, meta: Meta, out: Checked) -> None:
     """Check that the transaction named by the older snapshot's meta page wrote that snapshot."""
     for other in pair or ():
         if other.transaction != meta.transaction and (wrong := verify.wrong_writer(read, other)) is not None:
@@ -120,7 +120,7 @@ class Contents:
             findings.append(f"{layout.described(name, key)} fails its checksum")
             return
         try:
-            formats.read(name, key, plain)
+            formats.decode_value(name, key, plain)
         except (ValueError, TypeError, KeyError, struct.error) as error:
             findings.append(f"{layout.described(name, key)} cannot be read: {error}")
             return

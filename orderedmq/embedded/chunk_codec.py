@@ -138,13 +138,13 @@ def rows_of(
     arrays = []
     for name in names:
         column = stored.get(name)
-        arrays.append(column if column is not None else _made(name, chunk, queue, first, incarnation))
+        arrays.append(column if column is not None else _derived_column(name, chunk, queue, first, incarnation))
     if not names:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * chunk.rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=select_schema(names))
 
 
-def _made(name: str, chunk: Chunk, queue: MessageQueue, first: int, incarnation: str) -> pa.Array:
+def _derived_column(name: str, chunk: Chunk, queue: MessageQueue, first: int, incarnation: str) -> pa.Array:
     count, kind = chunk.rows, MESSAGE_SCHEMA.field(name).type
     constant: Any = None
     match name:
@@ -190,7 +190,7 @@ def message_ids(incarnation: str, queue_id: int, first: int, count: int) -> pa.A
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(digits)])
 
 
-def merged(parts: list[tuple[bytes, Chunk]], codec: int) -> tuple[pa.Buffer, Chunk]:
+def merge(parts: list[tuple[bytes, Chunk]], codec: int) -> tuple[pa.Buffer, Chunk]:
     """Merge consecutive chunks into one. Timestamps that differ become columns, so that none is lost."""
     kept: list[pa.RecordBatch] = []
     columns = 0

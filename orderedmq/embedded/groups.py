@@ -101,7 +101,7 @@ class EmbeddedGroups:
 
     def join(self, owner: str) -> Client:
         self._store.require_here()
-        with self._store.mapped("join a group"):
+        with self._store.errors_mapped("join a group"):
             presence = Presence(self._store.path, owner)
         self._present[presence.client.client_id] = presence
         return presence.client
@@ -124,7 +124,7 @@ class EmbeddedGroups:
         try:
             # Not in a child after fork: the client is the parent's.
             if records and presence.here:
-                self._store.spare(forget)
+                self._store.write_even_if_full(forget)
         finally:
             presence.close()
 
@@ -156,7 +156,7 @@ class EmbeddedGroups:
             return counted
 
         self._records.setdefault(client.client_id, set()).add(key)
-        return self._store.spare(beat)
+        return self._store.write_even_if_full(beat)
 
     def members(self, group: str) -> list[Member]:
         check_group(group)
@@ -212,7 +212,7 @@ class EmbeddedGroups:
                     put_lock(txn, token.group, token.queue, lock)
             return gone
 
-        return self._store.spare(prolong)
+        return self._store.write_even_if_full(prolong)
 
     def check(self, token: LockToken) -> bool:
         with self._store.read() as txn:
@@ -230,7 +230,7 @@ class EmbeddedGroups:
                 if lock is not None:
                     put_lock(txn, token.group, token.queue, lock)
 
-        self._store.spare(give_back)
+        self._store.write_even_if_full(give_back)
 
     def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         out: dict[MessageQueue, int] = {}

@@ -94,7 +94,7 @@ def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> Offset
     held = at.stored_bytes - sum(part.stored_bytes for _, part in parts[:-1])
     if read:
         read.append((load(txn, queue, first, chunk), chunk))
-        merged, whole = codec.merged(read, chunk.codec)
+        merged, whole = codec.merge(read, chunk.codec)
         for begin, part in parts:
             txn.delete("payloads", layout.number(part.payload))
             txn.delete("index", layout.index_key(key, begin))

@@ -114,7 +114,7 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
     return [out[key] for key in sorted(out, key=lambda key: (key[0] or "", *key[1:]))]
 
 
-def names(store: Path) -> dict[str, str]:
+def query_names(store: Path) -> dict[str, str]:
     """Return the Spark names of queries by client id, as far as registrations are there and the queries have names."""
     found: dict[str, str] = {}
     queries = _entries(store / FOLDER)

@@ -46,7 +46,7 @@ def reading(path: Path) -> Iterator[Read]:
 def require_metas(path: Path) -> None:
     """Verify the meta pages, before LMDB opens the file. Raises StoreError CORRUPT."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), reading(path) as read:
-        _again(path, lambda: _wrong_metas(read))
+        _retry(path, lambda: _wrong_metas(read))
 
 
 def _wrong_metas(read: Read) -> str | None:
@@ -54,7 +54,7 @@ def _wrong_metas(read: Read) -> str | None:
     return None if pair is None else pages.wrong_metas(pair)
 
 
-def _again(path: Path, wrong: Callable[[], str | None]) -> None:
+def _retry(path: Path, wrong: Callable[[], str | None]) -> None:
     why = wrong()
     for _ in range(TRIES):
         if why is None:
@@ -84,7 +84,7 @@ def require_sound(path: Path, env: Any) -> None:
             return wrong_writer(read, other)
 
     with reading(path) as read:
-        _again(path, wrong)
+        _retry(path, wrong)
 
 
 def _require_trees(path: Path, read: Read, meta: Meta) -> None:

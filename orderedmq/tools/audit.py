@@ -135,10 +135,10 @@ def audit(
     """
     buckets = min(MAX_BUCKETS, 1 + (expected.messages + actual.messages) // bucket_rows)
     found = _Found(Audit(Extent(expected.name), Extent(actual.name)))
-    with _Deal(buckets) as wanted, _Deal(buckets) as got:
-        for deal, side in ((wanted, expected), (got, actual)):
+    with _Buckets(buckets) as wanted, _Buckets(buckets) as got:
+        for dealt, side in ((wanted, expected), (got, actual)):
             for rows in side.rows():
-                deal.add(rows)
+                dealt.add(rows)
                 if progress is not None:
                     progress(len(rows))
         for bucket in range(buckets):
@@ -146,7 +146,7 @@ def audit(
     return found.result(expected, actual, examples)
 
 
-class _Deal:
+class _Buckets:
     """Rows divided into buckets by key; in memory if there is only one bucket."""
 
     def __init__(self, buckets: int) -> None:
@@ -156,7 +156,7 @@ class _Deal:
         if buckets > 1:
             self._files = [self._open.enter_context(tempfile.TemporaryFile()) for _ in range(buckets)]  # noqa: SIM115
 
-    def __enter__(self) -> _Deal:
+    def __enter__(self) -> _Buckets:
         return self
 
     def __exit__(self, *_: object) -> None:
