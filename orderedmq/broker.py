@@ -164,7 +164,7 @@ class Log(Protocol):
         """Why a queue of such a broker may end before an offset that it once had, for error messages."""
 
     def reading(self, how: Reading) -> Log:
-        """Return the same log with a reader's settings, as far as the broker has them."""
+        """The same log with a reader's settings, as far as the broker has them."""
 
     def topics(self) -> list[TopicInfo]:
         """Return every topic, sorted by name."""
@@ -211,7 +211,7 @@ class Log(Protocol):
         columns: tuple[str, ...],
         incarnation: str | None = None,
     ) -> pa.RecordBatch:
-        """Return rows from ``offset`` on, without a gap, with ``columns`` in their order. Empty only at the queue's end.
+        """Rows from ``offset`` on, without a gap, with ``columns`` in their order. Empty only at the queue's end.
 
         Fewer rows than ``max_messages`` do not mean that the queue ends. Raises TopicError MISSING; DataLossError AGED_OUT if
         ``offset`` lies before the first message, BEYOND_END if it lies behind the end, TOPIC_RECREATED if ``incarnation`` (from
@@ -228,7 +228,7 @@ class Log(Protocol):
         matching: Filter,
         incarnation: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
-        """Return the matching rows of [``offset``, next), perhaps none, and next, the offset to go on at.
+        """The matching rows of [``offset``, next), perhaps none, and next, the offset to go on at.
 
         next is at most ``max_messages`` above ``offset``, and equal to it only if the queue ends there. Otherwise as `pull`.
         """

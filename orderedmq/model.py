@@ -123,8 +123,15 @@ def check_topic(name: str, *, writing: bool) -> None:
         )
 
 
+def check_group(name: str) -> None:
+    """Refuse an invalid name of a consumer group. Raises GroupError BAD_NAME."""
+    why = _bad_name(name)
+    if why:
+        raise GroupError(GroupCondition.BAD_NAME, f"consumer group {name!r} {why}")
+
+
 def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> TopicError:
-    """No topic has that name. ``typed``: the remedy for a command. Nobody can create a topic that belongs to a group."""
+    """No topic has that name. ``typed``: the remedy for a command. A topic that belongs to a group cannot be created."""
     if topic.startswith(DEAD_LETTER_PREFIX):
         group = topic.removeprefix(DEAD_LETTER_PREFIX)
         return TopicError(
@@ -138,13 +145,6 @@ def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> 
         )
     create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
     return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
-
-
-def check_group(name: str) -> None:
-    """Refuse an invalid name of a consumer group. Raises GroupError BAD_NAME."""
-    why = _bad_name(name)
-    if why:
-        raise GroupError(GroupCondition.BAD_NAME, f"consumer group {name!r} {why}")
 
 
 #: Loaded on first use, because they import pyarrow.

@@ -74,12 +74,12 @@ def allocate(
 
 
 def _utf16(text: str) -> bytes:
-    """Return a sort key with the order of Java's String.compareTo: UTF-16 units, which sort characters above U+FFFF differently."""
+    """A sort key with the order of Java's String.compareTo: UTF-16 units, which sort characters above U+FFFF differently."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
 def _compare_to(queue: MessageQueue) -> tuple[bytes, bytes, int]:
-    """Return a sort key with the order of Java's MessageQueue.compareTo."""
+    """MessageQueue.compareTo."""
     return _utf16(queue.topic), _utf16(queue.broker_name), queue.queue_id
 
 
