@@ -395,7 +395,7 @@ class Admin(Protocol):
 
 
 class Broker(Protocol):
-    """A connection to one broker."""
+    """A connection to one broker, which has the four protocols. It is a context manager, which closes it."""
 
     @property
     def capabilities(self) -> Capabilities: ...

@@ -63,12 +63,12 @@ def valid_rows(batch: pa.RecordBatch, names: Iterable[str] = TEXTS) -> tuple[pa.
     """Return the same as `valid`, for the columns of a batch that have one of the names."""
     found = []
     for name in names:
-        at = batch.schema.get_field_index(name)
-        if at < 0:
+        index = batch.schema.get_field_index(name)
+        if index < 0:
             continue
-        column, rows = valid(batch.column(at))
+        column, rows = valid(batch.column(index))
         if len(rows):
-            batch = batch.set_column(at, batch.schema.field(at), column)
+            batch = batch.set_column(index, batch.schema.field(index), column)
             found.append(rows)
     return batch, np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
@@ -119,7 +119,7 @@ def _plain(value: pa.Scalar, malformed: list[bytes]) -> Any:
         pairs = {_plain(entry[0], malformed): _plain(entry[1], malformed) for entry in value.values}
         return list(pairs.items())
     if pa.types.is_struct(kind):
-        return {field.name: _plain(value[at], malformed) for at, field in enumerate(kind)}
+        return {field.name: _plain(value[index], malformed) for index, field in enumerate(kind)}
     if any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
         return [_plain(item, malformed) for item in value.values]
     if pa.types.is_dictionary(kind):

@@ -48,13 +48,13 @@ def normalise(
         raise SchemaError(SchemaCondition.MISSING_COLUMN, f"rows for {where} have no column 'body' (binary or string)")
     fields, arrays = [], []
     for name in PRODUCER_COLUMNS:
-        at = rows.schema.get_all_field_indices(name)
-        if not at:
+        indexes = rows.schema.get_all_field_indices(name)
+        if not indexes:
             continue
-        if len(at) > 1:
-            raise SchemaError(SchemaCondition.WRONG_TYPE, f"rows for {where} have {len(at)} columns {name!r}")
+        if len(indexes) > 1:
+            raise SchemaError(SchemaCondition.WRONG_TYPE, f"rows for {where} have {len(indexes)} columns {name!r}")
         field = PRODUCER_SCHEMA.field(name)
-        column = rows.column(at[0])
+        column = rows.column(indexes[0])
         if name in TEXTS and not pa.types.is_binary(column.type):
             column, bad = valid(column)
             if len(bad) and malformed is not None:

@@ -68,9 +68,9 @@ def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[pa.Buffer, Chun
     """Return the payload of rows with some of the STORED columns, and its index entry (without payload id and store times)."""
     columns, arrays = 0, []
     for bit, name in enumerate(STORED):
-        at = rows.schema.get_field_index(name)
-        if at >= 0:
-            column = rows.column(at)
+        index = rows.schema.get_field_index(name)
+        if index >= 0:
+            column = rows.column(index)
             if name == "body" or column.null_count < len(column):
                 columns |= 1 << bit
                 arrays.append(column)
