@@ -317,8 +317,11 @@ def shared_options() -> str:
 
 
 def _command(name: str, command: Any) -> list[str]:
+    shared = {one.help for one in load("peek").params if one.name in _SHARED}
     shown = [
-        one for one in command.params if one.name not in _SHARED and one.name != "help" and not getattr(one, "hidden", False)
+        one
+        for one in command.params
+        if getattr(one, "help", None) not in shared and one.name != "help" and not getattr(one, "hidden", False)
     ]
     arguments = [one for one in shown if not one.opts[0].startswith("-")]
     usage = " ".join([name, "[OPTIONS]", *(_argument(one) for one in arguments)])

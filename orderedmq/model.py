@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from orderedmq.conditions import GroupCondition, TopicCondition
-from orderedmq.errors import GroupError, TopicError
+from orderedmq.errors import GroupError, Remedy, TopicError
 
 if TYPE_CHECKING:
     from orderedmq.schema import DEFAULT_COLUMNS as DEFAULT_COLUMNS
@@ -141,6 +141,23 @@ def check_group(name: str) -> None:
     why = _bad_name(name)
     if why:
         raise GroupError(GroupCondition.BAD_NAME, f"consumer group {name!r} {why}")
+
+
+def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> TopicError:
+    """No topic has that name. ``typed``: the remedy for a command. A topic that belongs to a group cannot be created."""
+    if topic.startswith(DEAD_LETTER_PREFIX):
+        group = topic.removeprefix(DEAD_LETTER_PREFIX)
+        return TopicError(
+            TopicCondition.MISSING, f"no topic {topic!r}; the broker makes it with the first dead letter of group {group!r}"
+        )
+    if topic.startswith(RETRY_PREFIX):
+        group = topic.removeprefix(RETRY_PREFIX)
+        return TopicError(
+            TopicCondition.MISSING,
+            f"no topic {topic!r}; RocketMQ makes it when the first consumer of group {group!r} connects, the embedded broker never does",
+        )
+    create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
+    return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
 
 
 #: Loaded on first use, because they import pyarrow.

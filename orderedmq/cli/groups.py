@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from orderedmq.broker import LockInfo, MemberInfo
-from orderedmq.cli import completion, places
-from orderedmq.cli.owners import named, owner_columns, short_names
-from orderedmq.cli.places import queue_fields
+from orderedmq.cli import completion, queue_names
+from orderedmq.cli.owners import owner_columns, owners_of, short_names
+from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.core.offsets import offsets_to_json
 from orderedmq.core.pull_settings import Reading
@@ -96,7 +96,7 @@ def list_groups(shell: Shell) -> None:
         Column("owned_queues", "owned", number, right=True),
         Column("alive", "at work", yes_no),
     )
-    shell.show(rows, columns, none=f"no consumer groups in {shell.place}")
+    shell.show(rows, columns, none=f"no consumer groups in {shell.address}")
 
 
 @command(app, "describe")
@@ -109,7 +109,7 @@ def describe(shell: Shell, group: Group) -> None:
     with shell.broker() as broker:
         queues = [{"kind": "queue", **queue_row(found)} for found in group_queues(broker, group)]
         members = [_member_row(group, seen) for seen in broker.admin.members(group)]
-    short = short_names({row["client"]: row["query_name"] for row in members} | named(queues))
+    short = short_names({row["client"]: row["query_name"] for row in members} | owners_of(queues))
     member_columns = (
         Column("client", "member", short.__getitem__),
         Column("topics", "topics", spare=1),
@@ -119,7 +119,7 @@ def describe(shell: Shell, group: Group) -> None:
         Column("alive", "alive", yes_no),
     )
     columns = (
-        *places.columns(queues),
+        *queue_names.columns(queues),
         *OFFSET_COLUMNS,
         *owner_columns(short),
     )
@@ -176,7 +176,7 @@ def seek(
         for queue, offset in offsets.items()
     ]
     columns = (
-        *places.columns(rows),
+        *queue_names.columns(rows),
         Column("old", "old offset", number, right=True),
         Column("new", "new offset", number, right=True),
     )

@@ -41,14 +41,14 @@ class Allocation:
     inner: str = "AVG"
 
     def name(self) -> str:
-        """Java's getName()."""
+        """Return the name that Java's getName() gives."""
         return f"{self.strategy}-{self.inner}" if self.strategy == "MACHINE_ROOM_NEARBY" else self.strategy
 
 
 def allocate(
     allocation: Allocation, client_id: str, queues: Sequence[MessageQueue], members: Mapping[str, str | None]
 ) -> list[MessageQueue]:
-    """The queues of one topic that ``client_id`` should own, in Java's order; none for a client that is not a member.
+    """Return the queues of one topic that ``client_id`` should own, in Java's order; none for a client that is not a member.
 
     ``queues`` are all queues of the topic (RocketMQ divides topic by topic). ``members`` are all clients of the group with
     their rooms (None: no room). Both may be in any order. CONFIG gives the configured queues of the topic and, as in Java,
@@ -111,7 +111,7 @@ def _consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Se
 
 
 def _md5(text: str) -> int:
-    """ConsistentHashRouter.MD5Hash: the first four bytes, big-endian.
+    """Return ConsistentHashRouter.MD5Hash: the first four bytes, big-endian.
 
     Java takes the bytes of its platform's charset, here UTF-8.
     """

@@ -68,7 +68,7 @@ class OrderlySettings:
 
 
 def suspend_seconds(millis: int, default: int) -> float:
-    """Seconds for which a queue is suspended: ``millis``, or ``default`` for -1, between 10 ms and 30 s."""
+    """Return the seconds for which a queue is suspended: ``millis``, or ``default`` for -1, between 10 ms and 30 s."""
     return min(max(default if millis == -1 else millis, 10), 30_000) / 1000
 
 
@@ -93,7 +93,7 @@ def call_listener(
     hooks: Sequence[ConsumeMessageHook],
     warn: Callable[[str], None],
 ) -> tuple[ConsumeOrderlyStatus | None, str | None]:
-    """Call the listener and its hooks; return its answer and error, for `OrderlyQueue.consumed`.
+    """Call the listener and its hooks. Return its answer and error, for `OrderlyQueue.consumed`.
 
     An answer that is not a ConsumeOrderlyStatus, and an exception, give an error. A hook's exception gives only a warning, as
     in Java.
@@ -125,7 +125,7 @@ def call_listener(
 
 
 def clip(text: str, limit: int) -> str:
-    """At most ``limit`` bytes of a text, fit for a property.
+    """Return at most ``limit`` bytes of a text, fit for a property.
 
     RocketMQ separates properties by the characters 1 and 2, and UTF-8 has no surrogates.
     """
@@ -134,7 +134,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def dead_letter_id(group: str, queue: MessageQueue, offset: int) -> str:
-    """A dead letter's identity. A message that is put aside again after a replay has the same."""
+    """Return a dead letter's identity. A message that is put aside again after a replay has the same."""
     return f"{group}/{queue}/{offset}"
 
 
@@ -148,7 +148,7 @@ def dead_letter_properties(
     properties: Mapping[str, str],
     room: int = MAX_PROPERTIES_BYTES - _SPARE_BYTES,
 ) -> dict[str, str]:
-    """A dead letter's properties: the message's own ``properties`` and its origin, under RocketMQ's names where they exist.
+    """Return a dead letter's properties: the message's own ``properties`` and its origin, under RocketMQ's names where they exist.
 
     ``room`` is their maximum size in bytes: less than the default if the message has keys or tags. The error is cut first, then
     the message's own properties that do not fit are left out. A message that was a dead letter before keeps its first message

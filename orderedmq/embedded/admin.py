@@ -111,7 +111,7 @@ class EmbeddedAdmin:
             if name.startswith(DEAD_LETTER_PREFIX):
                 _clear(txn, "dead", name.removeprefix(DEAD_LETTER_PREFIX))
 
-        self._open(False).free(delete)
+        self._open(False).write_deletion(delete)
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         out = []
@@ -145,7 +145,7 @@ class EmbeddedAdmin:
                     out[queue] = gone
             return out
 
-        return self._open(False).free(delete)
+        return self._open(False).write_deletion(delete)
 
     # -- groups ------------------------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class EmbeddedAdmin:
             for database in ("groups", "locks", "members"):
                 _clear(txn, database, group)
 
-        self._open(False).free(delete)
+        self._open(False).write_deletion(delete)
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         check_group(group)
@@ -227,7 +227,7 @@ class EmbeddedAdmin:
         check_group(group)
         now = self._clock.instant()
         found = sorted(self._members().members(group), key=lambda member: member.joined)
-        names = runs.names(self._open(False).path)
+        names = runs.query_names(self._open(False).path)
         return [
             MemberInfo(replace(member, name=member.name or names.get(member.client_id)), max(0.0, member.age(now)))
             for member in found
@@ -240,7 +240,7 @@ class EmbeddedAdmin:
             prefix = b"" if group is None else layout.group_prefix(group)
             found = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
             said = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
-        names = runs.names(store.path) | {member.client_id: member.name for member in said if member.name is not None}
+        names = runs.query_names(store.path) | {member.client_id: member.name for member in said if member.name is not None}
         now = self._clock.instant()
         alive = {lock.client_id: members.alive(lock.client_id) for _, _, lock in found if lock.held}
         return [

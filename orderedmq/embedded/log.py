@@ -22,9 +22,9 @@ from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import OptionError, aged_out, beyond_end, missing_topic, recreated
+from orderedmq.errors import OptionError, aged_out, beyond_end, recreated
 from orderedmq.malformed_text import MalformedText
-from orderedmq.model import MessageQueue, OffsetRange, select_schema
+from orderedmq.model import MessageQueue, OffsetRange, missing_topic, select_schema
 from orderedmq.pulls import bounded
 
 _BODY = ("body",)

@@ -138,12 +138,12 @@ class SourceOptions:
         group = _group(given, model, streaming)
         assignment = parse_assignment(given, model, streaming)
         allocation = parse_allocation(given, assignment, embedded=endpoint.embedded)
-        _check_asked("allocateQueues", allocation.queues, topics, pattern, endpoint)
+        _require_read("allocateQueues", allocation.queues, topics, pattern, endpoint)
         consume_from, consume_timestamp = _consume_from(given)
         starting = _starting(given, model, group, consume_from, consume_timestamp, streaming)
         ending = _ending(given)
         for option, offsets in (("startingOffsets", starting.offsets), ("endingOffsets", ending.offsets)):
-            _check_named(option, offsets, topics, pattern, endpoint)
+            _require_all_topics(option, offsets, topics, pattern, endpoint)
         _check_range(starting, ending)
         most = given.optional("maxOffsetsPerTrigger", integer(1, example=100000))
         least = given.optional("minOffsetsPerTrigger", integer(1))
@@ -181,7 +181,7 @@ class SourceOptions:
 
     def reads(self, topic: str) -> bool:
         """Whether the reader reads this topic."""
-        return _asked(topic, self.topics, self.topic_pattern)
+        return _is_read(topic, self.topics, self.topic_pattern)
 
 
 def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
@@ -198,7 +198,7 @@ def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
     )
 
 
-def _asked(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:
+def _is_read(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:
     return topic in topics if pattern is None else re.fullmatch(pattern, topic) is not None
 
 
@@ -354,12 +354,12 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     return EndingOffsets("json", offsets=offsets)
 
 
-def _check_asked(
+def _require_read(
     option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
     """Refuse a queue of a topic that is not read or, over the embedded broker, of another broker."""
     for queue in queues:
-        if not _asked(queue.topic, topics, pattern):
+        if not _is_read(queue.topic, topics, pattern):
             which = "topic" if pattern is None else "topicPattern"
             raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}; drop it")
         if endpoint.embedded and queue.broker_name != EMBEDDED_BROKER:
@@ -368,12 +368,13 @@ def _check_asked(
             )
 
 
-def _check_named(
+def _require_all_topics(
     option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
+    """Require offsets to name only topics that are read, and all topics of the option topic."""
     if offsets is None:
         return
-    _check_asked(option, offsets, topics, pattern, endpoint)
+    _require_read(option, offsets, topics, pattern, endpoint)
     named = {queue.topic for queue in offsets}
     for topic in topics:
         if topic not in named:
@@ -390,7 +391,7 @@ def _check_range(starting: StartingOffsets, ending: EndingOffsets) -> None:
 
 
 def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
-    """The offsets in ``{"topic": {"broker": {"queue id": next offset}}}``; LATEST and EARLIEST are allowed.
+    """Return the offsets in ``{"topic": {"broker": {"queue id": next offset}}}``; LATEST and EARLIEST are allowed.
 
     Raises OptionError INVALID that says what is wrong and where.
     """

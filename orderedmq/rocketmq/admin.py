@@ -20,10 +20,9 @@ from orderedmq.errors import (
     RocketMQUnavailableError,
     TopicError,
     cannot_shrink,
-    missing_topic,
     topic_exists,
 )
-from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_queue_count, check_topic
+from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_queue_count, check_topic, missing_topic
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client

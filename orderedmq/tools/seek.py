@@ -31,7 +31,7 @@ class Target:
 
 
 def parse_target(text: str, option: str) -> Target:
-    """The target in a text: earliest, latest, JSON, or a time.
+    """Return the target in a text: earliest, latest, JSON, or a time.
 
     A time is ISO-8601, ms since 1970 (as in the options) or, with 16 digits or more, µs. Raises OptionError INVALID.
     """
@@ -56,7 +56,7 @@ def parse_target(text: str, option: str) -> Target:
 
 
 def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[str]) -> list[MessageQueue]:
-    """The queues that JSON names, else all queues of ``topics``, else of the topics in which the group has offsets.
+    """Return the queues that JSON names, else all queues of ``topics``, else of the topics in which the group has offsets.
 
     Raises GroupError MISSING, TopicError MISSING or NO_SUCH_QUEUE, OptionError CONFLICT or MISSING.
     """
@@ -83,7 +83,7 @@ def check_queue(log: Log, queue: MessageQueue) -> None:
 
 
 def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """The offset of each queue. Raises OffsetError for one that is not between the queue's first message and its end."""
+    """Return the offset of each queue. Raises OffsetError for one that is not between the queue's first message and its end."""
     offsets: dict[MessageQueue, int] = {}
     for queue, at in log.bounds(queues).items():
         offset = (target.offsets or {}).get(queue, EARLIEST if target.kind == "earliest" else LATEST)

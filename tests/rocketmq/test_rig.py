@@ -204,6 +204,22 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
     assert (tmp_path / "broker-a" / "store").is_dir()
 
 
+def test_ctrl_c_while_servers_start_leaves_none(cluster: Cluster, tmp_path: Path) -> None:
+    """The first server was just started, or is about to be. ``cluster`` only says whether jars can be had."""
+    port = Cluster(tmp_path / "unused", brokers=0).namesrv.port
+    command = [sys.executable, "-m", "orderedmq", "--path", str(tmp_path), "rocketmq", "up", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until((tmp_path / "namesrv" / "out.log").exists, "the nameserver's output is there")
+        process.send_signal(signal.SIGINT)
+        said, noted = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+    assert noted.splitlines()[-1] == "orderedmq: interrupted"
+    started = [
+        process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(process.info["cmdline"] or ())
+    ]
+    assert started == []
+
+
 def test_no_jars_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that reaches no repository: here Spark is told of an empty one alone."""
     (tmp_path / "ivysettings.xml").write_text(

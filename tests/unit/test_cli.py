@@ -180,6 +180,13 @@ def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: 
     assert "STORE.NOT_EMPTY" in text("produce", "a", "--queues", "1", input="x", code=1)
 
 
+def test_help_says_what_a_command_keeps_in_the_path() -> None:
+    for arguments, says in ((["rocketmq", "up"], "Folder of the servers' data"), (["demo"], "Folder of the demo's store")):
+        said = " ".join(CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"}).stdout.split())
+        assert says in said
+        assert "Directory of the embedded broker" not in said
+
+
 def test_servers_are_started_only_where_nothing_else_is(store: Path) -> None:
     store.mkdir()
     (store / "passwd").write_text("root")
@@ -613,6 +620,22 @@ def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Pat
     assert following.process.returncode in (1, 3)
     assert b"DATA_LOSS.TOPIC_RECREATED" in said or b"TOPIC.MISSING" in said
     assert len(said.splitlines()) == 1
+
+
+def test_a_message_gives_a_terminal_no_orders(run: Run, text: Run, store: Path, broker: Broker) -> None:
+    """Escape sequences set the terminal's title or clear its screen, or make it answer as if the user had typed."""
+    broker.admin.create_topic("a", 1)
+    body, key = "\x1b]0;title\x07\tend\x9b2J\r\nnext", "k\x1b[2J\r"
+    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [body], "sharding_key": [key], "tags": ["\x7f"]}))
+    (row,) = run("peek", "a")
+    assert (row["body"], row["sharding_key"], row["tags"]) == (body, key, "\x7f")
+    followed = CliRunner().invoke(app, ["peek", "a", "-f", "--last", "1", "-n", "1", "--no-json", "--path", str(store)]).stdout
+    json_lines = CliRunner().invoke(app, ["peek", "a", "--json", "--path", str(store)]).stdout
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", json_lines)
+    for shown in (text("peek", "a"), followed):
+        for said in (r"\x1b]0;title\x07", r"end\x9b2J", "next", r"k\x1b[2J\r", r"\x7f"):
+            assert said in shown
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
 def test_follow_on_a_terminal(store: Path, broker: Broker) -> None:

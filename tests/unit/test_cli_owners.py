@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import orderedmq
 from orderedmq.cli import app
-from orderedmq.cli.owners import named, owner_columns, short_names
+from orderedmq.cli.owners import owner_columns, owners_of, short_names
 from orderedmq.cli.shell import Column, number, table
 from orderedmq.core.membership import Subscription
 from orderedmq.core.micro_batch import SourceRun, run_of
@@ -148,7 +148,7 @@ def test_large_offsets_and_several_brokers_leave_room_for_the_owner() -> None:
         Column("queue_id", "queue", right=True),
         Column("offset", "offset", number, right=True),
         Column("lag", "lag", number, right=True),
-        *owner_columns(short_names(named([row]))),
+        *owner_columns(short_names(owners_of([row]))),
     )
     out = io.StringIO()
     Console(width=80, file=out).print(table([row], columns, one_line=True, width=80))

@@ -189,7 +189,7 @@ def test_who_leaves_a_store_that_cannot_be_written_is_gone_all_the_same(
 
     me = broker.groups.join("me")
     broker.groups.heartbeat("g", me, Subscription("shared", "orders"))
-    monkeypatch.setattr(broker.groups._store, "spare", full)
+    monkeypatch.setattr(broker.groups._store, "write_even_if_full", full)
     with refused("STORE.FULL"):
         broker.groups.leave(me)
     assert not is_alive(broker.path, me.client_id)

@@ -68,7 +68,7 @@ def side(log: Any) -> None:
 
 
 def place(log: Any) -> None:
-    TopicSide(log, "orders").places([9, 10])
+    TopicSide(log, "orders").locate([9, 10])
 
 
 def letters(log: Any) -> None:

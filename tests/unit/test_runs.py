@@ -34,7 +34,7 @@ def test_names_are_found_while_a_query_removes_what_it_noted_before(tmp_path: Pa
     query.start()
     try:
         for _ in range(1000):
-            assert runs.names(tmp_path)["other@1"] == "name of other"
+            assert runs.query_names(tmp_path)["other@1"] == "name of other"
     finally:
         stopped.set()
         query.join()

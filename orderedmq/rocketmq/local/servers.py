@@ -126,10 +126,10 @@ class Server:
             start_new_session=True,
         )
 
-    def wait(self, timeout: float = _READY_TIMEOUT) -> None:
-        """Wait until the server serves. Raises ServersError NOT_READY or DIED."""
+    def wait(self, timeout: float = _READY_TIMEOUT, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the server serves, or until ``given_up()`` is true. Raises ServersError NOT_READY or DIED."""
         deadline = time.monotonic() + timeout
-        while not self.ready():
+        while not given_up() and not self.ready():
             if not self.running:
                 raise ServersError(
                     ServersCondition.DIED,
@@ -340,13 +340,17 @@ class Cluster:
     def servers(self) -> list[Server]:
         return [self.namesrv, *self.brokers]
 
-    def start(self) -> None:
-        """Start all servers in parallel, also those that were killed. Raises what `Server.start` raises, after killing all."""
+    def start(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Start all servers in parallel, also those that were killed. Raises what `Server.start` raises, after killing all.
+
+        As soon as ``given_up()`` is true, it starts no more servers and waits for none; those that were started run on.
+        """
         try:
             for server in self.servers:
-                server.launch()
+                if not given_up():
+                    server.launch()
             for server in self.servers:
-                server.wait()
+                server.wait(given_up=given_up)
         except BaseException:
             self.stop()
             raise

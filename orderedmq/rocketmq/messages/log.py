@@ -25,11 +25,10 @@ from orderedmq.errors import (
     RocketMQError,
     RocketMQUnavailableError,
     TopicError,
-    missing_topic,
     no_such_queue,
     recreated,
 )
-from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
+from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.offset_search import first_at
