@@ -84,8 +84,13 @@ class FakeBroker:
                 broker.asked.append((begin, count, int(address)))
                 answer = broker._answer(begin, count)
                 with broker._lock:
-                    broker._waiting.append(lambda: on_done(FakePending(answer)))
+                    broker._waiting.append(lambda: self._done(answer, on_done))
                     broker.most_in_flight = max(broker.most_in_flight, len(broker._waiting))
+
+            def _done(self, answer: Answer, on_done: Callable[[Any], None]) -> None:
+                if isinstance(answer, OrderedMQError) and answer.sub == UnavailableCondition.CONNECTION_LOST:
+                    self.closed = True
+                on_done(FakePending(answer))
 
         return Connection()
 
@@ -308,6 +313,38 @@ def test_lost_connections_and_busy_brokers_are_asked_again(broker: FakeBroker) -
     broker.instead[10] = [RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "late")]
     assert everything(puller_of(broker), 10) == list(range(10, 5000))
     assert broker.doubts == 2
+
+
+class Delays:
+    """A back-off that never waits, and the failures in a row that it was asked for."""
+
+    def __init__(self) -> None:
+        self.failures: list[int] = []
+
+    def delay(self, failures: int, draw: float) -> float:
+        self.failures.append(failures)
+        return 0.0
+
+
+def test_a_lost_connection_is_one_failure_however_many_requests_were_on_it(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = Delays()
+    monkeypatch.setattr("orderedmq.rocketmq.messages.puller.RETRY", delays)
+    for begin in range(42, 42 + 32 * IN_FLIGHT, 32):
+        broker.instead[begin] = [RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "cut")]
+    assert everything(puller_of(broker), 10) == list(range(10, 5000))
+    assert delays.failures == [1] * IN_FLIGHT
+
+
+def test_connections_that_are_lost_one_after_the_other_are_failures_in_a_row(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = Delays()
+    monkeypatch.setattr("orderedmq.rocketmq.messages.puller.RETRY", delays)
+    broker.instead[10] = [RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "cut")] * 3
+    assert everything(puller_of(broker), 10) == list(range(10, 5000))
+    assert delays.failures == [1, 2, 3]
 
 
 def test_time_without_progress_is_an_error(broker: FakeBroker) -> None:

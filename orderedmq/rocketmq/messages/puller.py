@@ -8,9 +8,9 @@ says that there are no messages, the bounds decide what that means. A ProcessQue
 With a filter, a broker scans some 800 messages per pull and returns those that match. So ranges of this size are requested side
 by side, and the offset at which an answer says to continue is trusted.
 
-Rules: rows come without a gap, or a DataLossError is raised. Messages that a filter left out look like messages that are just
-being deleted. Once the broker says that messages are gone, a DataLossError is raised, as for a message that cannot be read.
-After 120 s without progress, TIMEOUT is raised.
+Rules: rows come without a gap, or a DataLossError is raised, also for a message that cannot be read. With a filter, messages
+that are just being deleted look like messages that do not match, until the broker says that they are gone. After 120 s without
+progress, TIMEOUT is raised.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class _Fetch:
         self._asked: dict[Connection, list[tuple[Request[PullResult], Callable[[Pending[PullResult]], None]]]] = {}
         self._connections: dict[int, Connection] = {}
         #: Answers from the connections' threads, and how many of them are worth waking up for.
-        self._answers: deque[tuple[int, int, int, Pending[PullResult]]] = deque()
+        self._answers: deque[tuple[int, int, int, Connection, Pending[PullResult]]] = deque()
         self._enough = 1
         self._bell = threading.Event()
         self._held = ProcessQueue(time.monotonic())
@@ -220,14 +220,13 @@ class _Fetch:
         self._responses: dict[int, tuple[int, memoryview]] = {}
         self._loss: DataLossError | None = None
         self._failures = 0
+        #: Connections whose loss is among the failures.
+        self._lost: set[Connection] = set()
         self._last: OrderedMQError | None = None
 
     def run(self) -> tuple[list[memoryview], int]:
         """Return responses in order, and the offset after their messages. Raises TopicError, DataLossError, RocketMQError."""
-        while True:
-            done = self._reached()
-            if done >= self._stop:
-                break
+        while (done := self._reached()) < self._stop:
             self._send_more()
             self._write()
             if not self._in_flight and not self._again:
@@ -283,10 +282,12 @@ class _Fetch:
         try:
             connection = self._connection(replica, deadline)
         except RocketMQUnavailableError as error:
-            self._failed(error, begin, count, replica)
+            self._failed(error, begin, count, replica, None)
             return
         self._in_flight += 1
-        self._asked.setdefault(connection, []).append((request, lambda pending: self._answered(begin, count, replica, pending)))
+        self._asked.setdefault(connection, []).append(
+            (request, lambda pending: self._answered(begin, count, replica, connection, pending))
+        )
 
     def _write(self) -> None:
         """Send the collected requests, with one write per connection."""
@@ -325,16 +326,20 @@ class _Fetch:
         while self._answers:
             self._take(*self._answers.popleft())
 
-    def _answered(self, begin: int, count: int, replica: int, pending: Pending[PullResult]) -> None:
+    def _answered(self, begin: int, count: int, replica: int, connection: Connection, pending: Pending[PullResult]) -> None:
         """Collect an answer, in a connection's thread."""
-        self._answers.append((begin, count, replica, pending))
+        self._answers.append((begin, count, replica, connection, pending))
         if len(self._answers) >= self._enough:
             self._bell.set()
 
-    def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
+    def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int, connection: Connection | None) -> None:
         """Request a range without an answer again, later, from the master; by a new route unless the broker was only busy."""
         self._last = error
-        self._failures += 1
+        # A connection that is lost fails all its requests at once, which counts as one failure.
+        if connection not in self._lost:
+            self._failures += 1
+        if connection is not None and connection.closed:
+            self._lost.add(connection)
         self._known.replica = MASTER_ID
         if replica != MASTER_ID:
             # A replica that may not be read from (slaveReadEnable) answers that it is busy, and its master keeps suggesting it.
@@ -343,7 +348,7 @@ class _Fetch:
             self._client.doubt(self._queue.topic)
         self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
 
-    def _take(self, begin: int, count: int, replica: int, pending: Pending[PullResult]) -> None:
+    def _take(self, begin: int, count: int, replica: int, connection: Connection, pending: Pending[PullResult]) -> None:
         self._in_flight -= 1
         try:
             result = pending.result()
@@ -351,12 +356,11 @@ class _Fetch:
             # A replica may not know all topics and groups of its master yet: it copies them every 10 s.
             if replica == MASTER_ID and not isinstance(error, RocketMQUnavailableError):
                 raise
-            self._failed(error, begin, count, replica)
+            self._failed(error, begin, count, replica, connection)
             return
         self._known.end = result.max_offset
-        if result.status is PullStatus.FOUND or (
-            self._matching is not None and result.filtered and result.next_begin_offset > begin
-        ):
+        none_match = self._matching is not None and result.filtered and result.next_begin_offset > begin
+        if result.status is PullStatus.FOUND or none_match:
             self._found(result, begin, count)
         elif replica != MASTER_ID:
             # A replica does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
@@ -403,8 +407,7 @@ class _Fetch:
         elif begin == result.max_offset:
             self._end_at(begin, None)
         elif begin > result.max_offset:
-            asked = f"offset {begin} was requested"
-            self._end_at(begin, beyond_end(self._queue, result.max_offset, asked, TAIL_LOSS))
+            self._end_at(begin, beyond_end(self._queue, result.max_offset, f"offset {begin} was requested", TAIL_LOSS))
         else:
             # There are messages: not visible yet, just being deleted, or the pull met an admin's reset, which is over now.
             why = f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"
