@@ -58,13 +58,14 @@ def decode(
 ) -> tuple[pa.RecordBatch, int]:
     """Return a RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), and the offset below which it is complete.
 
-    Its rows are the messages with offsets in [begin, end), in the responses' order. With ``tags``, only messages with exactly
-    one of these tags count: a broker filters by the tags' hash codes only. The rows stop before ``end`` once their bodies have
-    ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes) or all columns exceed both that and PIECE_BYTES, and
-    before a message that cannot be read; ``columns`` must have queue_offset for that. ``broker_name`` fills its column, since
-    messages do not have it. ``malformed`` gets the offsets of rows with text that is not UTF-8 (text.py). ``verify_crc``
-    verifies each body's checksum, which halves the speed; TCP and the broker have their own. Raises Unreadable if the first
-    requested message cannot be read, ProtocolError for bytes that are not messages, SchemaError UNKNOWN_COLUMN.
+    Its rows are the messages with offsets in [begin, end), in the responses' order. With ``tags``, only messages whose tag is
+    one of these count, since a broker compares only hash codes of tags. The rows stop before ``end`` once their bodies have
+    ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes), or once all columns exceed both that and PIECE_BYTES.
+    They also stop before a message that cannot be read. Both need queue_offset among ``columns``. ``broker_name`` fills its
+    column, since messages do not have it. ``malformed`` gets the offsets of rows with text that is not UTF-8 (text.py).
+    ``verify_crc`` verifies each body's checksum, which halves the speed; TCP and the broker have checksums of their own.
+    Raises Unreadable if the first requested message cannot be read, ProtocolError for bytes that are not messages, SchemaError
+    UNKNOWN_COLUMN.
     """
     odd: set[int] = set()
     wanted = Wanted(columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)), odd.update)

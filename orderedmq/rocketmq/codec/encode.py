@@ -72,11 +72,12 @@ def encode(
 
     ``rows`` come from `message_rows.normalise`. ``unique_keys`` has a UNIQ_KEY for each row (message_id.UniqueKeys). ``extra``
     has more properties by name: a text for all rows, or an array with a string for each row (null: none). An empty tag, key or
-    sharding key counts as none, as in Java's ``Message``. ``counted`` adds a property with the number of the first row in the
-    message's request; it is the property's name and the number of the first of ``rows``. Properties that only RocketMQ, a
-    column or ``extra`` may set are left out. ``where`` names the target in errors, which count rows from ``first``. Raises
-    MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, before it yields any of the up to 16k rows that are encoded together with
-    the bad one.
+    sharding key counts as none, as in Java's ``Message``. ``counted`` (a property's name, the number of the first of ``rows``)
+    adds this property to each message, with the number of the first row in the message's request. Properties that only
+    RocketMQ, a column or ``extra`` may set are left out. ``where`` names the target in errors, which count rows from ``first``.
+
+    Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE before it yields any of the up to 16k rows that are encoded
+    together with the bad one.
     """
     if len(unique_keys) != rows.num_rows:
         raise ValueError(f"{len(unique_keys)} keys for {rows.num_rows} rows")
@@ -176,7 +177,7 @@ def _fixed(values: npt.NDArray[Any]) -> pa.Array:
 
 
 class _Properties:
-    """Builds the properties texts of rows. The user's come first: of two with one name the later one counts, which is ours."""
+    """Builds the properties texts of rows. The user's properties come first, since the last one of a name counts: ours."""
 
     def __init__(self, rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], where: str, first: int) -> None:
         self._rows = rows

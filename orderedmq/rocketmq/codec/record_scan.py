@@ -25,7 +25,7 @@ from orderedmq.rocketmq.codec.stored_message import (
 
 Records: TypeAlias = npt.NDArray[np.void]
 
-#: With fewer responses left, scanning them one at a time is faster than with arrays.
+#: Below this number of responses, scanning one at a time is faster than scanning with arrays.
 _FEW: Final = 12
 _INT: Final = struct.Struct(">i")
 _TAIL: Final = 3

@@ -1,6 +1,7 @@
 """Requests that create, change and delete topics and groups, and list groups. Pure.
 
-A request goes to one server; the caller sends it to each server that it concerns. Numbers in parentheses are request codes.
+A request goes to one server. The caller sends it to each server that the docstring names. Numbers in parentheses are request
+codes.
 Source: AdminBrokerProcessor, DefaultRequestProcessor (nameserver), SubscriptionGroupConfig, MixAll.
 """
 
@@ -15,7 +16,7 @@ from orderedmq.rocketmq.wire.request import Request, nothing
 
 
 def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
-    """Create a topic with ``queues`` read and write queues, or change their number; for every master (17).
+    """Create a topic with ``queues`` read and write queues, or change their number; send it to every master (17).
 
     Lowering the number removes the highest queues and their messages from the route at once.
     """
@@ -38,7 +39,7 @@ def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
 
 
 def delete_topic(topic: str) -> Request[None]:
-    """Delete a topic and its messages; for every master, before `delete_topic_in_nameserver` (215).
+    """Delete a topic and its messages; send it to every master, before `delete_topic_in_nameserver` (215).
 
     A 5.x broker with timerWheelEnable=false deletes the topic but answers SERVER_ERROR with a NullPointerException.
     """
@@ -52,7 +53,7 @@ def delete_topic(topic: str) -> Request[None]:
 
 
 def delete_topic_in_nameserver(topic: str) -> Request[None]:
-    """Delete a topic's route; for every nameserver, after every master has deleted the topic (216)."""
+    """Delete a topic's route; send it to every nameserver, after every master has deleted the topic (216)."""
     return Request(
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
         f"deletion of the route of topic {topic}",
@@ -63,7 +64,7 @@ def delete_topic_in_nameserver(topic: str) -> Request[None]:
 
 
 def create_group(group: str) -> Request[None]:
-    """Create a consumer group with default settings; for every master (200). Overwrites the settings of an existing group."""
+    """Create a consumer group with default settings; send it to every master (200). Overwrites an existing group's settings."""
     config = {
         "groupName": group,
         "consumeEnable": True,
@@ -85,7 +86,7 @@ def create_group(group: str) -> Request[None]:
 
 
 def delete_group(group: str) -> Request[None]:
-    """Delete a consumer group with its offsets; for every master (207). 4.9 has another name for the flag, so both are sent."""
+    """Delete a consumer group with its offsets; send it to every master (207). 4.9 names the flag differently: both are sent."""
     return Request(
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
         f"deletion of group {group}",

@@ -34,9 +34,9 @@ _SUCCESS: Final = frozenset((ResponseCode.SUCCESS,))
 class Request(Generic[T]):
     """A request to send, and the parser of its answer.
 
-    ``what`` and ``resource`` are for errors: "pull from queue t/a/0", "topic t". ``parse`` gets answers with a code in ``accepts``,
-    and SYSTEM_ERROR with ``absent`` in its remark, where a server has no code for a thing that does not exist.
-    ``repeatable``: doing it twice has the same effect as once, so it may be sent again when no answer came.
+    ``what`` and ``resource`` are for errors: "pull from queue t/a/0", "topic t". ``parse`` gets the answers with a code in
+    ``accepts``. It also gets a SYSTEM_ERROR whose remark contains ``absent``: some servers have no code for a thing that does
+    not exist. ``repeatable``: doing it twice has the same effect as once, so it may be sent again if no answer came.
     """
 
     code: RequestCode

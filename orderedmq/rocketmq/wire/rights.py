@@ -18,7 +18,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 Kind = Literal["Topic", "Group", "Cluster"]
 Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
 
-#: The group in whose name messages are pulled: every broker has it, so nobody needs to create it (MixAll.TOOLS_CONSUMER_GROUP).
+#: The group as which messages are pulled: every broker has it from the start (MixAll.TOOLS_CONSUMER_GROUP).
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 _ORDER: Final[tuple[Action, ...]] = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
@@ -28,7 +28,7 @@ _ACL_2: Final = re.compile(
 _ACL_1: Final = re.compile(r"No default permission for (?P<kind>topic|group):(?P<name>[^\s,;]+)")
 _ADMIN: Final = re.compile(r"Need admin permission")
 
-#: The action that ACL 2.0 requires for a request; where one of several is enough, the one that the roles below have anyway.
+#: The action that ACL 2.0 requires for a request. Where one of several is enough, it is the one that the roles below have anyway.
 _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
     RequestCode.SEND_MESSAGE_V2: {"Topic": "Pub", "Group": "Sub"},
     RequestCode.SEND_BATCH_MESSAGE: {"Topic": "Pub", "Group": "Sub"},
@@ -157,7 +157,7 @@ def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
 
 
 def of_dead_letters(group: str) -> list[Right]:
-    """Return the rights that putting a group's messages aside needs besides a source's: to find those put aside before."""
+    """Return the rights that a listener needs besides a source's: to find the messages that it has put aside before."""
     return of_source([DEAD_LETTER_PREFIX + group], group)
 
 

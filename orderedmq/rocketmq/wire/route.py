@@ -35,7 +35,7 @@ SYSTEM_TOPICS: Final = frozenset(
         "CHECKPOINT_TOPIC",
     )
 )
-#: Prefixes of more system topics; newer releases add some of the second kind, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
+#: Prefixes of more system topics. Newer releases add topics with the second one, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
