@@ -53,7 +53,7 @@ class GroupAdmin:
     def _directory(self) -> Directory:
         return Directory(self._client)
 
-    # -- what there is
+    # -- listings
 
     def groups(self) -> list[str]:
         """Return the groups that have settings or offsets at a broker, without those that hold sinks' bookmarks."""
@@ -122,7 +122,7 @@ class GroupAdmin:
                     )
         return sorted(out, key=lambda lock: (lock.group, lock.queue, lock.client_id))
 
-    # -- what is done from outside
+    # -- interventions
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
         """See `Admin.seek`. A running query loses the queues at its next check: at a commit, or at a renewal within 20 s."""
@@ -179,7 +179,7 @@ class GroupAdmin:
             )
         return taken
 
-    # -- locks of its own
+    # -- locks
 
     @contextlib.contextmanager
     def _alone(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:

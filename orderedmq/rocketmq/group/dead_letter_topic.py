@@ -2,8 +2,8 @@
 
 The broker creates the topic for a message of %RETRY%<group> that was retried too often
 (AbstractSendMessageProcessor.handleRetryAndDLQ). A Java orderly consumer sends such a message when it gives up. The first
-letter goes that way, because it needs no right to create topics. The others go to the topic directly, in batches; if the
-account may not write to it, they go the first way, too. A letter is stored at the broker of the queue that it comes from.
+letter is sent like this, because it needs no right to create topics. The others go to the topic directly, in batches, or like
+the first if the account may not write to the topic. A letter is stored at the broker of the queue that it comes from.
 
 A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset). Before it is added, its key is searched for among the
 last LOOK_BACK letters. Two clients that add letters of one queue at the same time can miss each other's; the queue's lock

@@ -1,7 +1,7 @@
 """The Groups protocol over a cluster: members, queue locks and group offsets.
 
-lock_rules.py has the rules for locks, offsets.py stores the numbers, membership.py knows the members. This module keeps the
-locks of this process's clients and when they were last confirmed. A token of another process, such as the driver's in a task,
+lock_rules.py has the rules for locks, offsets.py stores the numbers, membership.py lists the members. This module keeps the
+locks of this process's clients, and when they were last confirmed. A token of another process, such as the driver's in a task,
 is verified at the brokers.
 
 Nothing is enforced: brokers accept commits and pulls from any client. Stale tokens are refused as far as this process can
@@ -100,7 +100,7 @@ class RocketMQGroups:
     def heartbeat(self, group: str, client: Identity, subscription: Subscription, room: str | None = None) -> list[Member]:
         """See `Groups.heartbeat`. Membership ends with the connection, or 120 s after the last heartbeat.
 
-        Raises GroupError DISAGREES or MISSING; see `Presence.beat`.
+        Raises GroupError DISAGREES or MISSING as `Presence.beat`.
         """
         lock_rules.check_name(group)
         presence = self._present.get(client.client_id)
@@ -386,7 +386,7 @@ class RocketMQGroups:
         return self._letters.put(token.group, token.queue, letters, offsets)
 
     def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
-        """Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""
+        """Check tokens and offsets. Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""
         for token, offset in offsets.items():
             if offset < 0:
                 raise not_an_offset(offset, token.queue, token.group)

@@ -1,9 +1,9 @@
 """Membership in groups: heartbeats of this process's clients, and the list of all members.
 
-A member is a TCP connection to a broker (ConsumerManager, ClientChannelInfo). Membership ends at once when the connection ends,
-also after kill -9. A client that is stopped or cut off is forgotten after 120 s. So each client has its own connections and
-sends heartbeats to every broker of its topics. Each broker keeps its own list. All queries read that of the same broker, so
-that they divide the queues alike.
+For a broker, a member is a TCP connection (ConsumerManager, ClientChannelInfo). Membership ends at once when the connection
+ends, also after kill -9. A client that is paused or cut off is forgotten after 120 s. So each client has its own connections
+and sends heartbeats to every broker of its topics. Each broker keeps its own list of members. All queries read the list of the
+same broker, so that they divide the queues alike.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ class Directory:
     ) -> list[Member]:
         """Return the members with these client ids.
 
-        One that does not answer is taken to have the subscription ``like``, which means ``topics`` now.
+        A member that does not answer is assumed to have the subscription ``like``, which selects ``topics`` now.
         """
         found = []
         for client_id in ids:
@@ -266,9 +266,10 @@ class Directory:
         return None
 
     def refuse_strangers(self, group: str, mine: Subscription, topics: Sequence[str], brokers: Sequence[str]) -> None:
-        """Raises GroupError DISAGREES if consumers in another language read otherwise, or if this client wants all queues.
+        """Refuse to join consumers in another language that subscribe differently, or at all if this client wants all queues.
 
-        A heartbeat replaces what the whole *group* reads, so these consumers would get no messages any more.
+        A heartbeat replaces what the whole *group* reads, so these consumers would get no messages any more. Raises GroupError
+        DISAGREES.
         """
         strangers = [client_id for client_id in self.ids(group, brokers) if not is_ours(client_id)]
         if not strangers:

@@ -11,7 +11,7 @@ see them.
 
 A 5.x broker distinguishes "never committed" from "committed 0" (``setZeroIfNotFound``). A 4.9 broker answers 0 to both while
 the queue's first message is recent (ConsumerManageProcessor.queryConsumerOffset). Then the table of all offsets is read, as
-slaves do.
+replicas read it.
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ class GroupOffsets:
     def move(
         self, group: str, offsets: Mapping[MessageQueue, int], held: Iterable[MessageQueue], seconds: float = GROUP_TIMEOUT
     ) -> None:
-        """Like `write`, for a consumer that holds the queues ``held``.
+        """Like `write`, for a consumer that holds the locks of the queues ``held``.
 
-        Raises LockError LOST if RocketMQ's own tools reset the group. All resets of these queues are then found and accepted
-        together, and the group's reset number is raised. So a restart follows the offsets that the tools set, whatever its
+        Raises LockError LOST if RocketMQ's own tools reset the group. It then finds and accepts all resets of these queues
+        together, and raises the group's reset number: a restart follows the offsets that the tools set, whatever its
         checkpoint says.
         """
         found = self.write(group, offsets, seconds)

@@ -1,6 +1,6 @@
 """Finds free ports of this machine, and sends single requests to a server.
 
-The protocol is repeated here in short, so that servers can be watched without the client that is tested against them.
+A short copy of the protocol: servers are watched without the client that is tested against them.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ _OPENS: Final = (
     *("--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"),
     *("--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED"),
 )
-#: Logs warnings to standard output. 5.x has logback in a package of its own. The status listener silences logback's reports
-#: about its configuration. Pop consumption, which is not set up here, would log a warning several times a second.
+#: Logs warnings to standard output. 5.x has its own copy of logback, in another package. The status listener silences logback's
+#: reports about its configuration. Pop consumption, which is not set up here, would log a warning several times a second.
 _LOGBACK: Final = """\
 <configuration>
   <statusListener class="{prefix}ch.qos.logback.core.status.NopStatusListener"/>
@@ -172,7 +172,7 @@ class Server:
         self.start(timeout)
 
     def shut_down(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End the server in order, so that nothing is lost, which takes some seconds; kill it as soon as ``hurried()`` is true."""
+        """End the server in order, so that nothing is lost. This takes some seconds; kill it as soon as ``hurried()`` is true."""
         self.resume()
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + _SHUT_DOWN_TIMEOUT
@@ -210,7 +210,7 @@ class Server:
 class NameServer(Server):
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
     kind = "namesrv"
-    # It has so little to do that full compilation would be most of its work.
+    # It does so little that full compilation would be most of its work.
     heap = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
 
     def properties(self) -> dict[str, object]:

@@ -34,7 +34,7 @@ def decoded(
     malformed: Callable[[MessageQueue, Sequence[int]], None],
     tags: frozenset[str] = frozenset(),
 ) -> tuple[pa.RecordBatch, int]:
-    """Return what `decode` returns, with queue_offset among the columns. Raises DataLossError UNREADABLE."""
+    """Decode pull responses as `decode.decode` does, with queue_offset among the columns. Raises DataLossError UNREADABLE."""
     note = partial(malformed, queue)
     asked = columns if "queue_offset" in columns else (*columns, "queue_offset")
     try:

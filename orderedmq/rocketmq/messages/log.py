@@ -54,7 +54,7 @@ _MOST_COMPARED: Final = 10_000
 #: The incarnation of every topic: brokers keep nothing that distinguishes it from an earlier one of its name; `anchor` does, if
 #: possible.
 ONLY_INCARNATION: Final = ""
-#: A limit of fewer average messages than this is measured, not estimated.
+#: A limit in bytes that fits fewer average messages than this is measured, not estimated.
 _EXACT_MESSAGES: Final = 64
 _US_PER_MS: Final = 1000
 
@@ -83,7 +83,7 @@ class RocketMQLog:
     # -- topics
 
     def topics(self) -> list[TopicInfo]:
-        """Return the users' topics and dead letters, without static topics. Those that come or go meanwhile may be missing."""
+        """Return the users' topics and dead letters, but no static topics. Topics that come or go meanwhile may be missing."""
         deadline = Deadline.after(REQUEST_TIMEOUT)
         # A restarted nameserver may not list topics that this object has seen.
         listed = {*self._client.topics(deadline), *self._confirmed}
@@ -337,8 +337,8 @@ class RocketMQLog:
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """See `Log.append`. Readers see the rows when it returns. Without other producers the rows have no gap.
 
-        Raises TopicError MISSING for a topic that is deleted meanwhile, too, and does not create it again; some rows may have
-        been in it.
+        Raises TopicError MISSING also for a topic that is deleted meanwhile, which may take some rows with it; does not create
+        it again.
         """
         check_topic(queue.topic, writing=True)
         self.require(queue)

@@ -55,7 +55,7 @@ class Sender:
         _senders.add(self)
 
     def _begin(self) -> None:
-        """Begin with new keys and locks: in a child after a fork, the parent would make the same keys and may hold the locks."""
+        """Make new keys and locks. After a fork, parent and child would make the same keys, and the locks may be held for ever."""
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
         self._keys_lock = threading.Lock()
         # Random instead of an address: a host has several, and containers share them.
@@ -116,7 +116,10 @@ class Sender:
                 return found
 
     def _settle_and_look(self, queue: MessageQueue, key: str, begin: int, deadline: float) -> int | None:
-        """Wait until the request cannot be in flight any more; return the offset of the message with ``key`` (>= ``begin``)."""
+        """Wait until the request cannot be in flight any more; return the offset of the message with ``key``.
+
+        None if there is no such message at ``begin`` or behind.
+        """
         try:
             address = self._client.address(queue.topic, queue.broker_name, deadline)
             self._client.drop(address)

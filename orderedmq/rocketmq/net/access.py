@@ -1,8 +1,8 @@
 """Finds all the rights that an account lacks; a broker's refusal names only the first.
 
 Each right is tested by a request that needs it and changes nothing: a send to a queue that no topic has, a lock of no queue, a
-search for a message that does not exist. Answers of both generations of access control are understood, so the caller need not
-know which one a broker has.
+search for a message that does not exist. This works with both generations of access control, so the caller need not know which
+one a broker has.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NO_QUEUE: Final = 2**31 - 1
 _NO_KEY: Final = "orderedmq-rights"
 
 
-#: The rights that each client was found to have: they are not tested again.
+#: Rights that each client is known to have: they are not tested again.
 _permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = weakref.WeakKeyDictionary()
 
 
 def require(client: Client, wanted: Sequence[Right], whose: str) -> None:
     """Raise RocketMQError NO_PERMISSION if the account lacks a right of ``wanted`` at a broker of their topics.
 
-    The error names every missing right. Rights are tested only if the client has an account, and not again once it was found to
-    have them. ``whose``: who needs the rights, for the error: "a sink".
+    The error names every missing right. Rights are tested only if the client has an account, and only until it is known to have
+    them. ``whose``: who needs the rights, for the error: "a sink".
     """
     known = _permitted.setdefault(client, set())
     if client.account is None or tuple(wanted) in known:
@@ -48,7 +48,7 @@ def require(client: Client, wanted: Sequence[Right], whose: str) -> None:
 
 
 def explained(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
-    """Return ``error``; for NO_PERMISSION, an error that names every missing right, if they can be found out."""
+    """Return ``error``, or in place of NO_PERMISSION an error that names every missing right, if they can be found out."""
     if not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION or client.account is None:
         return error
     try:
@@ -141,7 +141,7 @@ class _Broker:
             if error.sub == RocketMQCondition.NO_PERMISSION:
                 return rights.refusal(request.code, error.message)
         except OrderedMQError:
-            # The topic or group does not exist, and a broker says so only to an account that has the right.
+            # The topic or group does not exist. A broker says so only to an account that has the right.
             pass
         return None
 

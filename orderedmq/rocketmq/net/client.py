@@ -51,7 +51,7 @@ IDLE: Final = 100.0
 
 
 def attempt(request: Request[Any], deadline: float) -> float:
-    """Return the time until which to wait for one answer, in monotonic seconds."""
+    """Return the deadline of one attempt at a request, in monotonic seconds."""
     return min(deadline, Deadline.after(ATTEMPT)) if request.repeatable else deadline
 
 
@@ -201,7 +201,7 @@ class Client:
         return _Known(route.with_unknown(last.route, unknown), now, unknown)
 
     def _look_up(self, topic: str, deadline: float) -> Route:
-        """Return a topic's route, waiting while the nameserver knows no broker.
+        """Return a topic's route from the nameservers; wait while they know no broker.
 
         Such a nameserver cannot tell whether a topic exists: it may have just started, and brokers report within 30 s.
         """
@@ -345,7 +345,7 @@ class Client:
     def connection(self, address: str, deadline: float, *, wait: bool = True) -> Connection:
         """Return the connection to an address, made if there is none. Requests that are sent on it directly are not retried.
 
-        It makes one attempt to connect. After earlier failures it waits first; without ``wait`` it fails instead.
+        Makes one attempt to connect. After earlier failures it waits before that; without ``wait`` it fails instead.
         Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, TLS or CLOSED.
         """
         with self._lock:
@@ -365,7 +365,7 @@ class Client:
     def drop(self, address: str) -> None:
         """Close the connection to an address, if there is one; the next request makes another.
 
-        For a send without an answer: its request must no longer be under way when the caller checks whether it was done.
+        A send without an answer needs this: it must no longer be in flight when the caller checks whether it was done.
         """
         with self._lock:
             endpoint = self._endpoints.get(address)

@@ -3,8 +3,8 @@
 A reader thread matches answers to requests by ``opaque``. Servers send requests of their own on the same connection, numbered
 by a counter of their own, so the flag is checked before the number (NettyRemotingAbstract.processMessageReceived).
 
-Rules: deadlines are monotonic seconds, and finite. A connection that was cut, by either side and for any reason, is never used
-again, and every request in flight ends with CONNECTION_LOST. A child after a fork forgets its parent's connections.
+Rules: deadlines are monotonic seconds, and finite. A connection that has ended, for whatever reason, is never used again, and
+every request in flight ends with CONNECTION_LOST. A child after a fork forgets its parent's connections.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from orderedmq.rocketmq.wire.request import Request
 
 T = TypeVar("T")
 
-#: Takes a request from the server and returns the answer: None if it wants none or is unknown. Runs in the reader thread.
+#: Takes a request from the server and returns the answer, None for an unknown request or one that wants no answer. Runs in the
+#: reader thread.
 PushHandler = Callable[[RemotingCommand], RemotingCommand | None]
 
 #: Seconds between checks of the deadlines of requests that no thread waits for.
@@ -54,7 +55,7 @@ class Pending(Generic[T]):
         self._on_done = on_done
         self._response: RemotingCommand | None = None
         self._error: OrderedMQError | None = None
-        # Whether a byte of it may have been written.
+        # Whether some of its bytes may have been written.
         self._began = False
         # Held until there is a result: a lock is the cheapest thing to wait for.
         self._done = threading.Lock()

@@ -23,8 +23,9 @@ def existing(
 ) -> list[MessageQueue]:
     """Return ``queues`` without those known to be gone, each once. A broker cannot tell: it answers for any queue.
 
-    A broker that the nameserver does not know at the moment may still have its queues, so they are kept: a request for one
-    fails, and does not count as a loss of data. ``route(topic, fresh)`` returns a topic's route; a missing topic has no queues.
+    A broker that the nameserver does not know at the moment may still have its queues. They are kept, so that a request for
+    one fails and does not count as a loss of data. ``route(topic, fresh)`` returns a topic's route; a missing topic has no
+    queues.
     """
 
     def routes(topics: Iterable[str], fresh: bool) -> dict[str, Route]:
@@ -53,7 +54,7 @@ def existing(
 
 
 def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]], deadline: float) -> list[T]:
-    """Return the answers of the queues' masters, in order. Raises as `Client.call`; other requests may be done by then."""
+    """Return the answers of the queues' masters, in order. Raises as `Client.call`, perhaps after other requests were done."""
 
     def again(place: int) -> T:
         queue, request = asked[place]
@@ -67,7 +68,7 @@ def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]],
 
 
 def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadline: float) -> list[T]:
-    """Return the answers of servers, given by address; else as `ask_queues`."""
+    """Return the answers of servers, given by address, in order. Raises as `ask_queues`."""
     return _ask(
         client,
         [request for _, request in asked],

@@ -1,14 +1,15 @@
-"""A sink's numbers in one topic, stored as offsets of a consumer group that nobody consumes with. See lookback.py.
+"""A sink's numbers in one topic, stored as offsets of a consumer group without consumers. See lookback.py.
 
 - The *bookmark* of each queue.
 - Under the queue's id plus ENTRIES: the run and batch that write to the queue (`Entry`); see broker_queue.py.
 - Under the id COMMITTED, at every broker: the sink's newest committed batch plus 1. A batch may have rows in some queues only,
   but a repeat of it with other rows may come to any queue.
 
-That the group exists is information, too: a broker writes a new group to disk at once, but offsets only within 5 s. If the
+The existence of the group is information, too: a broker writes a new group to disk at once, but offsets only within 5 s. If the
 group exists, the sink may have sent messages, even without a bookmark, and the queue's history is read. If it does not, the
-sink is new or its group was deleted, so the queue's last messages are searched. If none is the sink's, its bookmarks are set to
-the ends that the topic's queues had before any task could send. Tasks that do so at the same time set lower bookmarks at worst.
+sink is new or its group was deleted, so only the queue's last messages are searched. If none of them is the sink's, the
+bookmarks are set to the ends that the topic's queues had before any task could send. Tasks that set them at the same time set
+lower bookmarks at worst.
 
 A group that the user named may exist before the sink and hold another sink's bookmarks. So each broker also stores the *mark*
 there, a number that stands for the sink. The bookmarks of a sink that is gone are too low at worst. Two running sinks would use
@@ -95,7 +96,7 @@ class Bookmarks:
         self._timeout = timeout
 
     def get(self, queue: MessageQueue) -> int | None:
-        """Return the bookmark; None where the sink never wrote, for which a broker before 5.0 may answer 0."""
+        """Return the bookmark, or None where the sink never wrote; a broker before 5.0 may answer 0 there."""
         return self._ask(queue, consumer_offset(self.group, queue))
 
     def move(self, queue: MessageQueue, bookmark: int) -> None:
@@ -130,7 +131,7 @@ class Bookmarks:
             if self._mark is not None and self.get(_mark_place(queue)) not in (None, 0, self._mark):
                 # The mark is another sink's, which may be running.
                 return
-            # This may be the first use of the group, and whoever creates it also sets the bookmarks.
+            # This may be the first use of the group, and creating it includes setting the bookmarks.
             self.enter(queue, seen_before, permitted)
         self.commit(queue, batch)
 

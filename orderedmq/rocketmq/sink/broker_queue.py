@@ -1,8 +1,8 @@
 """One queue at its broker, as one attempt of one sink's partition uses it: lock, read, send. See queue_writer.py.
 
-A lock is trusted for 30 s, and only on the connection on which it was granted. A broker that restarted has forgotten it, and
+A lock is trusted for 30 s, and only on the connection on which it was granted: a broker that restarted has forgotten it, and
 one that was away may have granted it to another attempt (RocketMQ's lock is advisory). A send ends before the broker would
-grant the lock to another.
+grant the lock to another attempt.
 
 Attempts of one partition exclude each other by a lock of their run and partition. Runs of one batch exclude each other by the
 queue's *entry*, a number that names the run that writes. An attempt that gets its lock reads the entry. If the entry names
@@ -76,7 +76,8 @@ class Timing:
 class RocketMQQueue:
     """The `Place` of a queue.
 
-    Used by one thread at a time. ``writer`` None: a batch without identity, sent without lock and look.
+    Used by one thread at a time. ``writer`` None: a batch without identity, which is sent without a lock and without looking
+    back.
     """
 
     def __init__(
@@ -262,7 +263,7 @@ class RocketMQQueue:
         return Start(end, bookmark, committed)
 
     def require_rights(self) -> None:
-        """Raises RocketMQError NO_PERMISSION if the account lacks a right that a sink needs."""
+        """Check the account's rights. Raises RocketMQError NO_PERMISSION if it lacks one that a sink needs."""
         access.require(self._client, rights.of_sink(self.queue.topic, self._group), rights.SINK)
 
     def least(self) -> int:

@@ -23,11 +23,11 @@ from orderedmq.rocketmq.codec.gather import Int64s
 class QueueReport:
     """One queue of one attempt.
 
-    ``sent``, ``found``, ``missing``: rows that this attempt sent, that an earlier one had sent, and that a committed batch
-    lacks. ``extra``: messages of the same run, partition and batch that match no row. [``begin``, ``end``): the range of all
-    these messages, with other messages among them; empty if there are none. ``committed``: the batch was committed before this
-    attempt. ``newest``: the sink's newest batch that was seen. ``of_others``: number of the batch's messages that other runs
-    sent. ``taken``: offsets of those that were taken for rows, as `pack` returns them.
+    ``sent``, ``found``, ``missing``: number of rows that this attempt sent, that an earlier one had sent, and that a committed
+    batch lacks. ``extra``: number of messages of the same run, partition and batch that match no row. [``begin``, ``end``): the
+    range of all these messages, with other messages among them; empty if there are none. ``committed``: the batch was committed
+    before this attempt. ``newest``: the sink's newest batch that was seen. ``of_others``: number of the batch's messages that
+    other runs sent. ``taken``: the offsets of those among them that were taken for rows, as `pack` returns them.
     """
 
     queue: MessageQueue

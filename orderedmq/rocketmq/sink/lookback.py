@@ -60,7 +60,7 @@ class Lookback:
         self._believes = True
 
     def begins(self, least: int) -> None:
-        """Set the offset of the queue's first remaining message. Asking for it only when a walk is long saves a request."""
+        """Set the offset of the queue's first remaining message. Asking for it costs a request, which a short walk saves."""
         self._least = least
         self._floor = max(least, self._floor)
         if self._passed is not None:
@@ -91,10 +91,10 @@ class Lookback:
         return self._least if self._is_old else self._floor
 
     def saw(self, messages: Sequence[Found]) -> Sequence[Found]:
-        """Take the sink's messages in the range that `next` named, in order.
+        """Take the sink's messages in the range that `next` returned, in order.
 
-        Of others' messages it needs the first and the last. Returns the messages that count, or none if they will be read
-        again.
+        Messages of other partitions may be left out, except the first and the last. Returns the messages that count, or none
+        if they will be read again.
         """
         looked = self.next()
         assert looked is not None

@@ -4,8 +4,8 @@ A stamp is (sink, batch, run, partition, sequence, request), in six properties.
 
 - A *run* is one Spark job that writes the batch. Within a run, a partition has the same rows in every attempt. Another run may
   have the same rows in other partitions.
-- The *sequence* counts from 0 the messages that all attempts of one partition in one run have in one queue for one batch. It
-  grows with the offset, so 0 is the first message.
+- The *sequence* numbers from 0 the messages of one partition of one run in one queue, whichever attempt sent them. It grows
+  with the offset, so 0 is the first message.
 - The *request* is the sequence of the first message that was sent in the same request. A broker stores a request in one piece
   (``CommitLog.asyncPutMessages`` holds the queue's lock for a whole batch), so a reader can skip all of it.
 
@@ -37,7 +37,7 @@ from orderedmq.model import (
     is_reserved,
 )
 
-#: Prefix of sinks' consumer groups. Nobody consumes with them: they hold a sink's bookmarks and the locks of its tasks.
+#: Prefix of sinks' consumer groups. They have no consumers: they hold a sink's bookmarks and the locks of its tasks.
 GROUP_PREFIX: Final = "OMQ_SINK_"
 #: The columns of a message that `found` needs.
 COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")

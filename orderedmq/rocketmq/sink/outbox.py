@@ -81,9 +81,9 @@ class RocketMQOutbox:
     ) -> Published:
         """Record that the batch is complete; its rows can be read already. No group's offsets move here.
 
-        Raises SinkError REPLAY_DIFFERS for a batch that was committed with other rows, as far as its tasks saw that in the
-        queues that they now write; BATCH_TOO_OLD; TOKEN_GONE for receipts that are not of this batch. Nothing is sent of a
-        batch that was committed before; `_note` stores what tells so.
+        A batch that was committed before is not sent again: `_note` stores at the brokers that it was committed. Raises
+        SinkError REPLAY_DIFFERS for a batch that was committed with other rows, as far as its tasks saw that in the queues that
+        they now write; BATCH_TOO_OLD; TOKEN_GONE for receipts that are not of this batch.
         """
         chosen: dict[int, Token] = {}
         for receipt in receipts:
@@ -128,8 +128,8 @@ class RocketMQOutbox:
     def _note(self, batch: SinkBatch, places: Iterable[MessageQueue]) -> None:
         """Store at each broker of its topics that the batch is committed: a repeat with other rows may come to any queue.
 
-        A broker that has none of the batch's rows and cannot be reached is skipped. If the batch names no topic (a topic
-        column), topics without rows of it are not covered.
+        A broker that has none of the batch's rows and cannot be reached is skipped. If the rows have a topic column, only
+        topics with rows of the batch are covered.
         """
         assert batch.sink_id is not None
         sink = sink_name(batch.sink_id)

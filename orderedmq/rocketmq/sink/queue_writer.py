@@ -1,8 +1,8 @@
 """Writes one attempt's rows to one queue: look, send what is missing, and look again after a lost answer. No sockets here.
 
 Rules: one request is in flight at a time, so the queue has the rows in order. Rows are sent only while the attempt holds the
-queue's lock, on the connection on which it was granted. An attempt that lost the connection or the lock reads what came since
-before it sends. A batch without identity is not looked for: after a lost answer its rows are sent again.
+queue's lock, on the connection on which it was granted. An attempt that lost the connection or the lock reads the messages that
+came since, before it sends. Rows of a batch without identity are not searched for: after a lost answer they are sent again.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class QueueWriter:
     # --- sending
 
     def _send(self, rows: pa.RecordBatch, first: int) -> int:
-        """Send rows and return how many are stored: fewer than all if we have to look first, or to try again."""
+        """Send rows and return how many are stored: fewer than all if a look or another try must come first."""
         done = 0
         rows = rows.slice(0, self._most_rows)
         for body in self._encoded(rows, first):
