@@ -1,7 +1,7 @@
 """The writers that Spark plans with. At the end of a batch they publish or discard it, on the driver.
 
-What readers see depends on the broker. With Capabilities.atomic_publish the rows become visible together, or disappear without
-a trace. Otherwise they are visible since the tasks sent them, and stay.
+With Capabilities.atomic_publish, the rows become visible together, or disappear without a trace. Otherwise readers see them as
+soon as the tasks send them, and they stay.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _Planned:
         log.warning("%s", SinkError(SinkCondition.KEY_CONFLICT, f"{why}, {what}"))
 
     def _warn(self, written: Sequence[Written]) -> None:
-        """Warn, once per batch, of rows that were written and may not be what the user meant."""
+        """Warn, once per batch, of rows without a key and of rows with several tags."""
         # Of two attempts of one task, one counts.
         tasks = {message.receipt.partition: message for message in written}.values()
         rows, null_keys, tags = (sum(getattr(task, name) for task in tasks) for name in ("rows", "null_keys", "several_tags"))

@@ -44,7 +44,7 @@ GATHER_ROWS: Final = 131072
 class Written(WriterCommitMessage):
     """A task's message to the commit: its batch, its receipt, and its keys as sorted 64-bit hashes.
 
-    ``null_keys`` and ``several_tags`` count the ones among ``rows`` rows that the user is warned of.
+    Of its ``rows`` rows, ``null_keys`` have no key and ``several_tags`` have more than one tag: the commit warns of these.
     """
 
     batch: SinkBatch

@@ -27,7 +27,10 @@ class Admission:
         self.available_now = False
 
     def default_limit(self) -> ReadLimit:
-        """Spark's default limit. Spark cannot combine limits: any but ReadAllAvailable makes `counts` apply all options."""
+        """Return the limit for Spark to pass to `latestOffset`.
+
+        Spark cannot combine limits, but with any other than ReadAllAvailable, `counts` applies all options.
+        """
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -38,7 +41,7 @@ class Admission:
     def counts(
         self, log: Log, backlog: Mapping[MessageQueue, OffsetRange], limit: ReadLimit, now: float
     ) -> dict[MessageQueue, int] | None:
-        """Messages to take per queue; None to skip this trigger and wait for more messages."""
+        """Return how many messages to take per queue; None to skip this trigger and wait for more messages."""
         waiting = {queue: span.messages for queue, span in backlog.items() if span.messages}
         if isinstance(limit, ReadAllAvailable):
             return self._taken(waiting, now)

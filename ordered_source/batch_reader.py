@@ -64,10 +64,10 @@ class BatchReader(DataSourceReader):
         return out or [InputPartition(None)]
 
     def _spans(self, broker: Broker, queues: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
-        """The range of each queue. Raises DataLossError unless losses are accepted, OffsetError if options contradict.
+        """Return the range of each queue. Raises DataLossError unless losses are accepted, OffsetError if options contradict.
 
-        The bounds are read once, so that producers and queries of the group that run meanwhile change nothing: the group's
-        offsets are read before the bounds, so that none lies beyond the end; offsets that are searched for later are cut to the
+        The bounds are read once, so that producers and queries of the group that run meanwhile change nothing. The group's
+        offsets are read before the bounds, so that none lies beyond the end. Offsets that are searched for later are cut to the
         bounds.
         """
         options = self.options
@@ -123,6 +123,6 @@ class BatchReader(DataSourceReader):
 
 
 def _says_where(starting: StartingOffsets, queue: MessageQueue) -> bool:
-    """Whether the options themselves say where the queue begins (a timestamp or an offset), not the broker or the group."""
+    """Whether the options name the point where the queue begins: a timestamp or an offset."""
     named = starting.offsets.get(queue) if starting.offsets is not None else None
     return starting.kind == "timestamp" or (starting.kind == "json" and named != EARLIEST)

@@ -1,6 +1,6 @@
 """The lag of running queries, for Prometheus and as log lines.
 
-Call ``spark.streams.addListener(LagListener())`` on the driver; with Spark Connect in the client, because PySpark runs
+Call ``spark.streams.addListener(LagListener())`` on the driver, or with Spark Connect in the client, because PySpark runs
 listeners there. A lag (defined in orderedmq/core/lag.py) is that of the last micro-batch. An idle query reports nothing, so its
 last values stay. The values of a query that has ended are removed.
 """
@@ -40,10 +40,12 @@ _QUEUE_LABELS: Final = ("query", "topic", "broker", "queue")
 class LagListener(StreamingQueryListener):
     """Exports the lag of every query of a session that reads orderedmq; ignores other queries.
 
-    prometheus: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``.
-    log: a line per query and micro-batch to the logger ``orderedmq.lag``, level INFO.
+    ``prometheus``: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``. The lag and the next
+    offset of each queue are in messages, the time of a micro-batch in seconds. ``log``: a line per query and micro-batch to the
+    logger ``orderedmq.lag``, level INFO.
 
-    An error of this listener never reaches Spark: it is logged as a warning, once per kind.
+    Raises OptionError MISSING without the package prometheus-client, CONFLICT if the registry has the metrics of another
+    LagListener. Later, an error of this listener never reaches Spark: it is logged as a warning, once per kind.
     """
 
     def __init__(self, *, prometheus: bool = True, registry: CollectorRegistry | None = None, log: bool = True) -> None:

@@ -87,7 +87,7 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
 def _pull(
     source: Log, partition: QueuePartition, offset: int, most: int, columns: tuple[str, ...]
 ) -> tuple[pa.RecordBatch, int]:
-    """The next rows, and the offset to go on at."""
+    """Return the next rows, and the offset behind them."""
     queue, incarnation = partition.queue, partition.incarnation
     if partition.matching is not None:
         return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, incarnation)
@@ -109,7 +109,7 @@ def _check(broker: Broker, partition: QueuePartition) -> None:
 
 
 def _behind(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
-    """The offset to go on at after lost messages. Raises the error unless the user accepts the loss."""
+    """Return the offset behind lost messages, after a warning. Raises the error unless the user accepts the loss."""
     queue = partition.queue
     if isinstance(error, TopicError):
         error = topic_deleted(queue.topic, f"messages from {position} of queue {queue} were about to be read")
@@ -121,7 +121,7 @@ def _behind(broker: Broker, partition: QueuePartition, position: int, error: Dat
     elif error.sub == DataLossCondition.AGED_OUT:
         bounds = broker.log.bounds([queue])
         least = bounds[queue].min_offset if queue in bounds else after
-        # Messages in the middle of a queue may be lost, too.
+        # A gap in the middle of a queue is reported as AGED_OUT, too, with where it ends.
         after = min(max(least, error.behind or least), partition.end)
         if after <= position:
             raise error

@@ -1,4 +1,4 @@
-"""The offset from which a streaming query reads each queue, and the one up to which it reads."""
+"""The offsets from which, and up to which, a streaming query reads each queue."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Positions:
             self._broker.groups.commit(commit.offsets)
 
     def ends(self, owner: Owner, target: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
-        """The end of each owned queue, at most ``target``. Raises DataLossError for lost messages, unless losses are accepted."""
+        """Return the end of each owned queue, at most ``target``. Raises DataLossError unless the user accepts losses."""
         bounds = self._broker.log.bounds(list(owner.owned))
         ends: dict[MessageQueue, int] = {}
         for queue, owned in owner.owned.items():
@@ -85,7 +85,7 @@ class Positions:
         return ends
 
     def replay(self, owner: Owner, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
-        """The ranges of a batch that was logged before a restart.
+        """Return the ranges of a batch that was logged before a restart.
 
         ``known`` is ``end`` without topics that were deleted or recreated. Raises LockError HELD_BY_OTHER.
         """

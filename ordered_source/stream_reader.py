@@ -1,8 +1,8 @@
 """The stream reader on the driver: carries out the Owner's actions at the broker when Spark calls.
 
-Rules (Spark's calls, as measured on 4.3): ``initialOffset`` decides nothing. ``latestOffset(start)`` means that everything
-below ``start`` is processed; Spark logs its result before it calls ``partitions``. After a restart, ``partitions`` of a logged
-batch may come first. ``commit`` comes too late to be of use. SIGTERM comes twice; the handler must ignore the second, so that
+Spark's calls, as measured on 4.3: ``initialOffset`` decides nothing. ``latestOffset(start)`` means that everything below
+``start`` is processed; Spark logs its result before it calls ``partitions``. After a restart, ``partitions`` of a logged batch
+may come first. ``commit`` comes too late to be of use. SIGTERM comes twice; the handler must ignore the second, so that
 ``stop`` can run.
 """
 
@@ -53,7 +53,7 @@ class Run:
 
 @concise_calls
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of one streaming query. Executors read partitions with an unconnected copy of it."""
+    """The source of one streaming query. Executors read partitions with a copy that has no connection."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = SourceOptions.parse(options, streaming=True)
@@ -106,7 +106,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._quiet = (change, start) if counts is not None else None
             self._quiet_until = time.monotonic() + POLL_INTERVAL if change is None else float("inf")
             return start
-        # A fresh checkpoint is logged even without rows, so that where each queue begins is decided only once.
+        # A fresh checkpoint is logged even without rows, so that the beginning of each queue is decided only once.
         anchors = self._anchors.of(log, watch.names, known.topics, owner.following(counts or {}), time.monotonic())
         return owner.plan(counts or {}, anchors, owner.reset).to_spark()
 

@@ -41,7 +41,7 @@ class TopicWatch:
         return [topic.name for topic in self._topics]
 
     def topics(self, *, fresh: bool = False) -> list[TopicInfo]:
-        """The current topics, listed again only after a change at the broker. ``fresh``: list them in any case.
+        """Return the current topics. They are listed again only after a change at the broker, or if ``fresh``.
 
         Raises TopicError MISSING.
         """
@@ -53,10 +53,10 @@ class TopicWatch:
         return self._topics
 
     def queues(self, known: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
-        """The queues to read; with a ``target``, only those in it.
+        """Return the queues to read; with a ``target``, only those in it.
 
-        A query that does not share its group also reads every queue of its checkpoint ``known``: without an entry in the next offsets,
-        the query would forget how far it has read that queue.
+        A query that does not share its group also reads every queue of its checkpoint ``known``: without an entry in the next
+        offset, the query would forget how far it has read that queue.
         """
         queues = plan.queues_of(self._broker, self._topics)
         if target is not None:
@@ -65,7 +65,10 @@ class TopicWatch:
         return queues if shared else [*queues, *sorted(known.next.keys() - set(queues))]
 
     def same_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
-        """``start`` without topics that were deleted or recreated. Raises DataLossError unless the user accepts the loss."""
+        """Return ``start`` without topics that were deleted or recreated; drop their queues.
+
+        Raises DataLossError unless the user accepts the loss.
+        """
         try:
             listed = {topic.name: topic.incarnation for topic in self.topics()}
         except TopicError as error:
@@ -95,11 +98,11 @@ class TopicWatch:
         )
 
     def made_anew(self, start: Checkpoint) -> set[str]:
-        """Topics whose deletion or recreation the user accepted, and that ``start`` does not contain yet."""
+        """Return topics whose deletion or recreation the user accepted, and that ``start`` does not contain yet."""
         return {name for name, _ in self._accepted}.difference(start.topics)
 
     def _loss(self, name: str, anchor: str, listed: Mapping[str, str]) -> DataLossError | None:
-        """The error for a topic that was deleted or recreated since it was read; None if it is the same topic."""
+        """Return the error for a topic that was deleted or recreated since it was read; None if it is the same topic."""
         try:
             if name in listed:
                 return recreated(name) if self._log.is_another(name, anchor) else None
