@@ -217,7 +217,7 @@ class _Properties:
             )
         # Each property brings one separator of each kind; any further one is in a name or a value.
         if np.count_nonzero(data == 1) != self._entries or np.count_nonzero(data == 2) != self._entries:
-            raise self._separator({**texts, **self._extra})
+            raise self._separator_error({**texts, **self._extra})
         return text
 
     def _add(self, name: str, values: pa.Array) -> None:
@@ -242,7 +242,7 @@ class _Properties:
 
     def _add_map(self, column: pa.Array) -> None:
         """Add the user's properties, without the reserved ones and those in ``extra``."""
-        if column.null_count and _hides(column):
+        if column.null_count and _has_hidden_entries(column):
             column = pa.array(column.to_pylist(), column.type)
         bounds = column.offsets.to_numpy().astype(np.int64)
         # Even a slice has the keys and items of the whole array, and its offsets count from their beginning.
@@ -256,7 +256,9 @@ class _Properties:
         empty = pc.or_(pc.equal(pc.fill_null(items, ""), ""), pc.equal(keys, ""))
         bad = pc.index(pc.and_not(empty, ours), True).as_py()
         if bad >= 0:
-            raise self._bad(int(np.searchsorted(bounds, bad, side="right")) - 1, keys[bad].as_py(), items[bad].as_py() or "")
+            raise self._bad_property_error(
+                int(np.searchsorted(bounds, bad, side="right")) - 1, keys[bad].as_py(), items[bad].as_py() or ""
+            )
         if pc.any(ours).as_py():
             entries = pc.if_else(ours, _EMPTY, entries)
         self._entries += len(keys) - (pc.sum(ours).as_py() or 0)
@@ -265,27 +267,27 @@ class _Properties:
         offsets = ends[bounds].astype(np.int32)
         self._parts.append(pa.Array.from_buffers(pa.string(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(data)]))
 
-    def _separator(self, columns: Mapping[str, pa.Array | str]) -> MessageError:
+    def _separator_error(self, columns: Mapping[str, pa.Array | str]) -> MessageError:
         """Return the error for the first property found with a separator in its name or value."""
         for name, values in columns.items():
             if isinstance(values, str):
                 values = pa.array([values])
             row = pc.index(pc.match_substring_regex(values, _SEPARATORS), True).as_py()
             if row >= 0:
-                return self._bad(row, name, values[row].as_py())
+                return self._bad_property_error(row, name, values[row].as_py())
         for row, pairs in enumerate(self._rows.column("properties").to_pylist()):
             for name, value in pairs or ():
                 if not is_reserved(name) and name not in self._extra and names.bad_property(name, value):
-                    return self._bad(row, name, value)
+                    return self._bad_property_error(row, name, value)
         raise AssertionError("no property has a separator")
 
-    def _bad(self, row: int, name: str, value: str) -> MessageError:
+    def _bad_property_error(self, row: int, name: str, value: str) -> MessageError:
         return MessageError(
             MessageCondition.BAD_PROPERTY,
             f"row {self._first + row} for {self._where}: property {name!r} {names.bad_property(name, value)}",
         )
 
 
-def _hides(column: pa.Array) -> bool:
+def _has_hidden_entries(column: pa.Array) -> bool:
     """Return whether a null row of a map array has hidden entries."""
     return bool((np.diff(column.offsets.to_numpy())[column.is_null().to_numpy(zero_copy_only=False)] > 0).any())

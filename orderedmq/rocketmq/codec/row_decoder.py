@@ -40,7 +40,7 @@ class Unreadable(Exception):
         self.offset = offset
 
 
-def _nobody(offsets: Iterable[int]) -> None:
+def _ignore(offsets: Iterable[int]) -> None:
     """Ignore messages whose text is not UTF-8."""
 
 
@@ -57,7 +57,7 @@ class Wanted(NamedTuple):
     tags: frozenset[str]
     verify_crc: bool
     piece_bytes: int = PIECE_BYTES
-    malformed: Callable[[Iterable[int]], None] = _nobody
+    malformed: Callable[[Iterable[int]], None] = _ignore
 
     @property
     def texts(self) -> bool:

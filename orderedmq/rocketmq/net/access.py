@@ -77,7 +77,7 @@ def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQErro
     granted = rights.grant(acl, client.account, [right for right in wanted if (right.kind, right.name) in resources])
     return RocketMQError(
         RocketMQCondition.NO_PERMISSION,
-        f"the account {client.account!r} lacks {rights.spelled(named, acl)}; {whose} needs {rights.spelled(wanted, acl)} in all; {granted}",
+        f"the account {client.account!r} lacks {rights.spell(named, acl)}; {whose} needs {rights.spell(wanted, acl)} in all; {granted}",
     )
 
 

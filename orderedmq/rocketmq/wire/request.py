@@ -96,7 +96,7 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             why = (
                 "check accessKey and secretKey, the account's rights, and the permissions of topic and broker"
                 if refused is None
-                else rights.said(refused)
+                else rights.explain(refused)
             )
             return RocketMQError(RocketMQCondition.NO_PERMISSION, f"no permission for {request.resource}: {said}; {why}")
         case ResponseCode.TOPIC_NOT_EXIST:
