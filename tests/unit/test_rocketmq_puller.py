@@ -17,7 +17,7 @@ from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import Reading
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.messages.offset_search import first_at
+from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import IN_FLIGHT, Puller
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from tests.stored_messages import Stored
@@ -183,7 +183,7 @@ def test_many_pulls_are_on_their_way_once_the_brokers_limit_is_known(broker: Fak
 
 
 def test_what_a_broker_gives_at_once_is_learned_anew(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.messages.puller._LEARNED", 0.0)
+    monkeypatch.setattr("orderedmq.rocketmq.messages.puller._STEP_AGE", 0.0)
     puller = puller_of(broker)
     for limit in (8, 32, 1024, 2):
         broker.limit = limit
@@ -231,11 +231,11 @@ def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: Fa
         return group
 
     puller = Puller(broker, Reading("billing"))  # type: ignore[arg-type]
-    assert [puller.named(ask) for _ in range(2)] == ["billing", "billing"]
+    assert [puller.ask_as_group(ask) for _ in range(2)] == ["billing", "billing"]
     assert asked == ["TOOLS_CONSUMER", "billing", "billing"]
     for how in (Reading(), Reading("other")):
         with pytest.raises(RocketMQError, match="NO_PERMISSION"):
-            Puller(broker, how).named(ask)  # type: ignore[arg-type]
+            Puller(broker, how).ask_as_group(ask)  # type: ignore[arg-type]
 
 
 def test_an_empty_answer_is_no_end_while_there_are_messages(broker: FakeBroker) -> None:
@@ -383,7 +383,7 @@ def test_a_search_finds_the_first_whatever_the_hint(low, length, at, hint) -> No
         asked.append(offset)
         return offset >= at
 
-    assert first_at(late, low, high, hint) == min(max(at, low), high)
+    assert find_first(late, low, high, hint) == min(max(at, low), high)
     assert len(asked) <= 15
     if hint == at:
         assert len(asked) <= 2

@@ -32,7 +32,7 @@ _TIMEOUT: Final = 900.0
 _DOWNLOAD_FAILED: Final = "download failed: "
 
 
-def jars(version: str = DEFAULT_VERSION) -> Path:
+def fetch_jars(version: str = DEFAULT_VERSION) -> Path:
     """Return the folder with the jars of a release, and fetch them if it is missing.
 
     Raises OptionError INVALID, JavaError MISSING or TOO_OLD, and ServersError NO_JARS.

@@ -17,8 +17,8 @@ from typing import Final
 from orderedmq.conditions import ServersCondition
 from orderedmq.errors import ServersError
 from orderedmq.java import ensure_java
-from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, jars
-from orderedmq.rocketmq.local.probe import HOST, answers, ask, free, free_port
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, fetch_jars
+from orderedmq.rocketmq.local.probe import HOST, answers, ask, find_free_port, is_free
 
 #: Seconds for a start. It takes some seconds, and longer on a busy machine.
 _READY_TIMEOUT: Final = 90.0
@@ -105,7 +105,7 @@ class Server:
             *(str(ensure_java()), *self.heap, "-XX:+UseSerialGC", *_OPENS),
             *(f"-Drocketmq.home.dir={self.home}", f"-Duser.home={self.home}", f"-Drmq.logback.configurationFile={logback}"),
             *self._jvm,
-            *("-cp", f"{jars(self.version)}/*", self.main, "-c", str(properties)),
+            *("-cp", f"{fetch_jars(self.version)}/*", self.main, "-c", str(properties)),
         ]
         with open(self.log, "ab") as output:
             self._printed = output.tell()
@@ -314,15 +314,15 @@ class Cluster:
     ) -> None:
         if lock_life is not None:
             jvm = (*jvm, f"-Drocketmq.broker.rebalance.lockMaxLiveTime={lock_life * 1000:.0f}")
-        if port is not None and not free(port):
+        if port is not None and not is_free(port):
             raise ServersError(
                 ServersCondition.PORT_IN_USE, f"port {port} is in use: is another nameserver running? Choose another port"
             )
         self.name = name
         self.version = version
-        self.namesrv = NameServer(folder / "namesrv", version, free_port() if port is None else port, jvm)
+        self.namesrv = NameServer(folder / "namesrv", version, find_free_port() if port is None else port, jvm)
         self.brokers = [
-            Broker(folder / broker, version, free_port(-2, 0, 1), self.address, name, properties, jvm)
+            Broker(folder / broker, version, find_free_port(-2, 0, 1), self.address, name, properties, jvm)
             for broker in names or [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
         ]
 

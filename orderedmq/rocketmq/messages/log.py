@@ -32,7 +32,7 @@ from orderedmq.errors import (
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
-from orderedmq.rocketmq.messages.offset_search import first_at
+from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.messages.topic_anchor import anchor_before, holds, parse_anchor
@@ -47,9 +47,9 @@ from orderedmq.rocketmq.wire.route import Route, user_topics
 T = TypeVar("T")
 
 #: Seconds for which a route that the nameserver confirmed counts as fresh.
-FRESH: Final = 1.0
+ROUTE_FRESH: Final = 1.0
 #: Seconds until a topic is compared with its anchor again.
-BELIEVED: Final = 10.0
+COMPARISON_AGE: Final = 10.0
 _MOST_COMPARED: Final = 10_000
 #: The incarnation of every topic: brokers keep nothing that distinguishes it from an earlier one of its name; `anchor` does, if
 #: possible.
@@ -67,7 +67,7 @@ class RocketMQLog:
     def __init__(self, client: Client, how: Reading = USUAL) -> None:
         self._client = client
         self._puller = Puller(client, how)
-        self._readers: dict[Reading, RocketMQLog] = {}
+        self._by_settings: dict[Reading, RocketMQLog] = {}
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
@@ -76,9 +76,9 @@ class RocketMQLog:
 
     def reading(self, how: Reading) -> RocketMQLog:
         """See `Log.reading`. The log is kept, since later tasks benefit from what it knows of the queues."""
-        if how not in self._readers:
-            self._readers[how] = RocketMQLog(self._client, how)
-        return self._readers[how]
+        if how not in self._by_settings:
+            self._by_settings[how] = RocketMQLog(self._client, how)
+        return self._by_settings[how]
 
     # -- topics
 
@@ -101,7 +101,7 @@ class RocketMQLog:
             pass
         for name, pending in zip_longest(names, sent):
             try:
-                route = self._routed(name, pending)
+                route = self._await_route(name, pending)
             except TopicError:
                 continue
             except RocketMQError as error:
@@ -110,7 +110,7 @@ class RocketMQLog:
                 continue
             yield name, route
 
-    def _routed(self, name: str, pending: Pending[Route] | None) -> Route:
+    def _await_route(self, name: str, pending: Pending[Route] | None) -> Route:
         """Return the answer of ``pending``; if there is none, request the route again. Raises as `route`."""
         if pending is not None:
             try:
@@ -143,7 +143,7 @@ class RocketMQLog:
         """
         deadline = Deadline.after(REQUEST_TIMEOUT)
         now = time.monotonic()
-        if now - self._confirmed.get(topic, float("-inf")) < FRESH:
+        if now - self._confirmed.get(topic, float("-inf")) < ROUTE_FRESH:
             return self._client.route(topic, deadline)
         try:
             check_topic(topic, writing=False)
@@ -189,14 +189,14 @@ class RocketMQLog:
         """See `Log.anchor`: the anchor is a message before the offsets. Costs one request while such messages are stored."""
         there = self.route(topic).subscribe_set()
         of_queues = {queue: at for queue, at in offsets.items() if queue in there}
-        found = self._puller.named(lambda group: anchor_before(self._client, group, of_queues))
+        found = self._puller.ask_as_group(lambda group: anchor_before(self._client, group, of_queues))
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
         """See `Log.is_another`. A message that aged out, or whose queue is gone, proves nothing. Compares every 10 s."""
         now = time.monotonic()
         at, another = self._compared.get((topic, anchor), (float("-inf"), False))
-        if not another and now - at >= BELIEVED:
+        if not another and now - at >= COMPARISON_AGE:
             another = self._is_another(topic, anchor)
             if len(self._compared) >= _MOST_COMPARED:
                 self._compared = {}
@@ -208,7 +208,7 @@ class RocketMQLog:
         parsed = parse_anchor(anchor)
         if parsed is None or MessageQueue(topic, parsed.broker_name, parsed.queue_id) not in there:
             return False
-        return self._puller.named(lambda group: holds(self._client, group, topic, parsed)) is False
+        return self._puller.ask_as_group(lambda group: holds(self._client, group, topic, parsed)) is False
 
     # -- bounds
 
@@ -244,7 +244,7 @@ class RocketMQLog:
             topic=queue.topic,
             broker_name=queue.broker_name,
         )
-        return first_at(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
+        return find_first(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
 
     def stored(self, queue: MessageQueue, offset: int) -> int:
         """Return the store time of a message, in µs since the epoch. Raises DataLossError AGED_OUT or BEYOND_END."""
@@ -328,7 +328,7 @@ class RocketMQLog:
                 try:
                     self._client.call(request, deadline, topic=topic, broker_name=name)
                 except RocketMQError as error:
-                    raise _no_filter(error, matching, name) from error
+                    raise _filter_error(error, matching, name) from error
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """See `Log.require_rights`. Checks only if the client has an account."""
@@ -349,7 +349,7 @@ class RocketMQLog:
             raise missing_topic(queue.topic) from None
 
 
-def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
+def _filter_error(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
     """Return the error that a broker's refusal of a filter stands for (ClientManageProcessor.checkClientConfig)."""
     if error.sub == RocketMQCondition.FILTER:
         return OptionError(

@@ -41,7 +41,7 @@ from orderedmq.errors import (
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.pulls import bounded
-from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average, decoded, once, unbroken
+from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average_body, cut_at_gap, decode_rows, drop_repeats
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection, Pending
@@ -61,9 +61,9 @@ MOST_MESSAGES: Final = 1024
 #: Messages that a broker scans for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
 SCANNED: Final = 800
 #: Seconds until a broker's limit is learned again: messages that were on disk are in memory by then.
-_LEARNED: Final = 5.0
+_STEP_AGE: Final = 5.0
 #: Seconds until the average body size is measured again.
-_MEASURED: Final = 10.0
+_AVERAGE_AGE: Final = 10.0
 #: Seconds that one pull may take before it is sent again.
 _PULL_TIMEOUT: Final = 15.0
 #: Seconds for which a replica that failed is not used.
@@ -107,7 +107,7 @@ class Puller:
         self._known: dict[MessageQueue, _Known] = {}
         self._note = MalformedText().note
 
-    def named(self, ask: Callable[[str], T]) -> T:
+    def ask_as_group(self, ask: Callable[[str], T]) -> T:
         """Run ``ask`` as TOOLS_CONSUMER; if the account lacks permission for it, run it as the reader's own group.
 
         The reader's group is not tried first: a pull in its name would consume a reset by RocketMQ's own tools, which the
@@ -130,7 +130,7 @@ class Puller:
     def average(self, queue: MessageQueue) -> float | None:
         """Return the approximate bytes of the bodies pulled last; None if there were none in the last 10 s."""
         known = self._known.get(queue)
-        return known.body_bytes if known is not None and time.monotonic() - known.measured < _MEASURED else None
+        return known.body_bytes if known is not None and time.monotonic() - known.measured < _AVERAGE_AGE else None
 
     def pull(
         self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
@@ -139,9 +139,9 @@ class Puller:
         parts, end, known = self._fetch(queue, offset, max_messages, max_bytes, None)
         if not parts:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
-        batch, end = decoded(queue, parts, columns, offset, end, max_bytes, self._note)
-        batch = unbroken(batch, queue, offset, end)
-        known.body_bytes, known.measured = average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
+        batch, end = decode_rows(queue, parts, columns, offset, end, max_bytes, self._note)
+        batch = cut_at_gap(batch, queue, offset, end)
+        known.body_bytes, known.measured = average_body(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
         return bounded(batch.select(list(columns)), max_bytes)
 
     def pull_matching(
@@ -149,8 +149,8 @@ class Puller:
     ) -> tuple[pa.RecordBatch, int]:
         """Pull the rows that match; see `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
         parts, end, _ = self._fetch(queue, offset, max_messages, max_bytes, matching)
-        batch, end = decoded(queue, parts, columns, offset, end, max_bytes, self._note, frozenset(matching.tags))
-        batch = once(batch)
+        batch, end = decode_rows(queue, parts, columns, offset, end, max_bytes, self._note, frozenset(matching.tags))
+        batch = drop_repeats(batch)
         rows = bounded(batch.select(list(columns)), max_bytes)
         if rows.num_rows < batch.num_rows:
             end = batch.column("queue_offset")[rows.num_rows].as_py()
@@ -166,7 +166,7 @@ class Puller:
             return _Fetch(self._client, queue, group, known, self._patience, wanted).run()
 
         try:
-            parts, end = self.named(run)
+            parts, end = self.ask_as_group(run)
         except OrderedMQError:
             self._known.pop(queue, None)
             raise
@@ -255,7 +255,7 @@ class _Fetch:
         for _, begin, count in due:
             if begin < self._stop:
                 self._ask(begin, count)
-        step, learned = self._known.step, now - self._known.learned < _LEARNED
+        step, learned = self._known.step, now - self._known.learned < _STEP_AGE
         if self._matching is not None:
             step, learned = SCANNED, True
         while self._in_flight < IN_FLIGHT and not self._again and self._wants_more():

@@ -37,9 +37,9 @@ _SEND_TIMEOUT: Final = 15.0
 _PATIENCE: Final = 60.0
 #: Seconds after which a broker has done or refused a request that it received (waitTimeMillsInSendQueue is 200 ms), and readers
 #: see what it did.
-SETTLED: Final = 1.0
+SETTLE_SECONDS: Final = 1.0
 #: Seconds to wait at most until readers see acknowledged messages; it takes a few ms.
-_VISIBLE: Final = 10.0
+_VISIBLE_TIMEOUT: Final = 10.0
 _POLL: Final = 0.001
 _LOOK_MESSAGES: Final = 16384
 _LOOK_BYTES: Final = 64 * 1024 * 1024
@@ -128,14 +128,14 @@ class Sender:
             pass
         # Wait for an answer first: a broker that was paused or cut off handles earlier requests only when it works again.
         self._ask_end(queue)
-        time.sleep(SETTLED)
+        time.sleep(SETTLE_SECONDS)
         end = self._ask_end(queue)
         at = begin
         while at < end:
             ids = self._puller.pull(queue, at, min(end - at, _LOOK_MESSAGES), _LOOK_BYTES, ("message_id",)).column(0)
-            place = pc.index(ids, key).as_py()
-            if place >= 0:
-                return at + int(place)
+            index = pc.index(ids, key).as_py()
+            if index >= 0:
+                return at + int(index)
             if not len(ids):
                 break
             at += len(ids)
@@ -143,7 +143,7 @@ class Sender:
 
     def await_visible(self, queue: MessageQueue, end: int) -> None:
         """Wait until readers see the messages below ``end``: a broker acknowledges before it indexes (ReputMessageService)."""
-        limit = Deadline.after(_VISIBLE)
+        limit = Deadline.after(_VISIBLE_TIMEOUT)
         while self._ask_end(queue) < end and time.monotonic() < limit:
             time.sleep(_POLL)
 

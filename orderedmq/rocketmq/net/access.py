@@ -42,22 +42,22 @@ def require(client: Client, wanted: Sequence[Right], whose: str) -> None:
     known = _permitted.setdefault(client, set())
     if client.account is None or tuple(wanted) in known:
         return
-    if (error := lacking(client, wanted, whose)) is not None:
+    if (error := missing_rights_error(client, wanted, whose)) is not None:
         raise error
     known.add(tuple(wanted))
 
 
-def explained(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
+def explain(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
     """Return ``error``, or in place of NO_PERMISSION an error that names every missing right, if they can be found out."""
     if not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION or client.account is None:
         return error
     try:
-        return lacking(client, wanted, whose) or error
+        return missing_rights_error(client, wanted, whose) or error
     except OrderedMQError:
         return error
 
 
-def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
+def missing_rights_error(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
     """Return the error that names the rights of ``wanted`` that the account lacks; None if it has them all."""
     deadline = Deadline.after(REQUEST_TIMEOUT)
     group = next((right.name for right in wanted if right.kind == "Group"), None)
@@ -126,10 +126,10 @@ class _Broker:
         if group is not None:
             refused = self._refused(message_requests.pull(self._queue, self._group, 0, 1))
             return refused if refused is not None and refused.right is not None and refused.right.kind == "Topic" else None
-        name, place = _probe(), self._queue._replace(broker_name=_NO_KEY)
-        refused = self._refused(group_requests.lock(self._group, name, [place]))
+        name, unused = _probe(), self._queue._replace(broker_name=_NO_KEY)
+        refused = self._refused(group_requests.lock(self._group, name, [unused]))
         if refused is None:
-            self._refused(group_requests.unlock(self._group, name, [place]))
+            self._refused(group_requests.unlock(self._group, name, [unused]))
         return refused
 
     def _refused(self, request: Request[Any]) -> Refusal | None:

@@ -39,20 +39,20 @@ T = TypeVar("T")
 ROUTE_AGE: Final = 30.0
 #: Seconds for which a broker that the nameserver no longer knows keeps its queues: the longest interval between two of its
 #: reports (``registerNameServerPeriod``).
-UNKNOWN: Final = 60.0
+UNKNOWN_BROKER_LIFE: Final = 60.0
 #: Seconds that one nameserver has to answer before the next is asked.
 NAMESERVER_TIMEOUT: Final = 3.0
 #: Seconds for an answer to a repeatable request before it is sent again. If the connection was silent, another one is used: the
 #: network may have dropped it.
-ATTEMPT: Final = 4.0
+ATTEMPT_TIMEOUT: Final = 4.0
 #: Seconds after which an unused connection is replaced: a server closes it after 120, which must not happen while a request is
 #: sent.
-IDLE: Final = 100.0
+MAX_IDLE: Final = 100.0
 
 
-def attempt(request: Request[Any], deadline: float) -> float:
+def attempt_deadline(request: Request[Any], deadline: float) -> float:
     """Return the deadline of one attempt at a request, in monotonic seconds."""
-    return min(deadline, Deadline.after(ATTEMPT)) if request.repeatable else deadline
+    return min(deadline, Deadline.after(ATTEMPT_TIMEOUT)) if request.repeatable else deadline
 
 
 def parse_nameservers(text: str) -> tuple[str, ...]:
@@ -67,7 +67,7 @@ def parse_nameservers(text: str) -> tuple[str, ...]:
     return found
 
 
-_NOBODY: Final[Mapping[str, float]] = {}
+_NO_BROKERS: Final[Mapping[str, float]] = {}
 
 
 class _Endpoint:
@@ -82,7 +82,7 @@ class _Endpoint:
 
     def usable(self, now: float) -> Connection | None:
         found = self.connection
-        if found is None or found.closed or (not found.in_flight and found.idle(now) > IDLE):
+        if found is None or found.closed or (not found.in_flight and found.idle(now) > MAX_IDLE):
             return None
         return found
 
@@ -93,7 +93,7 @@ class _Known:
     ``unknown``: brokers in it that the nameserver does not know, and since when.
     """
 
-    def __init__(self, route: Route, checked: float, unknown: Mapping[str, float] = _NOBODY) -> None:
+    def __init__(self, route: Route, checked: float, unknown: Mapping[str, float] = _NO_BROKERS) -> None:
         self.route = route
         self.checked = checked
         self.stale = False
@@ -174,15 +174,15 @@ class Client:
             if known is None:
                 raise
             return known.route
-        found = _Known(route, time.monotonic()) if last is None else self._completed(route, last, deadline)
+        found = _Known(route, time.monotonic()) if last is None else self._complete(route, last, deadline)
         self._routes[topic] = found
         return found.route
 
-    def _completed(self, route: Route, last: _Known, deadline: float) -> _Known:
+    def _complete(self, route: Route, last: _Known, deadline: float) -> _Known:
         """Return a new route, completed by brokers of the last one that the nameserver does not know.
 
         A broker that is missing in the new route, but reports to the nameserver, no longer has the topic. One that does not
-        report may do so soon, and stays for `UNKNOWN` seconds.
+        report may do so soon, and stays for `UNKNOWN_BROKER_LIFE` seconds.
         """
         if last.route.brokers.keys() <= route.brokers.keys():
             return _Known(route, time.monotonic())
@@ -196,7 +196,7 @@ class Client:
         unknown = {
             name: last.unknown.get(name, now)
             for name in last.route.brokers
-            if name not in route.brokers and name not in reporting and now - last.unknown.get(name, now) < UNKNOWN
+            if name not in route.brokers and name not in reporting and now - last.unknown.get(name, now) < UNKNOWN_BROKER_LIFE
         }
         return _Known(route.with_unknown(last.route, unknown), now, unknown)
 
@@ -210,7 +210,7 @@ class Client:
             try:
                 return self.call_nameserver(topic_route(topic), deadline)
             except TopicError:
-                found = self._known_to_another(topic, deadline)
+                found = self._look_up_everywhere(topic, deadline)
                 if found is not None:
                     return found
                 if self.cluster(deadline).brokers:
@@ -223,7 +223,7 @@ class Client:
             failures += 1
             self._pause(RETRY.delay(failures, random.random()), deadline, nobody)
 
-    def _known_to_another(self, topic: str, deadline: float) -> Route | None:
+    def _look_up_everywhere(self, topic: str, deadline: float) -> Route | None:
         """Return the topic's route from any nameserver that has it: a restarted one lacks it until its brokers report."""
         for address in self.nameservers if len(self.nameservers) > 1 else ():
             limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
@@ -316,7 +316,7 @@ class Client:
         failures = 0
         unknown: RocketMQUnavailableError | None = None
         while True:
-            limit = attempt(request, deadline)
+            limit = attempt_deadline(request, deadline)
             try:
                 return self.connection(where(), deadline).call(request, limit)
             except TopicError:

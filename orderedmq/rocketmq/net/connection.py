@@ -20,7 +20,7 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
 from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
-from orderedmq.rocketmq.net.transport import Stuck, Transport, connect
+from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.acl import Credentials, signed
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts
@@ -35,7 +35,7 @@ PushHandler = Callable[[RemotingCommand], RemotingCommand | None]
 #: Seconds between checks of the deadlines of requests that no thread waits for.
 _TICK: Final = 0.5
 #: Seconds for sending an answer to a server's request: nothing depends on it, and the reader must not be held up.
-_PUSH_ANSWER: Final = 1.0
+_PUSH_ANSWER_TIMEOUT: Final = 1.0
 #: Seconds without a byte since a request was sent, after which a missed deadline means that the server has vanished.
 SILENCE: Final = 2.5
 
@@ -225,7 +225,7 @@ class Connection:
             self._active = time.monotonic()
             self._transport.send(parts, deadline)
             return None
-        except Stuck as error:
+        except WriteTimeout as error:
             why = f"{self.address} did not read before the deadline"
             broken = why if error.partial else None
         except OSError as error:
@@ -299,7 +299,7 @@ class Connection:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not supported"
             )
         answer.opaque, answer.flag = command.opaque, FLAG_RESPONSE
-        self._write(encode_parts(answer), Deadline.after(_PUSH_ANSWER), ())
+        self._write(encode_parts(answer), Deadline.after(_PUSH_ANSWER_TIMEOUT), ())
 
     def _expire(self, pending: Pending[Any]) -> None:
         """Finish a request whose deadline has passed; end the connection if the server was silent for too long."""

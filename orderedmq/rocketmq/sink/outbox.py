@@ -316,7 +316,7 @@ class RocketMQStaging:
         if self._writer is None:
             return error
         group = bookmark_group(self._writer.sink, queue.topic, self._writer.group)
-        return access.explained(self._client, error, rights.of_sink(queue.topic, group), rights.SINK)
+        return access.explain(self._client, error, rights.of_sink(queue.topic, group), rights.SINK)
 
     def _next(self, line: _Line) -> list[pa.RecordBatch] | None:
         """Return the waiting rows. None if there are none, or after an error; the line then has no thread any more."""
