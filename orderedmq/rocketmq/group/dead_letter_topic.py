@@ -71,10 +71,10 @@ class DeadLetterTopic:
         access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
         seen, end = self._look(group, target)
         new: dict[str, int] = {}
-        for place, offset in enumerate(offsets):
+        for index, offset in enumerate(offsets):
             key = key_of(group, queue, offset)
             if key not in new and key not in seen:
-                new[key] = place
+                new[key] = index
         if not new:
             return 0
         chosen = pa.array(list(new.values()), pa.int64())
@@ -83,12 +83,14 @@ class DeadLetterTopic:
         rows = rows.take(chosen)
         # Without a letter the topic may not exist. All letters are encoded, and so checked, before one is sent.
         first = 0 if end else 1
-        alone = list(encode(rows.slice(0, first), keys.slice(0, first), where, extra=_part(origin, 0, first)))
+        alone = list(encode(rows.slice(0, first), keys.slice(0, first), where, extra=_slice_columns(origin, 0, first)))
         others = list(
-            encode(rows.slice(first), keys.slice(first), where, extra=_part(origin, first, len(new) - first), first=first)
+            encode(
+                rows.slice(first), keys.slice(first), where, extra=_slice_columns(origin, first, len(new) - first), first=first
+            )
         )
         for body in alone:
-            end = self._by_retry(group, queue, rows.slice(0, 1), keys, _part(origin, 0, 1), where)
+            end = self._send_by_retry(group, queue, rows.slice(0, 1), keys, _slice_columns(origin, 0, 1), where)
             seen.update(keys[body.first : body.first + body.rows].to_pylist())
         for body in others:
             begin = first + body.first
@@ -156,16 +158,16 @@ class DeadLetterTopic:
                 raise
         end = 0
         for row in range(rows.num_rows):
-            part = _part(origin, first + row, 1)
-            end = self._by_retry(group, queue, rows.slice(row, 1), keys.slice(row), part, f"dead letters of queue {queue}")
+            part = _slice_columns(origin, first + row, 1)
+            end = self._send_by_retry(group, queue, rows.slice(row, 1), keys.slice(row), part, f"dead letters of queue {queue}")
         return end
 
-    def _by_retry(
+    def _send_by_retry(
         self, group: str, queue: MessageQueue, row: pa.RecordBatch, keys: pa.Array, origin: dict[str, pa.Array], where: str
     ) -> int:
         """Send one letter as a message of the group's retry topic that was retried too often; return the offset after it."""
         [batch] = encode(row, keys.slice(0, 1), where, extra=origin)
-        body, properties = _alone(batch)
+        body, properties = _single_message(batch)
         request = message_requests.send(
             MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0),
             body,
@@ -179,7 +181,7 @@ class DeadLetterTopic:
         try:
             stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
         except GroupError:
-            self._offsets.make(group, [queue], Deadline.after(GROUP_TIMEOUT))
+            self._offsets.create_group(group, [queue], Deadline.after(GROUP_TIMEOUT))
             stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
         return stored.queue_offset + 1
 
@@ -187,9 +189,9 @@ class DeadLetterTopic:
 def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]:
     """Return properties that name each letter's origin. `encode` would remove them from a producer's own properties."""
     given: list[dict[str, str]] = [{} for _ in range(letters.num_rows)]
-    place = letters.schema.get_field_index("properties")
-    if place >= 0:
-        given = [dict(pairs or ()) for pairs in letters.column(place).cast(PROPERTIES_TYPE).to_pylist()]
+    index = letters.schema.get_field_index("properties")
+    if index >= 0:
+        given = [dict(pairs or ()) for pairs in letters.column(index).cast(PROPERTIES_TYPE).to_pylist()]
     found = {name: pa.array([one.get(name) for one in given], pa.string()) for name in _ORIGIN}
     # Properties that Java's tools look for in a dead letter.
     found["RETRY_TOPIC"] = pa.array([queue.topic] * letters.num_rows, pa.string())
@@ -199,11 +201,11 @@ def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]
     return found
 
 
-def _part(columns: dict[str, pa.Array], begin: int, count: int) -> dict[str, pa.Array]:
+def _slice_columns(columns: dict[str, pa.Array], begin: int, count: int) -> dict[str, pa.Array]:
     return {name: column.slice(begin, count) for name, column in columns.items()}
 
 
-def _alone(batch: SendBody) -> tuple[memoryview, str]:
+def _single_message(batch: SendBody) -> tuple[memoryview, str]:
     """Return the body and properties of a single message, sent without a batch.
 
     In a batch it is 20 bytes, body, 2 bytes, properties.

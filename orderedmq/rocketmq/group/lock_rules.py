@@ -81,7 +81,7 @@ def query_of(client_id: str) -> str:
     return client_id.partition("@")[0] if is_ours(client_id) else client_id
 
 
-def alone(client_id: str, members: Iterable[str]) -> bool:
+def is_only_run(client_id: str, members: Iterable[str]) -> bool:
     """Whether no other run of the same query is among the members."""
     return all(other == client_id or query_of(other) != query_of(client_id) for other in members)
 
@@ -103,11 +103,11 @@ class Epochs:
         self._lock = threading.Lock()
         self._last = 0
 
-    def next(self, fence: int, *, alone: bool) -> int:
-        """Return an epoch above ``fence`` and all earlier ones: even if ``alone``, else odd (see `lock_name`)."""
+    def next(self, fence: int, *, only_run: bool) -> int:
+        """Return an epoch above ``fence`` and all earlier ones: even if ``only_run``, else odd (see `lock_name`)."""
         with self._lock:
             least = max(self._last, fence, time.time_ns() // 1000) + 1
-            self._last = next(number for number in itertools.count(least) if (number % 2 == 0) == alone)
+            self._last = next(number for number in itertools.count(least) if (number % 2 == 0) == only_run)
             return self._last
 
 

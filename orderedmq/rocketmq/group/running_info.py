@@ -139,7 +139,7 @@ def unknown(client_id: str, like: Subscription | None) -> Member:
     return Member(query_of(client_id), client_id, like or Subscription("shared", ""), 0, now(), life=CHANNEL_LIFE)
 
 
-def agreeing(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
+def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
     """Return a member with the texts of the subscription ``like`` where both mean the same.
 
     This concerns consumers in other languages. They name topics where ``like`` may have a pattern, which selects ``topics``
