@@ -11,7 +11,7 @@ from orderedmq.model import MessageQueue
 log = logging.getLogger("orderedmq")
 
 
-def judged(
+def check_position(
     queue: MessageQueue, position: int, at: QueueBounds, reader: str, cause: str, *, end: int | None = None
 ) -> tuple[int, DataLossError | None]:
     """Return the offset where a reader at ``position`` can go on, and the error if messages were lost, else None. Pure.
@@ -27,12 +27,12 @@ def judged(
     return position, None
 
 
-def ended(queue: MessageQueue, at: int, planned: int, cause: str) -> DataLossError:
+def queue_ended(queue: MessageQueue, at: int, planned: int, cause: str) -> DataLossError:
     """Return the error for a queue that ends at ``at``, below the end ``planned`` that it had when the batch was planned."""
     return beyond_end(queue, at, f"the batch was planned up to {planned}", cause)
 
 
-def lose(error: DataLossError, *, fail: bool) -> None:
+def fail_or_warn(error: DataLossError, *, fail: bool) -> None:
     """Raise the error, or log it as a warning if the user accepts losses (``fail`` is failOnDataLoss)."""
     if fail:
         raise error

@@ -39,7 +39,7 @@ class Session(Protocol):
     def owner(self, owner_id: str) -> Owner:
         """Return the Owner that decides for this query."""
 
-    def due(self) -> bool:
+    def members_due(self) -> bool:
         """Whether to check the members again though nothing changed at the broker."""
 
     def raise_if_lost(self) -> None:
@@ -60,17 +60,17 @@ class Session(Protocol):
     def reset_number(self) -> int:
         """Return the group's reset number, which grows with each reset of its offsets."""
 
-    def known(
+    def reset_and_read_offsets(
         self,
         owner: Owner,
         start: Checkpoint,
         queues: Sequence[MessageQueue],
         begins: Mapping[MessageQueue, int],
-        made_anew: Collection[str],
+        recreated_topics: Collection[str],
     ) -> tuple[dict[MessageQueue, int], int]:
         """Make the resets that are due when this query begins; return the group's offsets of ``queues`` and its reset number.
 
-        ``begins``: where each existing queue begins if the group has no offset for it. ``made_anew``: recreated topics, whose
+        ``begins``: where each existing queue begins if the group has no offset for it. ``recreated_topics``: topics whose
         former offsets are void.
         """
 
@@ -91,7 +91,7 @@ class NoGroup:
     def owner(self, owner_id: str) -> Owner:
         return Owner(owner_id)
 
-    def due(self) -> bool:
+    def members_due(self) -> bool:
         return False
 
     def raise_if_lost(self) -> None:
@@ -113,15 +113,15 @@ class NoGroup:
     def reset_number(self) -> int:
         return 0
 
-    def known(
+    def reset_and_read_offsets(
         self,
         owner: Owner,
         start: Checkpoint,
         queues: Sequence[MessageQueue],
         begins: Mapping[MessageQueue, int],
-        made_anew: Collection[str],
+        recreated_topics: Collection[str],
     ) -> tuple[dict[MessageQueue, int], int]:
-        del owner, start, queues, begins, made_anew
+        del owner, start, queues, begins, recreated_topics
         return {}, 0
 
     def stop(self, owner: Owner, *, terminated: bool) -> None:
@@ -146,7 +146,7 @@ class GroupSession:
         )
         self._client = replace(self._groups.join(owner_id), name=options.query_name)
         self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL, lambda: self._groups.cut_off(self._client))
-        self._looked = float("-inf")
+        self._members_read = float("-inf")
         try:
             self._join()
         except BaseException:
@@ -189,13 +189,13 @@ class GroupSession:
             else:
                 return
 
-    def due(self) -> bool:
+    def members_due(self) -> bool:
         """Whether to check the members again though nothing changed at the broker: a death or a pause changes nothing there."""
-        return self.shared and time.monotonic() - self._looked >= RETRY
+        return self.shared and time.monotonic() - self._members_read >= RETRY
 
     def members(self) -> Members:
         """Return the members that divide the queues, this query included; empty in an exclusive group."""
-        self._looked = time.monotonic()
+        self._members_read = time.monotonic()
         if not self.shared:
             return {}
         found = self._groups.members(self.group)
@@ -239,7 +239,7 @@ class GroupSession:
                 break
             if time.monotonic() >= deadline:
                 if missed:
-                    raise held(self.group, missed, len(action.queues), owner.owner_id)
+                    raise held_by_other_error(self.group, missed, len(action.queues), owner.owner_id)
                 break
             time.sleep(RETRY)
         if patient and not owner.owned:
@@ -300,16 +300,16 @@ class GroupSession:
     def reset_number(self) -> int:
         return self._groups.reset_number(self.group)
 
-    def known(
+    def reset_and_read_offsets(
         self,
         owner: Owner,
         start: Checkpoint,
         queues: Sequence[MessageQueue],
         begins: Mapping[MessageQueue, int],
-        made_anew: Collection[str],
+        recreated_topics: Collection[str],
     ) -> tuple[dict[MessageQueue, int], int]:
         known, reset = self.offsets(queues), self.reset_number()
-        stale = {_token(owner, queue): begins[queue] for queue in known if queue.topic in made_anew}
+        stale = {_token(owner, queue): begins[queue] for queue in known if queue.topic in recreated_topics}
         if stale and reset == start.reset and not self._lineage and not self.shared:
             # RocketMQ 4 keeps a group's offsets of deleted topics.
             reset = self._groups.reset(stale)
@@ -343,7 +343,7 @@ def _token(owner: Owner, queue: MessageQueue) -> LockToken:
     return token
 
 
-def held(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:
+def held_by_other_error(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:
     """Return the error for the query ``owner_id``, which needs all ``wanted`` queues and was refused the locks in ``refused``."""
     first = refused[0]
     if first.owner == owner_id:

@@ -58,7 +58,7 @@ class LagListener(StreamingQueryListener):
         """Do nothing: a query has no lag before its first micro-batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        with self._apart("a query's progress"):
+        with self._guarded("a query's progress"):
             progress = event.progress
             if not any(is_ours(source) for source in progress.sources):
                 return
@@ -72,7 +72,7 @@ class LagListener(StreamingQueryListener):
                 lag_log.info("query %s, batch %d: %s", query, progress.batchId, describe(lags))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        with self._apart("a query's end"):
+        with self._guarded("a query's end"):
             if self._metrics is not None:
                 self._metrics.hide(event.runId)
 
@@ -88,7 +88,7 @@ class LagListener(StreamingQueryListener):
                 self._metrics = None
 
     @contextmanager
-    def _apart(self, what: str) -> Iterator[None]:
+    def _guarded(self, what: str) -> Iterator[None]:
         """Handle one event at a time (Spark may call from several threads); log errors, once per kind, instead of raising."""
         try:
             with self._lock:

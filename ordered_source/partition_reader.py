@@ -60,7 +60,7 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     broker = kept(partition.endpoint, partition.identity)
     _check(broker, partition)
     pulled = tuple(name for name in columns if name != LOCK_TOKEN) or ("queue_offset",)
-    proof = pa.scalar(lock_token.encode(partition.endpoint, partition.identity, partition.token), pa.string())
+    token_text = pa.scalar(lock_token.encode(partition.endpoint, partition.identity, partition.token), pa.string())
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
@@ -72,12 +72,12 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
         try:
             batch, after = _pull(source, partition, position, wanted, pulled)
             if after == position:
-                raise data_loss.ended(partition.queue, position, partition.end, source.tail_loss)
+                raise data_loss.queue_ended(partition.queue, position, partition.end, source.tail_loss)
         except (DataLossError, TopicError) as error:
-            position = _behind(broker, partition, position, error)
+            position = _skip_loss(broker, partition, position, error)
             continue
         if batch.num_rows:
-            yield conform(batch if LOCK_TOKEN not in columns else _with_proof(batch, columns, proof), schema)
+            yield conform(batch if LOCK_TOKEN not in columns else _with_token(batch, columns, token_text), schema)
         position = after
         if time.monotonic() - checked > CHECK_INTERVAL:
             _check(broker, partition)
@@ -95,8 +95,8 @@ def _pull(
     return batch, offset + batch.num_rows
 
 
-def _with_proof(batch: pa.RecordBatch, columns: tuple[str, ...], proof: pa.Scalar) -> pa.RecordBatch:
-    repeated = pa.repeat(proof, batch.num_rows)
+def _with_token(batch: pa.RecordBatch, columns: tuple[str, ...], token_text: pa.Scalar) -> pa.RecordBatch:
+    repeated = pa.repeat(token_text, batch.num_rows)
     return pa.RecordBatch.from_arrays(
         [repeated if name == LOCK_TOKEN else batch.column(name) for name in columns], names=list(columns)
     )
@@ -108,7 +108,7 @@ def _check(broker: Broker, partition: QueuePartition) -> None:
         raise lost(token.group, token.queue, token.epoch, "while a task read it; another query may own it now")
 
 
-def _behind(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
+def _skip_loss(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
     """Return the offset behind lost messages, after a warning. Raises the error unless the user accepts the loss."""
     queue = partition.queue
     if isinstance(error, TopicError):

@@ -83,7 +83,7 @@ def beginnings(
             assert starting.timestamp is not None
             return {queue: source.offset_at(queue, starting.timestamp) for queue in queues}
         case "json":
-            return _named("startingOffsets", starting.offsets or {}, queues, bounds)
+            return _named_offsets("startingOffsets", starting.offsets or {}, queues, bounds)
     return {queue: bounds[queue].min_offset for queue in queues}
 
 
@@ -96,11 +96,11 @@ def endings(
             assert ending.timestamp is not None
             return {queue: source.offset_at(queue, ending.timestamp) for queue in queues}
         case "json":
-            return _named("endingOffsets", ending.offsets or {}, queues, bounds)
+            return _named_offsets("endingOffsets", ending.offsets or {}, queues, bounds)
     return {queue: bounds[queue].max_offset for queue in queues}
 
 
-def _named(
+def _named_offsets(
     option: str, offsets: Mapping[MessageQueue, int], queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
     missing = [str(queue) for queue in queues if queue not in offsets]

@@ -46,7 +46,7 @@ class Positions:
             if starting.kind == "committed":
                 starting = plan.never_committed(self._options)
             begins = plan.beginnings(self._log, starting, queues, bounds)
-        known, reset = self._session.known(owner, start, queues, begins, self._watch.made_anew(start))
+        known, reset = self._session.reset_and_read_offsets(owner, start, queues, begins, self._watch.recreated_topics(start))
         commit, behind, left = owner.enter(start, known, reset, begins)
         group = self._options.consumer_group
         for late in behind:
@@ -72,14 +72,14 @@ class Positions:
                 continue
             if at is None:
                 if queue not in self._gone:
-                    data_loss.lose(
+                    data_loss.fail_or_warn(
                         queue_deleted(queue, f"this query has read it up to {position}"), fail=self._options.fail_on_data_loss
                     )
                     self._gone.add(queue)
                 continue
-            after, loss = data_loss.judged(queue, position, at, "this query", self._log.tail_loss)
+            after, loss = data_loss.check_position(queue, position, at, "this query", self._log.tail_loss)
             if loss is not None:
-                data_loss.lose(loss, fail=self._options.fail_on_data_loss)
+                data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
                 owner.skip(queue, after)
             ends[queue] = at.max_offset if target is None else min(at.max_offset, target.get(queue, 0))
         return ends

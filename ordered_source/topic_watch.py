@@ -31,7 +31,7 @@ class TopicWatch:
         #: (change number, monotonic seconds) of the last listing.
         self._listed: tuple[int | None, float] = (None, float("-inf"))
         #: The incarnation of each topic at the last check.
-        self._owned: dict[str, str] = {}
+        self._incarnations: dict[str, str] = {}
         #: Accepted losses (failOnDataLoss=false): (topic, its anchor in the checkpoint).
         self._accepted: set[tuple[str, str]] = set()
 
@@ -64,7 +64,7 @@ class TopicWatch:
             queues = [queue for queue in queues if queue in target]
         return queues if shared else [*queues, *sorted(known.next.keys() - set(queues))]
 
-    def same_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
+    def drop_lost_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
         """Return ``start`` without topics that were deleted or recreated; drop their queues.
 
         Raises DataLossError unless the user accepts the loss.
@@ -75,7 +75,7 @@ class TopicWatch:
             if not start.topics:
                 raise
             raise DataLossError(DataLossCondition.TOPIC_DELETED, f"{error.message}; this query has read it before") from error
-        stale = {name for name, incarnation in self._owned.items() if listed.get(name) != incarnation}
+        stale = {name for name, incarnation in self._incarnations.items() if listed.get(name) != incarnation}
         gone: set[str] = set()
         for name, anchor in sorted(start.topics.items()):
             loss = self._loss(name, anchor, listed)
@@ -83,12 +83,12 @@ class TopicWatch:
                 continue
             gone.add(name)
             if (name, anchor) not in self._accepted:
-                data_loss.lose(loss, fail=self._options.fail_on_data_loss)
+                data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
                 self._accepted.add((name, anchor))
                 stale.add(name)
         if stale:
             owner.drop([queue for queue in owner.owned if queue.topic in stale])
-        self._owned = listed
+        self._incarnations = listed
         if not gone:
             return start
         return replace(
@@ -97,7 +97,7 @@ class TopicWatch:
             topics={name: anchor for name, anchor in start.topics.items() if name not in gone},
         )
 
-    def made_anew(self, start: Checkpoint) -> set[str]:
+    def recreated_topics(self, start: Checkpoint) -> set[str]:
         """Return topics whose deletion or recreation the user accepted, and that ``start`` does not contain yet."""
         return {name for name, _ in self._accepted}.difference(start.topics)
 

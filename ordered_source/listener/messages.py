@@ -44,17 +44,17 @@ class Message:
     DataFrame does not have raises AttributeError.
     """
 
-    __slots__ = ("_columns", "_place", "_retries")
+    __slots__ = ("_columns", "_index", "_retries")
 
-    def __init__(self, columns: _Columns, place: int, retries: int) -> None:
+    def __init__(self, columns: _Columns, index: int, retries: int) -> None:
         self._columns = columns
-        self._place = place
+        self._index = index
         self._retries = retries
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = self._columns.get(name)[self._place]
+        value = self._columns.get(name)[self._index]
         if self._retries and name == "reconsume_times":
             return (value or 0) + self._retries
         return value
@@ -86,10 +86,10 @@ class Window:
         """Return the messages of these slices, in order; ``retries`` is added to their ``reconsume_times``."""
         found: list[Message] = []
         for span in spans:
-            for first, end, columns, place in self._parts:
+            for first, end, columns, index in self._parts:
                 low, high = max(first, span.begin), min(end, span.end)
                 if low < high:
-                    found += [Message(columns, place + offset - first, retries) for offset in range(low, high)]
+                    found += [Message(columns, index + offset - first, retries) for offset in range(low, high)]
                 elif first >= span.end:
                     break
         return found

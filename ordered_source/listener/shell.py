@@ -126,7 +126,7 @@ def consume(
             if current is None or (current.queue, current.text) != (queue, text):
                 if current is not None:
                     decided += current.finish()
-                broker, token = _place(queue, text, credentials, tls)
+                broker, token = _decode_lock(queue, text, credentials, tls)
                 current = _Consumer(queue, text, broker, token, listener, settings, hooks)
             decided += current.feed(rows)
         if decided:
@@ -137,7 +137,7 @@ def consume(
             yield _table(decided)
 
 
-def _place(
+def _decode_lock(
     queue: MessageQueue, text: str | None, credentials: Credentials | None, tls: TlsOptions | None
 ) -> tuple[Broker, LockToken]:
     """Return the broker and the lock under which the rows were read.
@@ -251,11 +251,11 @@ def _by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, str | None,
         return
     begin = 0
     keys = list(zip(*(column.to_pylist() for column in columns)))
-    for place in range(1, len(keys) + 1):
-        if place == len(keys) or keys[place] != keys[begin]:
+    for index in range(1, len(keys) + 1):
+        if index == len(keys) or keys[index] != keys[begin]:
             topic, broker, queue_id, text = keys[begin]
-            yield MessageQueue(topic, broker, queue_id), text, rows.slice(begin, place - begin)
-            begin = place
+            yield MessageQueue(topic, broker, queue_id), text, rows.slice(begin, index - begin)
+            begin = index
 
 
 def _table(outcomes: Sequence[Outcome]) -> pa.RecordBatch:

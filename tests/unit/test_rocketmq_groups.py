@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordered_source.group_session import held
+from ordered_source.group_session import held_by_other_error
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, ProtocolError
@@ -146,7 +146,7 @@ def test_a_fence_is_asked_for_again_after_a_second() -> None:
     ],
 )
 def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusal: Refusal, words: tuple[str, ...]) -> None:
-    error = held("billing", [refusal], 4, "this")
+    error = held_by_other_error("billing", [refusal], 4, "this")
     assert error.condition == "ORDEREDMQ_LOCK.HELD_BY_OTHER"
     for word in ("1 of 4 queues of group 'billing'", str(QUEUE), "consumerGroup of its own", *words):
         assert word in error.message
