@@ -39,7 +39,7 @@ class BatchReader(DataSourceReader):
         options = self.options
         with reach(options.endpoint) as broker:
             topics = plan.topics(broker, options)
-            incarnations = {topic.name: topic.incarnation for topic in topics}
+            anchors = {topic.name: topic.incarnation for topic in topics}
             spans = self._spans(broker, plan.queues_of(broker, topics))
             identity = broker.identity
         out: list[InputPartition] = [
@@ -50,12 +50,12 @@ class BatchReader(DataSourceReader):
                 span.begin,
                 span.end,
                 None,
-                incarnations[queue.topic],
+                anchors[queue.topic],
                 options.fail_on_data_loss,
                 options.pull_batch_size,
                 streaming=False,
                 matching=options.matching,
-                reading=options.reading,
+                pull_settings=options.pull_settings,
             )
             for queue, span in spans.items()
             if span.messages
@@ -71,7 +71,7 @@ class BatchReader(DataSourceReader):
         bounds.
         """
         options = self.options
-        source = broker.log.reading(options.reading)
+        source = broker.log.reading(options.pull_settings)
         known: Mapping[MessageQueue, int] = {}
         starting = options.starting
         if starting.kind == "committed":

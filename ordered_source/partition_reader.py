@@ -20,7 +20,7 @@ from orderedmq.connections import kept
 from orderedmq.core.filters import Filter
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import run_of
-from orderedmq.core.pull_settings import USUAL, Reading
+from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, TopicError, lost, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
@@ -47,12 +47,12 @@ class QueuePartition(InputPartition):
     begin: int
     end: int
     token: LockToken | None
-    incarnation: str
+    anchor: str
     fail_on_data_loss: bool
     pull_batch_size: int
     streaming: bool
     matching: Filter | None = None
-    reading: Reading = USUAL
+    pull_settings: PullSettings = DEFAULT_PULL
 
 
 def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -65,7 +65,7 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
         broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), partition.token)
-    source = broker.log.reading(partition.reading)
+    source = broker.log.reading(partition.pull_settings)
     position, checked = partition.begin, time.monotonic()
     while position < partition.end:
         wanted = min(partition.pull_batch_size, partition.end - position)
@@ -88,10 +88,10 @@ def _pull(
     source: Log, partition: QueuePartition, offset: int, most: int, columns: tuple[str, ...]
 ) -> tuple[pa.RecordBatch, int]:
     """Return the next rows, and the offset behind them."""
-    queue, incarnation = partition.queue, partition.incarnation
+    queue, anchor = partition.queue, partition.anchor
     if partition.matching is not None:
-        return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, incarnation)
-    batch = source.pull(queue, offset, most, PULL_BYTES, columns, incarnation)
+        return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, anchor)
+    batch = source.pull(queue, offset, most, PULL_BYTES, columns, anchor)
     return batch, offset + batch.num_rows
 
 

@@ -26,7 +26,7 @@ class Positions:
         self._options = options
         self._session = session
         self._watch = watch
-        self._log = broker.log.reading(options.reading)
+        self._log = broker.log.reading(options.pull_settings)
         #: Deleted queues whose loss was reported, once each.
         self._gone: set[MessageQueue] = set()
 

@@ -100,7 +100,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = watch.drop_lost_topics(owner, since)
         self._boundary(run, since, watch.queues(known, self._target, shared=run.session.shared))
         run.positions.place(owner, known)
-        log = broker.log.reading(self.options.reading)
+        log = broker.log.reading(self.options.pull_settings)
         counts = self._admission.count_messages(
             log, owner.backlog(run.positions.ends(owner, self._target)), limit, time.monotonic()
         )
@@ -144,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self.options.pull_batch_size,
                 streaming=True,
                 matching=self.options.matching,
-                reading=self.options.reading,
+                pull_settings=self.options.pull_settings,
             )
             for queue, span in spans.items()
         ]

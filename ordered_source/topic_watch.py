@@ -26,7 +26,7 @@ class TopicWatch:
     def __init__(self, broker: Broker, options: SourceOptions) -> None:
         self._broker = broker
         self._options = options
-        self._log = broker.log.reading(options.reading)
+        self._log = broker.log.reading(options.pull_settings)
         self._topics: list[TopicInfo] = []
         #: (change number, monotonic seconds) of the last listing.
         self._listed: tuple[int | None, float] = (None, float("-inf"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orderedmq.conditions import RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.offset_search import find_first
@@ -201,7 +201,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
-    puller = Puller(broker, Reading(max_messages=100))  # type: ignore[arg-type]
+    puller = Puller(broker, PullSettings(max_messages=100))  # type: ignore[arg-type]
     assert puller.pull(QUEUE, 10, 4000, 1 << 40, COLUMNS).num_rows == 100
     assert max(begin + count for begin, count, _ in broker.asked) == 110, "nothing behind that is asked for"
 
@@ -210,7 +210,7 @@ def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
 def test_bytes_that_are_held_and_on_their_way_have_a_limit(hold: int) -> None:
     broker = FakeBroker(0, 5000, size=30)
     try:
-        puller = Puller(broker, Reading(max_bytes=hold))  # type: ignore[arg-type]
+        puller = Puller(broker, PullSettings(max_bytes=hold))  # type: ignore[arg-type]
         one = len(broker.found(1000, 1032).body)
         for begin in (1000, 2000):
             broker.asked.clear()
@@ -230,10 +230,10 @@ def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: Fa
             raise RocketMQError(RocketMQCondition.NO_PERMISSION, group)
         return group
 
-    puller = Puller(broker, Reading("billing"))  # type: ignore[arg-type]
+    puller = Puller(broker, PullSettings("billing"))  # type: ignore[arg-type]
     assert [puller.ask_as_group(ask) for _ in range(2)] == ["billing", "billing"]
     assert asked == ["TOOLS_CONSUMER", "billing", "billing"]
-    for how in (Reading(), Reading("other")):
+    for how in (PullSettings(), PullSettings("other")):
         with pytest.raises(RocketMQError, match="NO_PERMISSION"):
             Puller(broker, how).ask_as_group(ask)  # type: ignore[arg-type]
 

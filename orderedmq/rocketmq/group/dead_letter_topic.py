@@ -22,7 +22,7 @@ import pyarrow as pa
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.core.listener import dead_letter_id
 from orderedmq.core.message_rows import normalise
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody, encode
@@ -111,7 +111,7 @@ class DeadLetterTopic:
             # The topic was deleted and created again.
             seen, upto = set(), 0
         at = max(bounds.min_offset, bounds.max_offset - LOOK_BACK, upto)
-        log = self._log.reading(Reading(group))
+        log = self._log.reading(PullSettings(group))
         while at < bounds.max_offset:
             batch = log.pull(target, at, min(_PIECE, bounds.max_offset - at), 1 << 40, ("message_id",))
             if not batch.num_rows:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import OptionCondition, RocketMQCondition
 from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import USUAL, Reading
+from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.errors import (
     OptionError,
     RocketMQError,
@@ -64,17 +64,17 @@ class RocketMQLog:
 
     tail_loss = TAIL_LOSS
 
-    def __init__(self, client: Client, how: Reading = USUAL) -> None:
+    def __init__(self, client: Client, settings: PullSettings = DEFAULT_PULL) -> None:
         self._client = client
-        self._puller = Puller(client, how)
-        self._by_settings: dict[Reading, RocketMQLog] = {}
+        self._puller = Puller(client, settings)
+        self._by_settings: dict[PullSettings, RocketMQLog] = {}
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
         #: By topic and anchor: when they were compared, and whether the topic is another one.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
 
-    def reading(self, how: Reading) -> RocketMQLog:
+    def reading(self, how: PullSettings) -> RocketMQLog:
         """See `Log.reading`. The log is kept, since later tasks benefit from what it knows of the queues."""
         if how not in self._by_settings:
             self._by_settings[how] = RocketMQLog(self._client, how)
@@ -183,7 +183,7 @@ class RocketMQLog:
 
         return existing(self._client, queues, route, Deadline.after(REQUEST_TIMEOUT))
 
-    # -- incarnations
+    # -- anchors
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         """See `Log.anchor`: the anchor is a message before the offsets. Costs one request while such messages are stored."""
@@ -275,11 +275,11 @@ class RocketMQLog:
         max_messages: int,
         max_bytes: int,
         columns: tuple[str, ...],
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> pa.RecordBatch:
-        """See `Log.pull`. Checks an ``incarnation`` every 10 s."""
+        """See `Log.pull`. Checks the ``anchor`` every 10 s."""
         select_schema(columns)
-        return self._pulled(queue, incarnation, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
+        return self._pulled(queue, anchor, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
 
     def pull_matching(
         self,
@@ -289,18 +289,18 @@ class RocketMQLog:
         max_bytes: int,
         columns: tuple[str, ...],
         matching: Filter,
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
         """See `Log.pull_matching`. Check SQL first (`require_filter`): brokers return all messages if it does not parse."""
         select_schema(columns)
         return self._pulled(
-            queue, incarnation, lambda: self._puller.pull_matching(queue, offset, max_messages, max_bytes, columns, matching)
+            queue, anchor, lambda: self._puller.pull_matching(queue, offset, max_messages, max_bytes, columns, matching)
         )
 
-    def _pulled(self, queue: MessageQueue, incarnation: str | None, pull: Callable[[], T]) -> T:
+    def _pulled(self, queue: MessageQueue, anchor: str | None, pull: Callable[[], T]) -> T:
         if not self._puller.knows(queue):
             self.require(queue)
-        if incarnation and self.is_another(queue.topic, incarnation):
+        if anchor and self.is_another(queue.topic, anchor):
             raise recreated(queue.topic)
         try:
             return pull()

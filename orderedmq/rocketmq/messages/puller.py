@@ -28,7 +28,7 @@ import pyarrow as pa
 from orderedmq.conditions import ProtocolCondition, RocketMQCondition, UnavailableCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
-from orderedmq.core.pull_settings import USUAL, Reading
+from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.errors import (
     DataLossError,
     OrderedMQError,
@@ -98,10 +98,10 @@ class _Known:
 class Puller:
     """Pulls messages of any queue, for any thread."""
 
-    def __init__(self, client: Client, how: Reading = USUAL, *, patience: float = PULL_MAX_IDLE) -> None:
+    def __init__(self, client: Client, settings: PullSettings = DEFAULT_PULL, *, patience: float = PULL_MAX_IDLE) -> None:
         """``patience``: seconds without progress after which a pull fails."""
         self._client = client
-        self._how = how
+        self._settings = settings
         self._group = TOOLS_GROUP
         self._patience = patience
         self._known: dict[MessageQueue, _Known] = {}
@@ -116,11 +116,11 @@ class Puller:
         try:
             return ask(self._group)
         except RocketMQError as error:
-            if error.sub != RocketMQCondition.NO_PERMISSION or self._how.group in (None, self._group):
+            if error.sub != RocketMQCondition.NO_PERMISSION or self._settings.group in (None, self._group):
                 raise
-        assert self._how.group is not None
-        found = ask(self._how.group)
-        self._group = self._how.group
+        assert self._settings.group is not None
+        found = ask(self._settings.group)
+        self._group = self._settings.group
         return found
 
     def knows(self, queue: MessageQueue) -> bool:
@@ -162,7 +162,9 @@ class Puller:
         known = self._known.get(queue) or _Known()
 
         def run(group: str) -> tuple[list[memoryview], int]:
-            wanted = _Wanted(offset, min(max_messages, self._how.max_messages), max_bytes, self._how.max_bytes, matching)
+            wanted = _Wanted(
+                offset, min(max_messages, self._settings.max_messages), max_bytes, self._settings.max_bytes, matching
+            )
             return _Fetch(self._client, queue, group, known, self._patience, wanted).run()
 
         try:

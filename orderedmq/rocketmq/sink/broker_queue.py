@@ -25,7 +25,7 @@ import pyarrow as pa
 from orderedmq.broker import Log
 from orderedmq.conditions import DataLossCondition, LockCondition, SinkCondition, UnavailableCondition
 from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
@@ -105,7 +105,7 @@ class RocketMQQueue:
             self._own = self._lock_of(self._entry, writer.partition)
         self._entered = False
         # Read as the sink's own group if the account may not read as any other.
-        self._log = log.reading(Reading(self._group)) if writer is not None else log
+        self._log = log.reading(PullSettings(self._group)) if writer is not None else log
         # The connection on which the lock was granted, and when it was requested.
         self._granted: tuple[Connection, float] | None = None
         # Whether the lock was granted at all and not given back.
