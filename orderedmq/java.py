@@ -114,7 +114,7 @@ def make_shim(java: Path, version: int) -> Path:
     It is in the user's cache, named after its content, so every process that needs it finds or makes the same one.
     """
     script = shim_script(java, version)
-    home = cache() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    home = cache_folder() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     shim = home / "bin" / "java"
     if shim.is_file() and shim.read_text() == script and os.access(shim, os.X_OK):
         return home
@@ -176,15 +176,15 @@ exec {shlex.quote(str(java))} "$@"
 """
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """Return a directory that only this user can write, because its files will be executed."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
-        cache = Path(root).expanduser() / "orderedmq"
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = cache.stat()
-        if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022 and os.access(cache, os.W_OK):
-            return cache.absolute()
+        folder = Path(root).expanduser() / "orderedmq"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022 and os.access(folder, os.W_OK):
+            return folder.absolute()
     except (OSError, RuntimeError):  # read-only, or no home at all
         pass
     # A new directory for each process, which the system cleans up: Spark may outlive this process.
