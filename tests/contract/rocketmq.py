@@ -87,7 +87,7 @@ class LockClock(FakeClock):
         super().pass_(seconds)
         for held in self._held():
             held.confirmed -= seconds
-            held.looked -= seconds
+            held.fence_read -= seconds
         self.end(LOCK_LIFE)
         # Messages written before and after get different times.
         time.sleep(0.002)

@@ -118,14 +118,14 @@ def test_a_fence_is_asked_for_again_after_a_second() -> None:
     held_locks, mine, others = HeldLocks(), token(), token("d")
     held_locks.put(HeldLock(mine, 0.0))
     assert held_locks.must_read_fence(mine, 10.0, 1.0), "nobody looked yet"
-    held_locks.looked([mine, others], [], 10.0)
+    held_locks.record_fences_read([mine, others], [], 10.0)
     assert not held_locks.must_read_fence(mine, 10.9, 1.0)
     assert held_locks.must_read_fence(mine, 11.0, 1.0)
     assert held_locks.must_read_fence(mine, 10.0, 0.0), "a commit and a task always ask"
     assert held_locks.must_read_fence(others, 10.0, 1.0), "of another process nothing is known"
-    held_locks.looked([mine], [mine], 10.5)
+    held_locks.record_fences_read([mine], [mine], 10.5)
     assert held_locks.must_read_fence(mine, 10.5, 1.0), "what is fenced off stays doubtful until it is forgotten"
-    held_locks.looked([mine], [], 10.5)
+    held_locks.record_fences_read([mine], [], 10.5)
     again = token(epoch=4)
     held_locks.put(HeldLock(again, 10.6))
     assert held_locks.must_read_fence(mine, 10.6, 1.0)
@@ -234,8 +234,8 @@ def test_what_cannot_be_read_is_said(body: bytes) -> None:
 def test_who_does_not_answer_is_taken_to_agree() -> None:
     mine = Subscription("shared", "orders", "AVG")
     client_id = lock_rules.new_client("a").client_id
-    assert running_info.unknown(client_id, mine).subscription == mine
-    assert running_info.unknown("10.0.0.1@12#34", None).subscription.topics == ""
+    assert running_info.silent_member(client_id, mine).subscription == mine
+    assert running_info.silent_member("10.0.0.1@12#34", None).subscription.topics == ""
 
 
 @pytest.mark.parametrize(

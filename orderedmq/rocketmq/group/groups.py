@@ -283,7 +283,7 @@ class RocketMQGroups:
                 (gone.add if token.client_id in self._own_clients else foreign.append)(token)
         doubtful = [token for token in tokens if token not in gone and self._held_locks.must_read_fence(token, now, fence_age)]
         fenced = self._fenced(doubtful)
-        self._held_locks.looked(doubtful, fenced, now)
+        self._held_locks.record_fences_read(doubtful, fenced, now)
         gone.update(fenced)
         # A lock request for a client that is no longer a member would revive a lock that was given up.
         # The time counts from here: reading the fences may have waited for a broker that was away.

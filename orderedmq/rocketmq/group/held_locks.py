@@ -20,7 +20,7 @@ class HeldLock:
     #: The group's offset as last committed, reset or read under this lock; None before the first commit or reset.
     committed: int | None = None
     #: When the queue's fence was last found below the token's epoch (monotonic seconds).
-    looked: float = float("-inf")
+    fence_read: float = float("-inf")
 
     def trusted(self, now: float, trust: float = HOLDER_TRUST) -> bool:
         """Whether no other client can have been granted the queue since ``confirmed`` (ProcessQueue.isLockExpired)."""
@@ -60,15 +60,15 @@ class HeldLocks:
     def must_read_fence(self, token: LockToken, now: float, max_age: float) -> bool:
         """Whether the token's fence must be read from its broker: it was not read within the last ``max_age`` seconds."""
         held = self.own(token)
-        return held is None or now - held.looked >= max_age
+        return held is None or now - held.fence_read >= max_age
 
-    def looked(self, tokens: Iterable[LockToken], fenced: Iterable[LockToken], now: float) -> None:
+    def record_fences_read(self, tokens: Iterable[LockToken], fenced: Iterable[LockToken], now: float) -> None:
         """Record that these tokens' fences were read at ``now``. For tokens in ``fenced`` they are read again at each check."""
         behind = set(fenced)
         for token in tokens:
             held = self.own(token)
             if held is not None:
-                held.looked = float("-inf") if token in behind else now
+                held.fence_read = float("-inf") if token in behind else now
 
     def forget(self, token: LockToken) -> None:
         with self._lock:

@@ -251,7 +251,7 @@ class Directory:
         found = []
         for client_id in ids:
             info = self.info(group, client_id, brokers)
-            found.append(info.member if info is not None else running_info.unknown(client_id, like))
+            found.append(info.member if info is not None else running_info.silent_member(client_id, like))
         return [running_info.with_like_texts(member, like, topics) for member in found]
 
     def holder(

@@ -30,7 +30,7 @@ from orderedmq.rocketmq.net.fan_out import ask_queues, ask_servers, existing
 from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
-from orderedmq.rocketmq.wire.request import Request, number
+from orderedmq.rocketmq.wire.request import Request, int_field
 
 #: Seconds for an operation on a group with all its retries.
 GROUP_TIMEOUT: Final = 25.0
@@ -221,7 +221,7 @@ def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]
     def parse(response: RemotingCommand) -> tuple[int | None, bool]:
         if response.code != ResponseCode.SUCCESS:
             return None, True
-        offset = number(response, "offset")
+        offset = int_field(response, "offset")
         return offset, offset != 0 or response.version >= _TELLS_NEVER
 
     return Request(RequestCode.QUERY_CONSUMER_OFFSET, asked.what, asked.resource, parse, asked.ext, accepts=asked.accepts)

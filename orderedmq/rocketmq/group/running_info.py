@@ -131,7 +131,7 @@ def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, a
     return Subscription(assignment, names, strategy, "; ".join(text for _, text in filters), filters[0][0])
 
 
-def unknown(client_id: str, like: Subscription | None) -> Member:
+def silent_member(client_id: str, like: Subscription | None) -> Member:
     """Return a member that does not answer.
 
     It counts and is taken to agree, since RocketMQ itself compares no subscriptions.

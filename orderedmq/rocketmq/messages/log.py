@@ -35,7 +35,7 @@ from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender
-from orderedmq.rocketmq.messages.topic_anchor import anchor_before, holds, parse_anchor
+from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, parse_anchor
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
@@ -189,7 +189,7 @@ class RocketMQLog:
         """See `Log.anchor`: the anchor is a message before the offsets. Costs one request while such messages are stored."""
         there = self.route(topic).subscribe_set()
         of_queues = {queue: at for queue, at in offsets.items() if queue in there}
-        found = self._puller.ask_as_group(lambda group: anchor_before(self._client, group, of_queues))
+        found = self._puller.ask_as_group(lambda group: find_anchor(self._client, group, of_queues))
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
@@ -208,7 +208,7 @@ class RocketMQLog:
         parsed = parse_anchor(anchor)
         if parsed is None or MessageQueue(topic, parsed.broker_name, parsed.queue_id) not in there:
             return False
-        return self._puller.ask_as_group(lambda group: holds(self._client, group, topic, parsed)) is False
+        return self._puller.ask_as_group(lambda group: is_same_topic(self._client, group, topic, parsed)) is False
 
     # -- bounds
 

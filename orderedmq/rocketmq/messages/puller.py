@@ -162,9 +162,8 @@ class Puller:
         known = self._known.get(queue) or _Known()
 
         def run(group: str) -> tuple[list[memoryview], int]:
-            wanted = _Wanted(
-                offset, min(max_messages, self._settings.max_messages), max_bytes, self._settings.max_bytes, matching
-            )
+            limits = self._settings
+            wanted = _Wanted(offset, min(max_messages, limits.max_messages), max_bytes, limits.max_bytes, matching)
             return _Fetch(self._client, queue, group, known, self._patience, wanted).run()
 
         try:
@@ -287,9 +286,8 @@ class _Fetch:
             self._failed(error, begin, count, replica, None)
             return
         self._in_flight += 1
-        self._asked.setdefault(connection, []).append(
-            (request, lambda pending: self._answered(begin, count, replica, connection, pending))
-        )
+        sent = (begin, count, replica, connection)
+        self._asked.setdefault(connection, []).append((request, lambda pending: self._answered(sent, pending)))
 
     def _write(self) -> None:
         """Send the collected requests, with one write per connection."""
@@ -328,9 +326,9 @@ class _Fetch:
         while self._answers:
             self._take(*self._answers.popleft())
 
-    def _answered(self, begin: int, count: int, replica: int, connection: Connection, pending: Pending[PullResult]) -> None:
+    def _answered(self, sent: tuple[int, int, int, Connection], pending: Pending[PullResult]) -> None:
         """Collect an answer, in a connection's thread."""
-        self._answers.append((begin, count, replica, connection, pending))
+        self._answers.append((*sent, pending))
         if len(self._answers) >= self._enough:
             self._bell.set()
 

@@ -42,7 +42,7 @@ def parse_anchor(text: str) -> Anchor | None:
     return Anchor(found[1], int(found[2]), int(found[3]), int(found[4], 16)) if found else None
 
 
-def anchor_before(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> Anchor | None:
+def find_anchor(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> Anchor | None:
     """Return the message before the highest of a topic's offsets that has one; None if no queue has a message there.
 
     The highest comes first, since its message is the last to be deleted.
@@ -54,7 +54,7 @@ def anchor_before(client: Client, group: str, offsets: Mapping[MessageQueue, int
     return None
 
 
-def holds(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None:
+def is_same_topic(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None:
     """Return whether the topic is the anchor's; None if that is unknown because the message was deleted by age."""
     position = _position(client, group, MessageQueue(topic, anchor.broker_name, anchor.queue_id), anchor.offset)
     return None if position is None else position == anchor.position

@@ -80,9 +80,9 @@ class _Endpoint:
         self.not_before = 0.0
         self.last = ""
 
-    def usable(self, now: float) -> Connection | None:
+    def usable_connection(self, now: float) -> Connection | None:
         found = self.connection
-        if found is None or found.closed or (not found.in_flight and found.idle(now) > MAX_IDLE):
+        if found is None or found.closed or (not found.in_flight and found.idle_seconds(now) > MAX_IDLE):
             return None
         return found
 
@@ -215,13 +215,13 @@ class Client:
                     return found
                 if self.cluster(deadline).brokers:
                     raise
-            nobody = RocketMQUnavailableError(
+            no_broker = RocketMQUnavailableError(
                 UnavailableCondition.NO_BROKER,
                 f"the nameserver {';'.join(self.nameservers)} knows no broker, so topic {topic!r} cannot be found: it has just started, or "
                 "no broker reports to it; start a broker, or name another nameserver",
             )
             failures += 1
-            self._pause(RETRY.delay(failures, random.random()), deadline, nobody)
+            self._pause(RETRY.delay(failures, random.random()), deadline, no_broker)
 
     def _look_up_everywhere(self, topic: str, deadline: float) -> Route | None:
         """Return the topic's route from any nameserver that has it: a restarted one lacks it until its brokers report."""
@@ -352,13 +352,13 @@ class Client:
             endpoint = self._endpoints.setdefault(address, _Endpoint())
         if self._closing.is_set():
             self._raise_closed()
-        found = endpoint.usable(time.monotonic())
+        found = endpoint.usable_connection(time.monotonic())
         if found is not None:
             return found
         if not endpoint.lock.acquire(timeout=seconds_to(deadline)):
             raise self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
         try:
-            return endpoint.usable(time.monotonic()) or self._connect(address, endpoint, deadline, wait)
+            return endpoint.usable_connection(time.monotonic()) or self._connect(address, endpoint, deadline, wait)
         finally:
             endpoint.lock.release()
 

@@ -43,7 +43,7 @@ SILENCE: Final = 2.5
 class Pending(Generic[T]):
     """A request in flight."""
 
-    __slots__ = ("_began", "_connection", "_done", "_error", "_on_done", "_response", "deadline", "opaque", "request")
+    __slots__ = ("_connection", "_done", "_error", "_may_be_written", "_on_done", "_response", "deadline", "opaque", "request")
 
     def __init__(
         self, connection: Connection, request: Request[T], deadline: float, on_done: Callable[[Pending[T]], None] | None = None
@@ -56,7 +56,7 @@ class Pending(Generic[T]):
         self._response: RemotingCommand | None = None
         self._error: OrderedMQError | None = None
         # Whether some of its bytes may have been written.
-        self._began = False
+        self._may_be_written = False
         # Held until there is a result: a lock is the cheapest thing to wait for.
         self._done = threading.Lock()
         self._done.acquire()
@@ -112,7 +112,7 @@ class Connection:
         self._writing = threading.Lock()
         self._cutting = threading.Lock()
         self._lost: str | None = None
-        self._stranger: ProtocolError | None = None
+        self._protocol_error: ProtocolError | None = None
         self._received = False
         self._active = time.monotonic()
         # When the first request after the last received byte was sent.
@@ -146,7 +146,7 @@ class Connection:
     def in_flight(self) -> int:
         return len(self._pending)
 
-    def idle(self, now: float) -> float:
+    def idle_seconds(self, now: float) -> float:
         """Return the seconds since bytes went in either direction."""
         return now - self._active
 
@@ -192,7 +192,7 @@ class Connection:
                     pending._finish(None, self._unsent(pending.request, why))
         return made
 
-    def tell(self, request: Request[Any], deadline: float) -> None:
+    def send_oneway(self, request: Request[Any], deadline: float) -> None:
         """Send a request that the server never answers, not even with an error. Raises RocketMQUnavailableError UNREACHABLE."""
         parts = encode_parts(self._command(request, next(self._numbers) & 0x7FFFFFFF, FLAG_ONEWAY))
         why = self._lost or self._write(parts, deadline, ())
@@ -218,7 +218,7 @@ class Connection:
             if self._lost is not None:
                 return self._lost
             for pending in made:
-                pending._began = True
+                pending._may_be_written = True
             # Requests that expired before the mark above were reported as not sent, so they must not be sent.
             if made and all(pending.opaque not in self._pending for pending in made):
                 return "its deadline has passed"
@@ -250,7 +250,9 @@ class Connection:
             why = error.message
             if not self._received:
                 # No frame was valid: this is not a RocketMQ server, and another attempt will not change that.
-                self._stranger = ProtocolError(error.sub, f"{self.address} does not speak RocketMQ's protocol: {error.message}")
+                self._protocol_error = ProtocolError(
+                    error.sub, f"{self.address} does not speak RocketMQ's protocol: {error.message}"
+                )
         except OSError as error:
             why = str(error)
         finally:
@@ -305,7 +307,7 @@ class Connection:
         """Finish a request whose deadline has passed; end the connection if the server was silent for too long."""
         unheard = self._unheard_since
         if self._pending.pop(pending.opaque, None) is not None:
-            sub = UnavailableCondition.TIMEOUT if pending._began else UnavailableCondition.UNREACHABLE
+            sub = UnavailableCondition.TIMEOUT if pending._may_be_written else UnavailableCondition.UNREACHABLE
             pending._finish(
                 None, RocketMQUnavailableError(sub, f"{self.address} did not answer the {pending.request.what} in time")
             )
@@ -327,7 +329,7 @@ class Connection:
             pending._finish(None, self._error_of(pending))
 
     def _error_of(self, pending: Pending[Any]) -> OrderedMQError:
-        if not pending._began or self._stranger is not None:
+        if not pending._may_be_written or self._protocol_error is not None:
             return self._unsent(pending.request, self._lost or "")
         return RocketMQUnavailableError(
             UnavailableCondition.CONNECTION_LOST,
@@ -335,8 +337,8 @@ class Connection:
         )
 
     def _unsent(self, request: Request[Any], why: str) -> OrderedMQError:
-        if self._stranger is not None:
-            return ProtocolError(self._stranger.sub, self._stranger.message)
+        if self._protocol_error is not None:
+            return ProtocolError(self._protocol_error.sub, self._protocol_error.message)
         return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"the {request.what} was not sent: {why}")
 
     def _forget(self) -> None:

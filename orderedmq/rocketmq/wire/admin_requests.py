@@ -11,8 +11,8 @@ import json
 
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
-from orderedmq.rocketmq.wire.message_requests import DEFAULT_TOPIC, text
-from orderedmq.rocketmq.wire.request import Request, nothing
+from orderedmq.rocketmq.wire.message_requests import DEFAULT_TOPIC, java_text
+from orderedmq.rocketmq.wire.request import Request, ignore_answer
 
 
 def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
@@ -24,13 +24,13 @@ def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         f"creation of topic {topic} with {queues} queues",
         f"topic {topic!r}",
-        nothing,
+        ignore_answer,
         {
             "topic": topic,
             "defaultTopic": DEFAULT_TOPIC,
-            "readQueueNums": text(queues),
-            "writeQueueNums": text(queues),
-            "perm": text(perm),
+            "readQueueNums": java_text(queues),
+            "writeQueueNums": java_text(queues),
+            "perm": java_text(perm),
             "topicFilterType": "SINGLE_TAG",
             "topicSysFlag": "0",
             "order": "false",
@@ -47,7 +47,7 @@ def delete_topic(topic: str) -> Request[None]:
         RequestCode.DELETE_TOPIC_IN_BROKER,
         f"deletion of topic {topic} at a broker",
         f"topic {topic!r}",
-        nothing,
+        ignore_answer,
         {"topic": topic},
     )
 
@@ -58,7 +58,7 @@ def delete_topic_in_nameserver(topic: str) -> Request[None]:
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
         f"deletion of the route of topic {topic}",
         f"topic {topic!r}",
-        nothing,
+        ignore_answer,
         {"topic": topic},
     )
 
@@ -80,7 +80,7 @@ def create_group(group: str) -> Request[None]:
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
         f"creation of group {group}",
         f"group {group!r}",
-        nothing,
+        ignore_answer,
         body=json.dumps(config).encode(),
     )
 
@@ -91,7 +91,7 @@ def delete_group(group: str) -> Request[None]:
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
         f"deletion of group {group}",
         f"group {group!r}",
-        nothing,
+        ignore_answer,
         {"groupName": group, "cleanOffset": "true", "removeOffset": "true"},
     )
 

@@ -62,11 +62,11 @@ class Request(Generic[T]):
         raise refusal(self, response, server)
 
 
-def nothing(_response: RemotingCommand) -> None:
+def ignore_answer(_response: RemotingCommand) -> None:
     """Parse an answer without content."""
 
 
-def number(response: RemotingCommand, name: str, missing: int | None = None) -> int:
+def int_field(response: RemotingCommand, name: str, missing: int | None = None) -> int:
     """Return a 64-bit integer field of an answer, or ``missing`` if it is absent. Raises ProtocolError PROTOCOL."""
     text = response.ext.get(name)
     if text is None and missing is not None:

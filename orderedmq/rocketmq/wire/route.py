@@ -161,13 +161,13 @@ def parse_cluster(body: Bytes) -> ClusterInfo:
     """Return every broker that a nameserver knows (ClusterInfo). Raises ProtocolError PROTOCOL."""
     fields = loads_object(body)
     brokers = {name: _broker(_dict(data)) for name, data in field(fields, "brokerAddrTable", dict, {}).items()}
-    clusters = {name: strings(names) for name, names in field(fields, "clusterAddrTable", dict, {}).items()}
+    clusters = {name: string_tuple(names) for name, names in field(fields, "clusterAddrTable", dict, {}).items()}
     return ClusterInfo(brokers, clusters)
 
 
 def parse_topics(body: Bytes) -> tuple[str, ...]:
     """Return every topic name that a nameserver lists (TopicList); see `user_topics`. Raises ProtocolError PROTOCOL."""
-    return strings(loads_object(body).get("topicList"))
+    return string_tuple(loads_object(body).get("topicList"))
 
 
 def user_topics(names: Iterable[str], cluster: ClusterInfo) -> tuple[str, ...]:
@@ -179,7 +179,7 @@ def user_topics(names: Iterable[str], cluster: ClusterInfo) -> tuple[str, ...]:
     return tuple(sorted(name for name in set(names) - own if not name.startswith((*_SYSTEM_PREFIXES, RETRY_PREFIX))))
 
 
-def strings(values: object) -> tuple[str, ...]:
+def string_tuple(values: object) -> tuple[str, ...]:
     """Return a JSON array of strings; None counts as an empty one. Raises ProtocolError PROTOCOL."""
     if values is None:
         return ()
