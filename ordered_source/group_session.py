@@ -78,8 +78,8 @@ class Session(Protocol):
         """Unlock the queues and leave the group. ``terminated``: a task may still process a batch in flight."""
 
 
-def session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
-    """Return the session of the query ``owner_id``, which joins its group here. Raises GroupError, LockError."""
+def open_session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
+    """Join the group of the query ``owner_id``, if it has one; return its session. Raises GroupError, LockError."""
     return NoGroup() if options.consumer_group is None else GroupSession(broker, options, owner_id)
 
 

@@ -46,7 +46,7 @@ class QueryRun:
     """The state of a running query, from its first offsets to its stop: group session, Owner and positions."""
 
     def __init__(self, broker: Broker, watch: TopicWatch, options: SourceOptions, owner_id: str) -> None:
-        self.session: Session = group_session.session(broker, options, owner_id)
+        self.session: Session = group_session.open_session(broker, options, owner_id)
         self.owner = self.session.owner(owner_id)
         self.positions = Positions(broker, options, self.session, watch)
 
