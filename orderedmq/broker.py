@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from orderedmq.core.filters import Filter
     from orderedmq.core.membership import Member, Subscription
-    from orderedmq.core.pull_settings import Reading
+    from orderedmq.core.pull_settings import PullSettings
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Log(Protocol):
     def tail_loss(self) -> str:
         """Why a queue of such a broker may end before an offset that it once had, for error messages."""
 
-    def reading(self, how: Reading) -> Log:
+    def reading(self, how: PullSettings) -> Log:
         """The same log with a reader's settings, as far as the broker has them."""
 
     def topics(self) -> list[TopicInfo]:
@@ -199,13 +199,13 @@ class Log(Protocol):
         max_messages: int,
         max_bytes: int,
         columns: tuple[str, ...],
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> pa.RecordBatch:
         """Rows from ``offset`` on, without a gap, with ``columns`` in their order. Empty only at the queue's end.
 
         Fewer rows than ``max_messages`` do not mean that the queue ends. Raises TopicError MISSING; DataLossError AGED_OUT if
-        ``offset`` lies before the first message, BEYOND_END if it lies behind the end, TOPIC_RECREATED if ``incarnation`` (from
-        `anchor`) is given and the topic is another; StoreError CORRUPT if a checksum fails.
+        ``offset`` lies before the first message, BEYOND_END if it lies behind the end, TOPIC_RECREATED if ``anchor`` (from
+        `Log.anchor`) is that of another topic; StoreError CORRUPT if a checksum fails.
         """
 
     def pull_matching(
@@ -216,7 +216,7 @@ class Log(Protocol):
         max_bytes: int,
         columns: tuple[str, ...],
         matching: Filter,
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
         """The matching rows of [``offset``, next), perhaps none, and next, the offset to go on at.
 

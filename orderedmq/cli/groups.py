@@ -12,7 +12,7 @@ from orderedmq.cli.owners import owner_columns, owners_of, short_names
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.core.offsets import offsets_to_json
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.model import check_group, check_topic
 from orderedmq.tools.group_state import GroupQueue, group_queues
 from orderedmq.tools.seek import parse_target, queues_to_seek, resolve
@@ -163,7 +163,7 @@ def seek(
     target = parse_target(to, "--to")
     with shell.broker() as broker:
         queues = queues_to_seek(broker, group, target, topic or ())
-        offsets = resolve(broker.log.reading(Reading(group)), target, queues)
+        offsets = resolve(broker.log.reading(PullSettings(group)), target, queues)
         before = broker.groups.offsets(group, queues)
         if not dry_run:
             reset = broker.admin.seek(group, offsets, force=force)

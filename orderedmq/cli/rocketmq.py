@@ -12,7 +12,7 @@ import typer
 from orderedmq.cli.shell import Shell, command, commands
 from orderedmq.conditions import ServersCondition
 from orderedmq.errors import ServersError
-from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, jars
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 
 app = commands("Run RocketMQ on this machine.")
 
@@ -39,7 +39,7 @@ def up(
     folder = shell.path or Path(DEFAULT_FOLDER)
     _require_own(folder)
     shell.note(f"RocketMQ {release} in {folder.absolute()}: fetching jars if need be, starting")
-    jars(release)
+    fetch_jars(release)
     cluster = Cluster(folder, release, brokers=brokers, port=port)
     interrupts: list[int] = []
     before = signal.getsignal(signal.SIGINT)

@@ -26,7 +26,13 @@ _SPARE_BYTES: Final = 256
 
 
 class ConsumeOrderlyStatus(Enum):
-    """A listener's answer (RocketMQ's names)."""
+    """A listener's answer to a batch of messages, with the names of RocketMQ's ConsumeOrderlyStatus.
+
+    SUCCESS: the batch is accepted; without ``auto_commit`` it is taken, and waits for a commit. COMMIT: everything taken is
+    accepted. ROLLBACK: everything taken comes again after the suspension, which is no retry. COMMIT and ROLLBACK count as
+    SUCCESS, with a warning, unless ``auto_commit`` is False. SUSPEND_CURRENT_QUEUE_A_MOMENT: the batch comes again after the
+    suspension, as after an exception, until it has no retries left and becomes dead letters.
+    """
 
     SUCCESS = "SUCCESS"
     ROLLBACK = "ROLLBACK"
@@ -36,9 +42,11 @@ class ConsumeOrderlyStatus(Enum):
 
 @dataclass(slots=True)
 class ConsumeOrderlyContext:
-    """One call's context.
+    """One call's context, as RocketMQ's class of this name.
 
-    The listener may set ``auto_commit`` and ``suspend_current_queue_time_millis`` (-1: as in the settings).
+    ``message_queue`` has the fields topic, broker_name and queue_id. The listener may set ``auto_commit`` to False, to commit
+    several calls at once, and ``suspend_current_queue_time_millis`` to the suspension after this call in milliseconds (cut to
+    10 to 30,000; -1: as in `consume_orderly`).
     """
 
     message_queue: MessageQueue
@@ -77,7 +85,7 @@ Listener = Callable[[Sequence[Any], ConsumeOrderlyContext], ConsumeOrderlyStatus
 
 
 class ConsumeMessageHook(Protocol):
-    """Called before and after every call of the listener. ``error`` is given exactly if ``status`` is None."""
+    """Called before and after every call of the listener. After it, exactly one of ``status`` and ``error`` is None."""
 
     def consume_message_before(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> None: ...
 

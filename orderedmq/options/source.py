@@ -15,7 +15,7 @@ from typing import Final, Literal, Self
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.allocate import Allocation
 from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import USUAL, Reading
+from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
@@ -119,7 +119,7 @@ class SourceOptions:
     max_trigger_delay: float
     max_bytes_per_trigger: int | None
     pull_batch_size: int
-    reading: Reading
+    pull_settings: PullSettings
     include_properties: bool
     include_lock_token: bool
     query_name: str | None = None
@@ -173,7 +173,7 @@ class SourceOptions:
             max_trigger_delay=given.value("maxTriggerDelay", parse_duration),
             max_bytes_per_trigger=given.optional("maxBytesPerTrigger", parse_size),
             pull_batch_size=given.value("pullBatchSize", integer(1, MAX_PULL_BATCH, 16384)),
-            reading=_reading(given, endpoint, group),
+            pull_settings=_pull_settings(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
             include_lock_token=given.value("includeLockToken", parse_bool),
             query_name=given.optional("queryName", parse_name),
@@ -184,14 +184,14 @@ class SourceOptions:
         return _is_read(topic, self.topics, self.topic_pattern)
 
 
-def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
+def _pull_settings(given: Given, endpoint: Endpoint, group: str | None) -> PullSettings:
     if endpoint.embedded:
         for name in ("pullThresholdForQueue", "pullThresholdSizeForQueue"):
             if given.has(name):
                 why = "a task does not prefetch from a store; pullBatchSize says how many rows it reads at once"
                 raise only_for_cluster(name, why)
-        return USUAL
-    return Reading(
+        return DEFAULT_PULL
+    return PullSettings(
         group,
         given.value("pullThresholdForQueue", integer(1, example=65536)),
         given.value("pullThresholdSizeForQueue", parse_size),

@@ -33,7 +33,7 @@ from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets
 from orderedmq.rocketmq.wire.message_requests import topic_stats
 
 #: Seconds until a broker's new topic must be known to the nameservers; it usually takes a few ms.
-_REGISTERED: Final = 30.0
+_REGISTER_TIMEOUT: Final = 30.0
 _POLL: Final = 0.01
 
 
@@ -62,7 +62,7 @@ class TopicAdmin:
             ("compression", compression, DEFAULT_COMPRESSION),
         ):
             if value != default:
-                raise _not_of_topics(what, name)
+                raise _not_settable(what, name)
         there = self._counts(name)
         if there:
             raise topic_exists(name, sum(there.values()))
@@ -76,7 +76,7 @@ class TopicAdmin:
         for what, value in (("a retention by age", retention_seconds), ("a retention by size", retention_bytes)):
             if value is not Keep.KEEP:
                 self._log.queues(name)
-                raise _not_of_topics(what, name)
+                raise _not_settable(what, name)
         return self._log.topic(name)
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
@@ -210,22 +210,22 @@ def _is_at_broker(client: Client, master: str, topic: str) -> bool:
 
 
 def _wait(until: Callable[[], bool], name: str) -> None:
-    limit = Deadline.after(_REGISTERED)
+    limit = Deadline.after(_REGISTER_TIMEOUT)
     while not until():
         if time.monotonic() > limit:
-            _unregistered(name)
+            _raise_unregistered(name)
         time.sleep(_POLL)
 
 
-def _unregistered(name: str) -> NoReturn:
+def _raise_unregistered(name: str) -> NoReturn:
     raise RocketMQUnavailableError(
         UnavailableCondition.TIMEOUT,
-        f"the brokers created topic {name!r}, but the nameserver does not know its queues after {_REGISTERED:.0f} s: check that all brokers "
-        "register with it",
+        f"the brokers created topic {name!r}, but the nameserver does not know its queues after {_REGISTER_TIMEOUT:.0f} s: check that all "
+        "brokers register with it",
     )
 
 
-def _not_of_topics(what: str, topic: str) -> OptionError:
+def _not_settable(what: str, topic: str) -> OptionError:
     return OptionError(
         OptionCondition.UNSUPPORTED,
         f"{what} of topic {topic!r} cannot be set: RocketMQ has it for a whole broker only (fileReservedTime, compressType); leave it out, "

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from orderedmq.errors import ServersError
-from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, jars
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.servers import Cluster
 from tests import scopes
 from tests.jars import jars_required
@@ -62,7 +62,7 @@ class Clusters:
         """Fetch them, or find out once that they cannot be had."""
         if version not in self._jars:
             try:
-                jars(version)
+                fetch_jars(version)
                 self._jars[version] = None
             except ServersError as error:
                 self._jars[version] = error

@@ -21,7 +21,7 @@ from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaG
 from py4j.protocol import STATIC_PREFIX, Py4JJavaError
 
 from orderedmq.java import ensure_java
-from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, jars
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, fetch_jars
 from tests.quick_spark import QUICK_JVM
 
 #: A broker's name and a queue's id.
@@ -61,7 +61,7 @@ class Peers:
         java = ensure_java()
         self._names = itertools.count()
         port, token, self._process = launch_gateway(
-            classpath=f"{jars(version)}/*",
+            classpath=f"{fetch_jars(version)}/*",
             jarpath=str(py4j_jar),
             # It logs to its home; and it ends with this process, also after kill -9.
             javaopts=["-Xmx256m", *QUICK_JVM, f"-Duser.home={home}"],

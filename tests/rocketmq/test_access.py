@@ -20,7 +20,7 @@ from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_
 from orderedmq.core.filters import Filter
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Credentials
 from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
@@ -126,10 +126,10 @@ def test_an_account_of_one_group_reads_in_its_name(guarded: Cluster, accounts: A
         queue = broker.log.queues(QUEUE.topic)[0]
         begin = broker.log.append(queue, pa.record_batch({"body": pa.array([b"x"]), "tags": ["a"]})).begin
     with RocketMQBroker(guarded.address, credentials=reader) as broker:
-        for log in (broker.log, broker.log.reading(Reading("shipping"))):
+        for log in (broker.log, broker.log.reading(PullSettings("shipping"))):
             with pytest.raises(RocketMQError, match="NO_PERMISSION"):
                 log.pull(queue, begin, 1, 10, ("body",))
-        log = broker.log.reading(Reading("billing"))
+        log = broker.log.reading(PullSettings("billing"))
         anchor = log.anchor(queue.topic, {queue: begin + 1})
         assert log.pull(queue, begin, 1, 10, ("body",), anchor).column(0).to_pylist() == [b"x"]
         assert log.pull_matching(queue, begin, 1, 10, ("body",), Filter(tags=("a",)), anchor)[1] == begin + 1

@@ -100,7 +100,7 @@ def test_a_group_that_brokers_may_not_make_is_named(world: World) -> None:
 
 def test_a_group_from_outside(world: World) -> None:
     broker, groups = world.connect(), world.broker.groups
-    groups.believed = 0.0
+    groups.fence_age = 0.0
     admin = broker.admin
     me = groups.join("me")
     groups.heartbeat(world.group, me, world.shared(), "room-1")

@@ -24,7 +24,7 @@ from ordered_source.stream_reader import StreamReader
 from orderedmq.core.lock import LockToken
 from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.group.groups import BELIEVED
+from orderedmq.rocketmq.group.groups import FENCE_AGE
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.contract.support import letters
 from tests.rocketmq.group_world import World, condition, error_of, granted, refused
@@ -348,9 +348,9 @@ def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: W
     me = groups.join("me")
     groups.heartbeat(world.group, me, world.shared())
     tokens = world.lock(world.broker, me)
-    assert groups.believed == BELIEVED == 1.0
+    assert groups.fence_age == FENCE_AGE == 1.0
     # However long a busy machine takes for 50 questions.
-    groups.believed = 60.0
+    groups.fence_age = 60.0
     asked: list[int] = []
     fenced = type(groups)._fenced
 
@@ -368,5 +368,5 @@ def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: W
     admin.seek(world.group, {tokens[1].queue: 0}, force=True)
     assert not groups.check(tokens[1])
     admin.seek(world.group, {tokens[2].queue: 0}, force=True)
-    groups.believed = BELIEVED
+    groups.fence_age = FENCE_AGE
     first_good(lambda: groups.stale(tokens), lambda gone: tokens[2] in gone)

@@ -246,8 +246,8 @@ def test_a_broker_that_stops_for_longer_than_a_send_may_take(
 
 def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Silence this attempt after ``sends`` sends, like a process that was killed."""
-    line = staging._lines[next(iter(staging._lines))]
-    real, done = line.writer._place.send, 0
+    backlog = staging._backlogs[next(iter(staging._backlogs))]
+    real, done = backlog.writer._port.send, 0
 
     def send(body: SendBody) -> int:
         nonlocal done
@@ -256,7 +256,7 @@ def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPa
         done += 1
         return real(body)
 
-    monkeypatch.setattr(line.writer._place, "send", send)
+    monkeypatch.setattr(backlog.writer._port, "send", send)
 
 
 @pytest.mark.usefixtures("small_requests")

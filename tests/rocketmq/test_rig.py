@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from orderedmq.cli import app
 from orderedmq.errors import OptionError, ServersError
 from orderedmq.rocketmq.local import jars
-from orderedmq.rocketmq.local.probe import ask, free, free_port
+from orderedmq.rocketmq.local.probe import ask, find_free_port, is_free
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.command import COMMAND
 from tests.quick_spark import QUICK_SERVER
@@ -185,7 +185,7 @@ def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_pa
 def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) -> None:
     """The first one ends the servers in order, which takes 12 s, the second one at once. ``cluster`` only says whether jars can be had."""
     command = [*COMMAND, "--path", str(tmp_path), "rocketmq", "up"]
-    command += ["--port", str(free_port())]
+    command += ["--port", str(find_free_port())]
     env = {**os.environ, "JAVA_TOOL_OPTIONS": " ".join(QUICK_SERVER)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -232,7 +232,7 @@ def test_no_jars_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(
         ServersError, match=r"RocketMQ 5\.3\.3 cannot be fetched.*unresolved dependency: org.apache.rocketmq"
     ) as raised:
-        jars.jars("5.3.3")
+        jars.fetch_jars("5.3.3")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "cache" / "orderedmq" / "rocketmq-5.3.3").exists()
 
@@ -243,12 +243,12 @@ def test_jars_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "orderedmq" / "rocketmq-1.2"
     folder.mkdir(parents=True, mode=0o700)
     folder.parent.chmod(0o700)
-    assert jars.jars("1.2") == folder
+    assert jars.fetch_jars("1.2") == folder
 
 
 def test_a_wrong_release(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="not a release"):
-        jars.jars("../5")
+        jars.fetch_jars("../5")
 
 
 def test_a_server_that_does_not_come_up_says_why(cluster: Cluster, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_server_that_does_not_come_up_says_why(cluster: Cluster, tmp_path: Pat
 
 
 def test_up_on_a_port_in_use(cluster: Cluster, tmp_path: Path) -> None:
-    assert not free(cluster.namesrv.port)
+    assert not is_free(cluster.namesrv.port)
     done = CliRunner().invoke(app, ["--path", str(tmp_path), "rocketmq", "up", "--port", str(cluster.namesrv.port)])
     assert done.exit_code == 1
     assert "SERVERS.PORT_IN_USE" in done.stderr

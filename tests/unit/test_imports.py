@@ -143,9 +143,9 @@ def test_what_decides_or_parses_is_pure(name: str) -> None:
 
 @pytest.mark.parametrize("room", PURE)
 def test_a_pure_room_knows_only_pure_ones(room: str) -> None:
-    known = (*PURE, *SHARED)
+    known: tuple[str, ...] = (*PURE, *SHARED)
     if room == "orderedmq.core":
-        known: tuple[str, ...] = (room, *(name for name in SHARED if name not in ABOVE_CORE))
+        known = (room, *(name for name in SHARED if name not in ABOVE_CORE))
     for name in MODULES:
         if inside(name, [room]):
             assert [other for other in own(imported()[name]) if not inside(other, known)] == [], name

@@ -181,12 +181,12 @@ def test_a_task_goes_on_behind_what_cannot_be_read_or_is_missing_in_the_middle(c
     bounds = {QUEUE: SimpleNamespace(min_offset=2, max_offset=90)}
     broker: Any = SimpleNamespace(log=SimpleNamespace(bounds=lambda queues: bounds))
     partition: Any = SimpleNamespace(queue=QUEUE, end=80, fail_on_data_loss=False)
-    assert partition_reader._behind(broker, partition, 5, unreadable(QUEUE, 5, "why")) == 6
+    assert partition_reader._skip_loss(broker, partition, 5, unreadable(QUEUE, 5, "why")) == 6
     assert "1 messages of queue T/a/0 are lost, from 5 to 5" in caplog.text
-    assert partition_reader._behind(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 30
-    assert partition_reader._behind(broker, partition, 10, aged_out(QUEUE, 10, 85)) == 80
+    assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 30
+    assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 85)) == 80
     bounds[QUEUE].min_offset = 40
-    assert partition_reader._behind(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 40
+    assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 40
 
 
 # -- brokers that never come to an end

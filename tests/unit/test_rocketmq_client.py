@@ -66,7 +66,7 @@ def ask(client: Client, seconds: float = 10.0, **more: Any) -> int:
 def test_what_may_be_asked_twice_is_asked_again_over_another_connection(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "ATTEMPT", 0.3)
+    monkeypatch.setattr(client_module, "ATTEMPT_TIMEOUT", 0.3)
     monkeypatch.setattr(Connection.__init__, "__kwdefaults__", {**(Connection.__init__.__kwdefaults__ or {}), "silence": 0.1})
 
     def script(link: Link) -> None:
@@ -83,7 +83,7 @@ def test_what_may_be_asked_twice_is_asked_again_over_another_connection(
 def test_what_may_not_be_done_twice_waits_for_its_answer_until_the_deadline(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "ATTEMPT", 0.1)
+    monkeypatch.setattr(client_module, "ATTEMPT_TIMEOUT", 0.1)
     peer = cluster.scripted("a", lambda link: link.wait_for_end())
     client = to(cluster.nameserver())
     begin = time.monotonic()
@@ -272,7 +272,7 @@ def test_a_broker_that_has_not_reported_to_a_restarted_nameserver_yet_keeps_its_
     assert queues_at(client, fresh=fresh) == ["a", "b"]
     assert ask(client) == 1, "and is asked itself"
     # For as long as a report may take.
-    monkeypatch.setattr(client_module, "UNKNOWN", 0.0)
+    monkeypatch.setattr(client_module, "UNKNOWN_BROKER_LIFE", 0.0)
     client.doubt("T")
     assert queues_at(client, fresh=fresh) == ["b"]
     cluster.routes["T"]["a"] = kept
@@ -456,7 +456,7 @@ def test_an_idle_connection_is_replaced_before_the_server_ends_it(
     peer = cluster.broker("a", value=4)
     ask(client)
     first = client.connection(peer.address, soon())
-    monkeypatch.setattr(client_module, "IDLE", 0.0)
+    monkeypatch.setattr(client_module, "MAX_IDLE", 0.0)
     time.sleep(0.01)
     second = client.connection(peer.address, soon())
     assert first.closed

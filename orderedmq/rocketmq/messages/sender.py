@@ -39,9 +39,9 @@ _SEND_TIMEOUT: Final = 15.0
 _PATIENCE: Final = 60.0
 #: Seconds after which a broker has done or refused a request that it received (waitTimeMillsInSendQueue is 200 ms), and readers
 #: see what it did.
-SETTLED: Final = 1.0
+SETTLE_SECONDS: Final = 1.0
 #: Seconds to wait at most until readers see acknowledged messages; it takes a few ms.
-_VISIBLE: Final = 10.0
+_VISIBLE_TIMEOUT: Final = 10.0
 _POLL: Final = 0.001
 _LOOK_MESSAGES: Final = 16384
 _LOOK_BYTES: Final = 64 * 1024 * 1024
@@ -69,7 +69,7 @@ class Sender:
         _senders.add(self)
 
     def _begin(self) -> None:
-        """Begin with new keys and locks: in a child after a fork, the parent would make the same keys and may hold the locks."""
+        """Make new keys and locks. After a fork, parent and child would make the same keys, and the locks may be held for ever."""
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
         self._keys_lock = threading.Lock()
         # Random instead of an address: a host has several, and containers share them.
@@ -123,7 +123,10 @@ class Sender:
                 return found
 
     def _settle_and_look(self, queue: MessageQueue, key: str, begin: int, deadline: float) -> int | None:
-        """Wait until the request cannot be in flight any more; return the offset of the message with ``key`` (>= ``begin``)."""
+        """Wait until the request cannot be in flight any more; return the offset of the message with ``key``.
+
+        None if there is no such message at ``begin`` or behind.
+        """
         try:
             address = self._client.address(queue.topic, queue.broker_name, deadline)
             self._client.drop(address)
@@ -132,14 +135,14 @@ class Sender:
             pass
         # Wait for an answer first: a broker that was paused or cut off handles earlier requests only when it works again.
         self._ask_end(queue)
-        time.sleep(SETTLED)
+        time.sleep(SETTLE_SECONDS)
         end = self._ask_end(queue)
         at = begin
         while at < end:
             ids = self._puller.pull(queue, at, min(end - at, _LOOK_MESSAGES), _LOOK_BYTES, ("message_id",)).column(0)
-            place = pc.index(ids, key).as_py()
-            if place >= 0:
-                return at + int(place)
+            index = pc.index(ids, key).as_py()
+            if index >= 0:
+                return at + int(index)
             if not len(ids):
                 break
             at += len(ids)
@@ -147,7 +150,7 @@ class Sender:
 
     def await_visible(self, queue: MessageQueue, end: int) -> None:
         """Wait until readers see the messages below ``end``: a broker acknowledges before it indexes (ReputMessageService)."""
-        limit = Deadline.after(_VISIBLE)
+        limit = Deadline.after(_VISIBLE_TIMEOUT)
         while self._ask_end(queue) < end and time.monotonic() < limit:
             time.sleep(_POLL)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.sink.bookmarks import ENTRIES, Entry
@@ -130,7 +130,7 @@ class FakeClient:
 class FakeLog:
     """Nothing is read."""
 
-    def reading(self, how: Reading) -> FakeLog:
+    def reading(self, how: PullSettings) -> FakeLog:
         return self
 
 
