@@ -19,7 +19,6 @@ import pytest
 
 import orderedmq
 import orderedmq.demo.play
-import orderedmq.rocketmq.local.servers  # noqa: F401 - like the line before: errors of its own
 from orderedmq.cli import COMMANDS, GROUPS, load
 from orderedmq.errors import OrderedMQError
 from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
@@ -37,6 +36,7 @@ def parameters(value: Any) -> list[str]:
 
 
 def conditions(base: type[OrderedMQError] = OrderedMQError) -> Iterator[str]:
+    """Of all classes of errors; those of the demo are in orderedmq.demo.play."""
     for one in base.__subclasses__():
         yield from (f"{one.family}.{sub}" for sub in one.conditions)
         yield from conditions(one)
