@@ -1,7 +1,7 @@
 """Every name that a user could write with the former release is there today, and means the same place.
 
-public_names.json has the names of that release (commit 825f74c), made by `names` of its code. A new name needs no entry until it is
-released.
+public_names.json has the names of that release, here of commit 825f74c. A new name needs no entry until it is released: then
+`python -m tests.unit.test_public_names` writes all names of the code that it runs with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
 from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS
 from pyspark_orderedmq import DefaultSource
 
-FORMER = json.loads((Path(__file__).parent / "public_names.json").read_text())
+FILE = Path(__file__).parent / "public_names.json"
+FORMER = json.loads(FILE.read_text())
 
 
 def parameters(value: Any) -> list[str]:
@@ -87,3 +88,18 @@ def test_the_format_and_the_command_have_the_names_that_they_had() -> None:
     assert project["scripts"] == {"orderedmq": "orderedmq.cli:app"}
     assert callable(cast(Any, import_module("orderedmq.cli")).app)
     assert find_spec("orderedmq.__main__"), "python -m orderedmq"
+
+
+def write() -> None:
+    """A line for each name, so that a difference can be read."""
+    kinds = [
+        f" {json.dumps(kind)}: {{\n"
+        + ",\n".join(f"  {json.dumps(name)}: {json.dumps(is_)}" for name, is_ in found.items())
+        + "\n }"
+        for kind, found in names().items()
+    ]
+    FILE.write_text("{\n" + ",\n".join(kinds) + "\n}\n")
+
+
+if __name__ == "__main__":
+    write()
