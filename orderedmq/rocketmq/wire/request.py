@@ -110,7 +110,8 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             return RocketMQUnavailableError(UnavailableCondition.BUSY, f"{said}; the server is overloaded at the moment")
         case ResponseCode.SERVICE_NOT_AVAILABLE:
             return RocketMQUnavailableError(
-                UnavailableCondition.UNAVAILABLE, f"{said}; a disk may be full, or the server is a replica, starting or stopping"
+                UnavailableCondition.UNAVAILABLE,
+                f"{said}; a disk may be full, or the server is a replica, starting or stopping",
             )
         case ResponseCode.GO_AWAY:
             return RocketMQUnavailableError(UnavailableCondition.GO_AWAY, f"{said}; the server is being shut down")
