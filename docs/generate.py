@@ -11,6 +11,7 @@ import html
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args, get_origin
@@ -130,6 +131,7 @@ def conditions() -> str:
     return "\n".join(lines).strip()
 
 
+@cache
 def families() -> list[tuple[str, str, list[Condition]]]:
     """Each family with what its class says of it, and its conditions in alphabetical order."""
     trees = list(_sources())

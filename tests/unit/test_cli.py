@@ -743,8 +743,8 @@ def test_peek_into_produce(store: Path, broker: Broker) -> None:
 @pytest.mark.parametrize("form", ["--json", "--no-json"])
 def test_a_reader_of_the_output_may_stop(store: Path, broker: Broker, form: str) -> None:
     broker.admin.create_topic("a", 1)
-    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [b"x" * 1000] * 3000}))
-    peek = spawn("peek", "a", "-n", "3000", "--path", str(store), form)
+    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [b"x" * 1000] * 1500}))
+    peek = spawn("peek", "a", "-n", "1500", "--path", str(store), form)
     assert peek.stdout is not None
     assert peek.stderr is not None
     peek.stdout.read(10)
