@@ -115,7 +115,7 @@ def test_a_query_from_source_to_sink_that_the_former_release_began_writes_each_m
     assert make.offsets(rig.broker, "copying") == everywhere(END) == next_offsets(rig.folder / "copying", 5)
 
 
-def test_a_batch_write_of_the_former_release_is_known_by_its_content(rig: Rig) -> None:
+def test_a_batch_write_of_the_former_release_is_not_written_again(rig: Rig) -> None:
     before = rig.bodies("loads")
     make.load(rig.spark, rig.path, 1, 6)
     assert rig.bodies("loads") == before
