@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DOCS := $(VENV)/.docs
+DIST := $(VENV)/.dist
 # Two processes run the tests, one scope at a time each (tests/scopes.py); ARGS="-n0" runs all in one process.
 SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
 # Spark comes as source: pip builds a wheel of it and unpacks it again. Most of that time went into compressing its jars.
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg rocketmq check test test-all lint docs simulate bench clean
+.PHONY: help setup demo demo-svg rocketmq check test test-all lint docs dist simulate bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,7 +55,7 @@ check: $(STAMP) ## lint, types and the tests that need neither Spark nor a serve
 
 .PHONY: check-tests
 check-tests: $(STAMP)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not servers" --seeds 500 tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not spark and not rocketmq" --seeds 500 tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
 
 test: $(STAMP) ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
@@ -74,6 +75,16 @@ docs: $(DOCS) ## build the site into build/site; a broken link fails
 $(DOCS): $(STAMP)
 	@echo "docs: installing what builds the site"
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[docs]'
+	@touch $@
+
+dist: $(DIST) ## build a release into dist, the wheel from the sdist, and check both as an index does
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation
+	@$(BIN)/python -m twine check --strict dist/*
+
+$(DIST): $(STAMP)
+	@echo "dist: installing what checks a release"
+	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dist]'
 	@touch $@
 
 demo-svg: $(STAMP) ## record the demo as docs/demo.svg, the picture in the README

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """Ordered message queues as a streaming and batch source and sink; docs/reference/options.md has the options."""
+    """The format ``orderedmq``: ordered message queues as a source and a sink, for streams and batches.
+
+    docs/reference/options.md has the options, docs/reference/columns.md the columns. Mistakes in options and schemas are
+    reported while the DataFrame is built or the write is planned, each with a condition of docs/reference/conditions.md.
+    """
 
     @classmethod
     def name(cls) -> str:

@@ -11,6 +11,7 @@ import html
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args, get_origin
@@ -130,6 +131,7 @@ def conditions() -> str:
     return "\n".join(lines).strip()
 
 
+@cache
 def families() -> list[tuple[str, str, list[Condition]]]:
     """Each family with what its class says of it, and its conditions in alphabetical order."""
     trees = list(_sources())
@@ -317,8 +319,11 @@ def shared_options() -> str:
 
 
 def _command(name: str, command: Any) -> list[str]:
+    shared = {one.help for one in load("peek").params if one.name in _SHARED}
     shown = [
-        one for one in command.params if one.name not in _SHARED and one.name != "help" and not getattr(one, "hidden", False)
+        one
+        for one in command.params
+        if getattr(one, "help", None) not in shared and one.name != "help" and not getattr(one, "hidden", False)
     ]
     arguments = [one for one in shown if not one.opts[0].startswith("-")]
     usage = " ".join([name, "[OPTIONS]", *(_argument(one) for one in arguments)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -55,12 +56,14 @@ def picture(said: str) -> str:
         for pattern, style in STYLES:
             text.highlight_regex(pattern, style)
         console.print(text)
-    return console.export_svg(title="orderedmq", unique_id="demo")
+    svg = console.export_svg(title="orderedmq", unique_id="demo")
+    # A reader of the page fetches no fonts from another site.
+    return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, help="only the first so many events (default: all of the year)")
+    parser.add_argument("--events", type=int, help="number of events to play (default: all of the year)")
     parser.add_argument("--out", type=Path, default=PICTURE, help=f"the picture (default: {PICTURE.name})")
     given = parser.parse_args()
     given.out.write_text(picture(play(given.events)))

@@ -30,7 +30,7 @@ class Plan:
     key_type: KeyType = "text"
 
 
-def planned(schema: StructType, options: SinkOptions) -> Plan:
+def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
     """Return the columns by role. Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE."""
     names = set(schema.names)
     if "body" not in names:

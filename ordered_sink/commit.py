@@ -1,7 +1,7 @@
 """The writers that Spark plans with. At the end of a batch they publish or discard it, on the driver.
 
-What readers see depends on the broker. With Capabilities.atomic_publish the rows become visible together, or disappear without
-a trace. Otherwise they are visible since the tasks sent them, and stay.
+With Capabilities.atomic_publish, the rows become visible together, or disappear without a trace. Otherwise readers see them as
+soon as the tasks send them, and they stay.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from ordered_sink.columns import Plan, planned
-from ordered_sink.keys import shared
+from ordered_sink.columns import Plan, plan_columns
+from ordered_sink.keys import count_shared
 from ordered_sink.writer import Written, target_queues, write
 from orderedmq.broker import Published
 from orderedmq.concise import concise_calls
@@ -44,7 +44,7 @@ class _Planned:
                 "every row again in each batch",
             )
         self.options = SinkOptions.parse(options, streaming=streaming)
-        self.plan: Plan = planned(schema, self.options)
+        self.plan: Plan = plan_columns(schema, self.options)
         self.streaming = streaming
         # A user's function is loaded here once, so that a mistake shows before any task starts.
         selector(self.options.selector, 0)
@@ -93,7 +93,7 @@ class _Planned:
             return
         # Two attempts of one task have the same keys. The first one counts, as it does for the broker.
         tasks = {message.receipt.partition: message.keys for message in reversed(written)}
-        conflicts = shared(list(tasks.values()))
+        conflicts = count_shared(list(tasks.values()))
         if not conflicts:
             return
         why = (
@@ -110,7 +110,7 @@ class _Planned:
         log.warning("%s", SinkError(SinkCondition.KEY_CONFLICT, f"{why}, {what}"))
 
     def _warn(self, written: Sequence[Written]) -> None:
-        """Warn, once per batch, of rows that were written and may not be what the user meant."""
+        """Warn, once per batch, of rows without a key and of rows with several tags."""
         # Of two attempts of one task, one counts.
         tasks = {message.receipt.partition: message for message in written}.values()
         rows, null_keys, tags = (sum(getattr(task, name) for task in tasks) for name in ("rows", "null_keys", "several_tags"))

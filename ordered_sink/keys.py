@@ -44,7 +44,7 @@ def _distinct(hashes: Words) -> Words:
     return every[np.concatenate(([True], every[1:] != every[:-1]))] if len(every) else every
 
 
-def shared(tasks: Sequence[bytes]) -> int:
+def count_shared(tasks: Sequence[bytes]) -> int:
     """Return how many keys occur in more than one of the tasks."""
     known = [np.frombuffer(keys, dtype=np.uint64) for keys in tasks if keys]
     if len(known) < 2:

@@ -1,4 +1,4 @@
-"""Bring all rows of a queue into one task, in a given order, before they are written."""
+"""Brings all rows of a queue into one task, in a given order, before they are written."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def route(
 ) -> DataFrame:
     """Return ``df`` repartitioned so that one task writes each queue, its rows sorted by ``order_by``.
 
-    order_by: columns, each with ``asc``, ``desc`` or neither, as in the sink's option. It is required because a shuffle leaves
-    no order. queues: the target topic's number of queues. Without it, equal keys still come together, but several tasks may
-    write to one queue. buffer_size: bytes of rows that a task may hold to sort them. sharding_key_type, message_queue_selector:
-    as the sink's options. Works on streaming and batch DataFrames; the columns stay as they are.
+    ``order_by``: columns, each with ``asc``, ``desc`` or neither, as in the sink's option orderBy: a list, or a text with
+    commas. It is required because a shuffle leaves no order. ``sharding_key``: the key's column. ``queues``: the target topic's
+    number of queues. Without it, equal keys still come together, but several tasks may write to one queue. ``buffer_size``:
+    size of the rows that a task may hold in memory to sort them, such as ``512k`` or ``1g``. ``sharding_key_type``,
+    ``message_queue_selector``: as the sink's options. Works on streaming and batch DataFrames; the columns stay as they are.
 
-    Raises OptionError INVALID, SchemaError MISSING_COLUMN and WRONG_TYPE at once, SinkError ORDER_BUFFER_FULL and MessageError BAD_KEY
-    when the query runs.
+    Raises OptionError INVALID, SchemaError MISSING_COLUMN and WRONG_TYPE at once, SinkError ORDER_BUFFER_FULL and MessageError
+    BAD_KEY when the query runs.
     """
     text = order_by if isinstance(order_by, str) else ", ".join(order_by)
     columns = SinkOptions.parse_order_by(text)

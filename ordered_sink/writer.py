@@ -44,7 +44,7 @@ GATHER_ROWS: Final = 131072
 class Written(WriterCommitMessage):
     """A task's message to the commit: its batch, its receipt, and its keys as sorted 64-bit hashes.
 
-    ``null_keys`` and ``several_tags`` count the ones among ``rows`` rows that the user is warned of.
+    Of its ``rows`` rows, ``null_keys`` have no key and ``several_tags`` have more than one tag: the commit warns of these.
     """
 
     batch: SinkBatch
@@ -81,7 +81,7 @@ def write(
     try:
         seed = batch.batch_id * 65537 + context.partitionId()
         task = _Task(broker, staging, options, plan, context.partitionId(), seed)
-        for gathered in _gather(rows, options):
+        for gathered in _gather_rows(rows, options):
             task.route(gathered)
         if task.malformed:
             log.warning(
@@ -99,7 +99,7 @@ def write(
         raise
 
 
-def _gather(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
+def _gather_rows(rows: Iterator[pa.RecordBatch], options: SinkOptions) -> Iterator[pa.RecordBatch]:
     """Yield batches of good size, in row order; with orderBy, one sorted batch of all rows."""
     if options.order_by:
         full = (

@@ -27,7 +27,10 @@ class Admission:
         self.available_now = False
 
     def default_limit(self) -> ReadLimit:
-        """Spark's default limit. Spark cannot combine limits: any but ReadAllAvailable makes `counts` apply all options."""
+        """Return the limit for Spark to pass to `latestOffset`.
+
+        Spark cannot combine limits, but with any other than ReadAllAvailable, `count_messages` applies all options.
+        """
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -35,13 +38,13 @@ class Admission:
             return ReadMaxRows(_NO_LIMIT)
         return ReadAllAvailable()
 
-    def counts(
+    def count_messages(
         self, log: Log, backlog: Mapping[MessageQueue, OffsetRange], limit: ReadLimit, now: float
     ) -> dict[MessageQueue, int] | None:
-        """Messages to take per queue; None to skip this trigger and wait for more messages."""
+        """Return how many messages to take per queue; None to skip this trigger and wait for more messages."""
         waiting = {queue: span.messages for queue, span in backlog.items() if span.messages}
         if isinstance(limit, ReadAllAvailable):
-            return self._taken(waiting, now)
+            return self._record_taken(waiting, now)
         least = self._options.min_offsets_per_trigger
         if isinstance(limit, ReadMinRows):
             least = max(least or 0, limit.min_rows)
@@ -53,16 +56,16 @@ class Admission:
         out = admit(waiting, min(most, self._options.max_offsets_per_trigger or _NO_LIMIT), self._turn)
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.max_bytes_per_trigger
         if size is not None and out:
-            out = self._within(log, backlog, out, size)
-        return self._taken(out, now)
+            out = self._cut_to_size(log, backlog, out, size)
+        return self._record_taken(out, now)
 
-    def _taken(self, counts: dict[MessageQueue, int], now: float) -> dict[MessageQueue, int]:
+    def _record_taken(self, counts: dict[MessageQueue, int], now: float) -> dict[MessageQueue, int]:
         if counts:
             self._last_batch = now
             self._turn += 1
         return counts
 
-    def _within(
+    def _cut_to_size(
         self, log: Log, backlog: Mapping[MessageQueue, OffsetRange], counts: Mapping[MessageQueue, int], size: int
     ) -> dict[MessageQueue, int]:
         """Cut the counts to ``size`` bytes of bodies, in proportion; the queue whose turn it is always gets its first message.

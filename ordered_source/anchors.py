@@ -1,8 +1,8 @@
 """Topic anchors: kept in a query's offsets, they tell later whether a topic is still the one that was read.
 
-A broker may have to be asked for an anchor, and an anchor ages (over RocketMQ it is one of the messages that were read,
-`Log.anchor`). So anchors are copied from offset to offset and refreshed now and then, one topic at a time: a batch makes at
-most one extra request. Only a topic without an anchor is asked for at once.
+An anchor may cost a request to the broker, and it ages: over RocketMQ it is one of the messages that were read (`Log.anchor`).
+So anchors are copied from offset to offset and refreshed now and then, one topic at a time: a batch makes at most one extra
+request. Only a topic without an anchor gets one at once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Anchors:
     def of(
         self, source: Log, topics: Iterable[str], kept: Mapping[str, str], following: Mapping[MessageQueue, int], now: float
     ) -> dict[str, str]:
-        """The anchor of each topic for a batch that is about to be logged and ends at ``following``.
+        """Return the anchor of each topic for the offset that ends the next batch, whose next offsets are ``following``.
 
-        ``kept``: the anchors of the previous batch, without topics that were deleted or recreated. Raises TopicError MISSING.
+        ``kept``: the anchors in the previous offset, without topics that were deleted or recreated. Raises TopicError MISSING.
         """
         ends: defaultdict[str, dict[MessageQueue, int]] = defaultdict(dict)
         for queue, offset in following.items():

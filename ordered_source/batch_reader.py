@@ -39,7 +39,7 @@ class BatchReader(DataSourceReader):
         options = self.options
         with reach(options.endpoint) as broker:
             topics = plan.topics(broker, options)
-            incarnations = {topic.name: topic.incarnation for topic in topics}
+            anchors = {topic.name: topic.incarnation for topic in topics}
             spans = self._spans(broker, plan.queues_of(broker, topics))
             identity = broker.identity
         out: list[InputPartition] = [
@@ -50,12 +50,12 @@ class BatchReader(DataSourceReader):
                 span.begin,
                 span.end,
                 None,
-                incarnations[queue.topic],
+                anchors[queue.topic],
                 options.fail_on_data_loss,
                 options.pull_batch_size,
                 streaming=False,
                 matching=options.matching,
-                reading=options.reading,
+                pull_settings=options.pull_settings,
             )
             for queue, span in spans.items()
             if span.messages
@@ -64,14 +64,14 @@ class BatchReader(DataSourceReader):
         return out or [InputPartition(None)]
 
     def _spans(self, broker: Broker, queues: Sequence[MessageQueue]) -> dict[MessageQueue, OffsetRange]:
-        """The range of each queue. Raises DataLossError unless losses are accepted, OffsetError if options contradict.
+        """Return the range of each queue. Raises DataLossError unless losses are accepted, OffsetError if options contradict.
 
-        The bounds are read once, so that producers and queries of the group that run meanwhile change nothing: the group's
-        offsets are read before the bounds, so that none lies beyond the end; offsets that are searched for later are cut to the
+        The bounds are read once, so that producers and queries of the group that run meanwhile change nothing. The group's
+        offsets are read before the bounds, so that none lies beyond the end. Offsets that are searched for later are cut to the
         bounds.
         """
         options = self.options
-        source = broker.log.reading(options.reading)
+        source = broker.log.reading(options.pull_settings)
         known: Mapping[MessageQueue, int] = {}
         starting = options.starting
         if starting.kind == "committed":
@@ -81,7 +81,7 @@ class BatchReader(DataSourceReader):
         bounds = broker.log.bounds(queues)
         for queue in queues:
             if queue not in bounds:
-                self._lose(queue_deleted(queue, "it was about to be read"))
+                self._fail_or_warn(queue_deleted(queue, "it was about to be read"))
         there = [queue for queue in queues if queue in bounds]
         begins = plan.beginnings(source, starting, there, bounds)
         ends = plan.endings(source, options.ending, there, bounds)
@@ -95,7 +95,7 @@ class BatchReader(DataSourceReader):
         end = min(end, at.max_offset)
         if committed is None:
             begin = min(begin, at.max_offset)
-            if begin > end and _says_where(self.options.starting, queue):
+            if begin > end and _is_explicit(self.options.starting, queue):
                 raise OffsetError(
                     OffsetCondition.BEGIN_AFTER_END,
                     f"queue {queue} would be read from {begin} to {end}: startingOffsets or startingTimestamp lies after endingOffsets or "
@@ -108,13 +108,15 @@ class BatchReader(DataSourceReader):
                 "no messages of queue %s are read: its start offset %d lies beyond its end offset %d", queue, begin, end
             )
             return OffsetRange(begin, begin)
-        begin, loss = data_loss.judged(queue, begin, at, f"group {self.options.consumer_group!r}", source.tail_loss, end=end)
+        begin, loss = data_loss.check_position(
+            queue, begin, at, f"group {self.options.consumer_group!r}", source.tail_loss, end=end
+        )
         if loss is not None:
-            self._lose(loss)
+            self._fail_or_warn(loss)
         return OffsetRange(begin, max(begin, end))
 
-    def _lose(self, error: DataLossError) -> None:
-        data_loss.lose(error, fail=self.options.fail_on_data_loss)
+    def _fail_or_warn(self, error: DataLossError) -> None:
+        data_loss.fail_or_warn(error, fail=self.options.fail_on_data_loss)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueuePartition):
@@ -122,7 +124,7 @@ class BatchReader(DataSourceReader):
         return partition_reader.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
 
 
-def _says_where(starting: StartingOffsets, queue: MessageQueue) -> bool:
-    """Whether the options themselves say where the queue begins (a timestamp or an offset), not the broker or the group."""
+def _is_explicit(starting: StartingOffsets, queue: MessageQueue) -> bool:
+    """Whether the options name the point where the queue begins: a timestamp or an offset."""
     named = starting.offsets.get(queue) if starting.offsets is not None else None
     return starting.kind == "timestamp" or (starting.kind == "json" and named != EARLIEST)

@@ -44,13 +44,13 @@ _TYPES: Final[dict[str, DataType]] = {
 
 
 def full_schema(include_properties: bool, include_lock_token: bool = False) -> StructType:
-    """The schema of a read without a user's schema."""
+    """Return the schema of a read without a user's schema."""
     names = (*DEFAULT_COLUMNS, *(("properties",) if include_properties else ()), *((LOCK_TOKEN,) if include_lock_token else ()))
     return StructType([StructField(name, _TYPES[name]) for name in names])
 
 
 def chosen_columns(schema: StructType) -> tuple[str, ...]:
-    """The columns named by a user's schema. Raises SchemaError UNKNOWN_COLUMN or WRONG_TYPE."""
+    """Return the columns named by a user's schema. Raises SchemaError UNKNOWN_COLUMN or WRONG_TYPE."""
     for field in schema.fields:
         expected = _TYPES.get(field.name)
         if expected is None:
@@ -65,7 +65,7 @@ def chosen_columns(schema: StructType) -> tuple[str, ...]:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with exactly Spark's schema: names, nullability and the inner names of maps."""
+    """Return the batch with exactly Spark's schema: names, nullability and the inner names of maps."""
     columns = [
         column if column.type.equals(field.type) else column.cast(field.type)
         for column, field in zip(batch.columns, schema, strict=True)

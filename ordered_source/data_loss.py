@@ -11,10 +11,10 @@ from orderedmq.model import MessageQueue
 log = logging.getLogger("orderedmq")
 
 
-def judged(
+def check_position(
     queue: MessageQueue, position: int, at: QueueBounds, reader: str, cause: str, *, end: int | None = None
 ) -> tuple[int, DataLossError | None]:
-    """Where a reader at ``position`` can go on, and the error if messages were lost, else None. Pure.
+    """Return the offset where a reader at ``position`` can go on, and the error if messages were lost, else None. Pure.
 
     ``reader`` is its name in the error ("this query"), ``cause`` why a queue of this broker can end too early
     (`Log.tail_loss`). ``end``: the end of the range asked for (exclusive); messages from there on do not count as lost.
@@ -27,12 +27,12 @@ def judged(
     return position, None
 
 
-def ended(queue: MessageQueue, at: int, planned: int, cause: str) -> DataLossError:
-    """The error for a queue that ends at ``at``, below the end ``planned`` that it had when the batch was planned."""
+def queue_ended(queue: MessageQueue, at: int, planned: int, cause: str) -> DataLossError:
+    """Return the error for a queue that ends at ``at``, below the end ``planned`` that it had when the batch was planned."""
     return beyond_end(queue, at, f"the batch was planned up to {planned}", cause)
 
 
-def lose(error: DataLossError, *, fail: bool) -> None:
+def fail_or_warn(error: DataLossError, *, fail: bool) -> None:
     """Raise the error, or log it as a warning if the user accepts losses (``fail`` is failOnDataLoss)."""
     if fail:
         raise error

@@ -37,46 +37,49 @@ class Session(Protocol):
     shared: bool
 
     def owner(self, owner_id: str) -> Owner:
-        """The Owner that decides for this query."""
+        """Return the Owner that decides for this query."""
 
-    def due(self) -> bool:
+    def members_due(self) -> bool:
         """Whether to check the members again though nothing changed at the broker."""
 
     def raise_if_lost(self) -> None:
         """Raise LockError LOST if a renewal lost the lock of a queue that this query still owns."""
 
     def boundary(self, owner: Owner, start: Checkpoint, queues: Sequence[MessageQueue], *, patient: bool) -> None:
-        """Carry out the Owner's actions between micro-batches. ``patient`` (availableNow): wait lockTimeout for all queues."""
+        """Carry out the Owner's actions between micro-batches.
+
+        ``patient`` (availableNow): wait up to lockTimeout for queues that others hold.
+        """
 
     def take(self, owner: Owner, action: Lock, *, patient: bool) -> None:
-        """Lock the queues of ``action``. Raises LockError HELD_BY_OTHER for one that the query cannot do without."""
+        """Lock the queues of ``action``. Raises LockError HELD_BY_OTHER for a queue that the query needs."""
 
     def offsets(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """The group's offsets of these queues; a queue without one is left out."""
+        """Return the group's offsets of these queues; a queue without one is left out."""
 
     def reset_number(self) -> int:
-        """How often the group's offsets were reset."""
+        """Return the group's reset number, which grows with each reset of its offsets."""
 
-    def known(
+    def reset_and_read_offsets(
         self,
         owner: Owner,
         start: Checkpoint,
         queues: Sequence[MessageQueue],
         begins: Mapping[MessageQueue, int],
-        made_anew: Collection[str],
+        recreated_topics: Collection[str],
     ) -> tuple[dict[MessageQueue, int], int]:
-        """The group's offsets of ``queues`` and its reset number, after the resets that this query has to make first.
+        """Make the resets that are due when this query begins; return the group's offsets of ``queues`` and its reset number.
 
-        ``begins``: where each existing queue begins if the group has no offset for it. ``made_anew``: recreated topics, whose
+        ``begins``: where each existing queue begins if the group has no offset for it. ``recreated_topics``: topics whose
         former offsets are void.
         """
 
     def stop(self, owner: Owner, *, terminated: bool) -> None:
-        """Unlock all queues and leave the group. ``terminated``: a task may still process a batch in flight."""
+        """Unlock the queues and leave the group. ``terminated``: a task may still process a batch in flight."""
 
 
-def session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
-    """The session of the query ``owner_id``, which joins its group here. Raises GroupError, LockError."""
+def open_session(broker: Broker, options: SourceOptions, owner_id: str) -> Session:
+    """Join the group of the query ``owner_id``, if it has one; return its session. Raises GroupError, LockError."""
     return NoGroup() if options.consumer_group is None else GroupSession(broker, options, owner_id)
 
 
@@ -88,7 +91,7 @@ class NoGroup:
     def owner(self, owner_id: str) -> Owner:
         return Owner(owner_id)
 
-    def due(self) -> bool:
+    def members_due(self) -> bool:
         return False
 
     def raise_if_lost(self) -> None:
@@ -110,15 +113,15 @@ class NoGroup:
     def reset_number(self) -> int:
         return 0
 
-    def known(
+    def reset_and_read_offsets(
         self,
         owner: Owner,
         start: Checkpoint,
         queues: Sequence[MessageQueue],
         begins: Mapping[MessageQueue, int],
-        made_anew: Collection[str],
+        recreated_topics: Collection[str],
     ) -> tuple[dict[MessageQueue, int], int]:
-        del owner, start, queues, begins, made_anew
+        del owner, start, queues, begins, recreated_topics
         return {}, 0
 
     def stop(self, owner: Owner, *, terminated: bool) -> None:
@@ -143,7 +146,7 @@ class GroupSession:
         )
         self._client = replace(self._groups.join(owner_id), name=options.query_name)
         self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL, lambda: self._groups.cut_off(self._client))
-        self._looked = float("-inf")
+        self._members_read = float("-inf")
         try:
             self._join()
         except BaseException:
@@ -152,7 +155,7 @@ class GroupSession:
         self._renewal.start()
 
     def owner(self, owner_id: str) -> Owner:
-        """The Owner that decides for this query."""
+        """Return the Owner that decides for this query."""
         if not self.shared:
             return Owner(owner_id, lineage=self._lineage)
         strategy = divided(self._options.allocation, self._client.client_id)
@@ -164,7 +167,7 @@ class GroupSession:
         return self._groups.heartbeat(self.group, self._client, self._subscription, self._options.allocation.room)
 
     def _join(self) -> None:
-        """Become a member; wait up to lockTimeout for members to leave that stand in the way.
+        """Become a member. Wait up to lockTimeout while members that exclude this one leave.
 
         Raises GroupError DISAGREES for a member with another subscription, IN_USE for another run of this query.
         """
@@ -186,13 +189,13 @@ class GroupSession:
             else:
                 return
 
-    def due(self) -> bool:
+    def members_due(self) -> bool:
         """Whether to check the members again though nothing changed at the broker: a death or a pause changes nothing there."""
-        return self.shared and time.monotonic() - self._looked >= RETRY
+        return self.shared and time.monotonic() - self._members_read >= RETRY
 
     def members(self) -> Members:
-        """The members that divide the queues, this query included; empty in an exclusive group."""
-        self._looked = time.monotonic()
+        """Return the members that divide the queues, this query included; empty in an exclusive group."""
+        self._members_read = time.monotonic()
         if not self.shared:
             return {}
         found = self._groups.members(self.group)
@@ -236,7 +239,7 @@ class GroupSession:
                 break
             if time.monotonic() >= deadline:
                 if missed:
-                    raise held(self.group, missed, len(action.queues), owner.owner_id)
+                    raise held_by_other_error(self.group, missed, len(action.queues), owner.owner_id)
                 break
             time.sleep(RETRY)
         if patient and not owner.owned:
@@ -250,7 +253,7 @@ class GroupSession:
         self._groups.unlock(action.idle)
 
     def commit(self, owner: Owner, action: Commit) -> None:
-        """Commit group offsets. Lost queues: LockError LOST in an exclusive group; a shared one drops them with a warning."""
+        """Commit group offsets. An exclusive group raises LockError LOST for a lost queue; a shared one drops it with a warning."""
         offsets: Mapping[LockToken, int] = action.offsets
         while offsets:
             try:
@@ -265,7 +268,7 @@ class GroupSession:
                 return
 
     def forget_lost(self, owner: Owner) -> None:
-        """Handle lost queues before a boundary. Exclusive: raise LockError LOST. Shared: drop them with a warning."""
+        """Find lost queues before a boundary. An exclusive group raises LockError LOST; a shared one drops them with a warning."""
         if not self.shared:
             self.raise_if_lost()
             return
@@ -297,16 +300,16 @@ class GroupSession:
     def reset_number(self) -> int:
         return self._groups.reset_number(self.group)
 
-    def known(
+    def reset_and_read_offsets(
         self,
         owner: Owner,
         start: Checkpoint,
         queues: Sequence[MessageQueue],
         begins: Mapping[MessageQueue, int],
-        made_anew: Collection[str],
+        recreated_topics: Collection[str],
     ) -> tuple[dict[MessageQueue, int], int]:
         known, reset = self.offsets(queues), self.reset_number()
-        stale = {_token(owner, queue): begins[queue] for queue in known if queue.topic in made_anew}
+        stale = {_token(owner, queue): begins[queue] for queue in known if queue.topic in recreated_topics}
         if stale and reset == start.reset and not self._lineage and not self.shared:
             # RocketMQ 4 keeps a group's offsets of deleted topics.
             reset = self._groups.reset(stale)
@@ -321,7 +324,10 @@ class GroupSession:
     # -- the end -----------------------------------------------------------------------------------------------------------
 
     def stop(self, owner: Owner, *, terminated: bool) -> None:
-        """Unlock idle queues and leave the group. ``terminated``: those in flight, too, after a delay: tasks may still run."""
+        """Unlock idle queues and leave the group.
+
+        If ``terminated``, tasks may still run: queues in flight are unlocked after a delay.
+        """
         self._renewal.stop()
         release = owner.stop(self._groups.offsets(self.group, list(owner.owned)))
         self._groups.unlock(release.idle)
@@ -337,8 +343,8 @@ def _token(owner: Owner, queue: MessageQueue) -> LockToken:
     return token
 
 
-def held(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:
-    """The error for the query ``owner_id``, which needs all ``wanted`` queues and was refused the locks in ``refused``."""
+def held_by_other_error(group: str, refused: Sequence[Refusal], wanted: int, owner_id: str) -> LockError:
+    """Return the error for the query ``owner_id``, which needs all ``wanted`` queues and was refused the locks in ``refused``."""
     first = refused[0]
     if first.owner == owner_id:
         return LockError(

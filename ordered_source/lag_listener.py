@@ -1,6 +1,6 @@
 """The lag of running queries, for Prometheus and as log lines.
 
-Call ``spark.streams.addListener(LagListener())`` on the driver; with Spark Connect in the client, because PySpark runs
+Call ``spark.streams.addListener(LagListener())`` on the driver, or with Spark Connect in the client, because PySpark runs
 listeners there. A lag (defined in orderedmq/core/lag.py) is that of the last micro-batch. An idle query reports nothing, so its
 last values stay. The values of a query that has ended are removed.
 """
@@ -40,10 +40,12 @@ _QUEUE_LABELS: Final = ("query", "topic", "broker", "queue")
 class LagListener(StreamingQueryListener):
     """Exports the lag of every query of a session that reads orderedmq; ignores other queries.
 
-    prometheus: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``.
-    log: a line per query and micro-batch to the logger ``orderedmq.lag``, level INFO.
+    ``prometheus``: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``. The lag and the next
+    offset of each queue are in messages, the time of a micro-batch in seconds. ``log``: a line per query and micro-batch to the
+    logger ``orderedmq.lag``, level INFO.
 
-    An error of this listener never reaches Spark: it is logged as a warning, once per kind.
+    Raises OptionError MISSING without the package prometheus-client, CONFLICT if the registry has the metrics of another
+    LagListener. Later, an error of this listener never reaches Spark: it is logged as a warning, once per kind.
     """
 
     def __init__(self, *, prometheus: bool = True, registry: CollectorRegistry | None = None, log: bool = True) -> None:
@@ -56,7 +58,7 @@ class LagListener(StreamingQueryListener):
         """Do nothing: a query has no lag before its first micro-batch."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        with self._apart("a query's progress"):
+        with self._guarded("a query's progress"):
             progress = event.progress
             if not any(is_ours(source) for source in progress.sources):
                 return
@@ -70,7 +72,7 @@ class LagListener(StreamingQueryListener):
                 lag_log.info("query %s, batch %d: %s", query, progress.batchId, describe(lags))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        with self._apart("a query's end"):
+        with self._guarded("a query's end"):
             if self._metrics is not None:
                 self._metrics.hide(event.runId)
 
@@ -86,7 +88,7 @@ class LagListener(StreamingQueryListener):
                 self._metrics = None
 
     @contextmanager
-    def _apart(self, what: str) -> Iterator[None]:
+    def _guarded(self, what: str) -> Iterator[None]:
         """Handle one event at a time (Spark may call from several threads); log errors, once per kind, instead of raising."""
         try:
             with self._lock:

@@ -17,7 +17,10 @@ from orderedmq.model import MessageQueue
 
 
 def encode(endpoint: Endpoint, identity: str, token: LockToken | None) -> str | None:
-    """JSON of ``[epoch, group, client id, identity, path or null, namesrvAddr or null, with account?]``; None without a group."""
+    """Return a lock as JSON; None without a group.
+
+    The JSON is ``[epoch, group, client id, identity, path or null, namesrvAddr or null, with account?]``.
+    """
     if token is None:
         return None
     account = endpoint.credentials is not None
@@ -28,10 +31,10 @@ def encode(endpoint: Endpoint, identity: str, token: LockToken | None) -> str | 
 def decode(
     text: str, queue: MessageQueue, credentials: Credentials | None = None, tls: TlsOptions | None = None
 ) -> tuple[Broker, LockToken]:
-    """A connection to the broker, and the token with the fields that the broker checks.
+    """Return a connection to the broker, and the token with the fields that the broker checks.
 
-    Raises LockError LOST for text that `encode` did not write, OptionError MISSING if the source used an account and there are
-    no ``credentials``.
+    Raises LockError LOST for text that `encode` did not write, OptionError MISSING if the source used an account and
+    ``credentials`` is None.
     """
     try:
         epoch, group, client_id, identity, path, namesrv_addr, account = json.loads(text)

@@ -20,7 +20,7 @@ from orderedmq.connections import kept
 from orderedmq.core.filters import Filter
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import run_of
-from orderedmq.core.pull_settings import USUAL, Reading
+from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, TopicError, lost, topic_deleted
 from orderedmq.model import MessageQueue, OffsetRange
@@ -47,12 +47,12 @@ class QueuePartition(InputPartition):
     begin: int
     end: int
     token: LockToken | None
-    incarnation: str
+    anchor: str
     fail_on_data_loss: bool
     pull_batch_size: int
     streaming: bool
     matching: Filter | None = None
-    reading: Reading = USUAL
+    pull_settings: PullSettings = DEFAULT_PULL
 
 
 def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -60,24 +60,24 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     broker = kept(partition.endpoint, partition.identity)
     _check(broker, partition)
     pulled = tuple(name for name in columns if name != LOCK_TOKEN) or ("queue_offset",)
-    proof = pa.scalar(lock_token.encode(partition.endpoint, partition.identity, partition.token), pa.string())
+    token_text = pa.scalar(lock_token.encode(partition.endpoint, partition.identity, partition.token), pa.string())
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
         broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), partition.token)
-    source = broker.log.reading(partition.reading)
+    source = broker.log.reading(partition.pull_settings)
     position, checked = partition.begin, time.monotonic()
     while position < partition.end:
         wanted = min(partition.pull_batch_size, partition.end - position)
         try:
             batch, after = _pull(source, partition, position, wanted, pulled)
             if after == position:
-                raise data_loss.ended(partition.queue, position, partition.end, source.tail_loss)
+                raise data_loss.queue_ended(partition.queue, position, partition.end, source.tail_loss)
         except (DataLossError, TopicError) as error:
-            position = _behind(broker, partition, position, error)
+            position = _skip_loss(broker, partition, position, error)
             continue
         if batch.num_rows:
-            yield conform(batch if LOCK_TOKEN not in columns else _with_proof(batch, columns, proof), schema)
+            yield conform(batch if LOCK_TOKEN not in columns else _with_token(batch, columns, token_text), schema)
         position = after
         if time.monotonic() - checked > CHECK_INTERVAL:
             _check(broker, partition)
@@ -87,16 +87,16 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
 def _pull(
     source: Log, partition: QueuePartition, offset: int, most: int, columns: tuple[str, ...]
 ) -> tuple[pa.RecordBatch, int]:
-    """The next rows, and the offset to go on at."""
-    queue, incarnation = partition.queue, partition.incarnation
+    """Return the next rows, and the offset behind them."""
+    queue, anchor = partition.queue, partition.anchor
     if partition.matching is not None:
-        return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, incarnation)
-    batch = source.pull(queue, offset, most, PULL_BYTES, columns, incarnation)
+        return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, anchor)
+    batch = source.pull(queue, offset, most, PULL_BYTES, columns, anchor)
     return batch, offset + batch.num_rows
 
 
-def _with_proof(batch: pa.RecordBatch, columns: tuple[str, ...], proof: pa.Scalar) -> pa.RecordBatch:
-    repeated = pa.repeat(proof, batch.num_rows)
+def _with_token(batch: pa.RecordBatch, columns: tuple[str, ...], token_text: pa.Scalar) -> pa.RecordBatch:
+    repeated = pa.repeat(token_text, batch.num_rows)
     return pa.RecordBatch.from_arrays(
         [repeated if name == LOCK_TOKEN else batch.column(name) for name in columns], names=list(columns)
     )
@@ -108,8 +108,8 @@ def _check(broker: Broker, partition: QueuePartition) -> None:
         raise lost(token.group, token.queue, token.epoch, "while a task read it; another query may own it now")
 
 
-def _behind(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
-    """The offset to go on at after lost messages. Raises the error unless the user accepts the loss."""
+def _skip_loss(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:
+    """Return the offset behind lost messages, after a warning. Raises the error unless the user accepts the loss."""
     queue = partition.queue
     if isinstance(error, TopicError):
         error = topic_deleted(queue.topic, f"messages from {position} of queue {queue} were about to be read")
@@ -121,7 +121,7 @@ def _behind(broker: Broker, partition: QueuePartition, position: int, error: Dat
     elif error.sub == DataLossCondition.AGED_OUT:
         bounds = broker.log.bounds([queue])
         least = bounds[queue].min_offset if queue in bounds else after
-        # Messages in the middle of a queue may be lost, too.
+        # A gap in the middle of a queue is reported as AGED_OUT, too, with where it ends.
         after = min(max(least, error.behind or least), partition.end)
         if after <= position:
             raise error

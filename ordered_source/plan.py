@@ -21,7 +21,7 @@ log = logging.getLogger("orderedmq")
 
 @concise
 def planned_schema(options: Mapping[str, str]) -> StructType:
-    """The schema of a ``load()`` without a user's schema. Checks options, store and topics, while the DataFrame is built."""
+    """Return the schema of a ``load()`` without a user's schema, after it has checked options, store and topics."""
     parsed = SourceOptions.parse(options, streaming=None)
     with reach(parsed.endpoint) as broker:
         check(broker, parsed)
@@ -40,7 +40,7 @@ def check(broker: Broker, options: SourceOptions) -> None:
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
-    """The topics that the options select. Raises TopicError MISSING, also for a pattern that matches no topic."""
+    """Return the topics that the options select. Raises TopicError MISSING, also for a pattern that matches no topic."""
     if options.topic_pattern is None:
         return [broker.log.topic(name) for name in sorted(options.topics)]
     # Dead-letter topics are read by name only: a pattern such as ".*" means the user's own topics.
@@ -55,12 +55,12 @@ def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
 
 
 def queues_of(broker: Broker, found: Sequence[TopicInfo]) -> list[MessageQueue]:
-    """All queues of the topics, in order."""
+    """Return all queues of the topics, in order."""
     return [queue for topic in found for queue in broker.log.queues(topic.name)]
 
 
 def never_committed(options: SourceOptions) -> StartingOffsets:
-    """Where a group begins in a queue for which it has no offset: the option consumeFromWhere."""
+    """Return where a group without an offset for a queue begins in it: the option consumeFromWhere."""
     match options.consume_from:
         case "last":
             return StartingOffsets("latest")
@@ -72,7 +72,7 @@ def never_committed(options: SourceOptions) -> StartingOffsets:
 def beginnings(
     source: Log, starting: StartingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
-    """The offset where each queue begins by ``starting`` (any kind but committed).
+    """Return the offset where each queue begins by ``starting`` (any kind but committed).
 
     Raises OffsetError INCOMPLETE or BEYOND_END, OptionError INVALID for a queue that does not exist.
     """
@@ -83,24 +83,24 @@ def beginnings(
             assert starting.timestamp is not None
             return {queue: source.offset_at(queue, starting.timestamp) for queue in queues}
         case "json":
-            return _named("startingOffsets", starting.offsets or {}, queues, bounds)
+            return _named_offsets("startingOffsets", starting.offsets or {}, queues, bounds)
     return {queue: bounds[queue].min_offset for queue in queues}
 
 
 def endings(
     source: Log, ending: EndingOffsets, queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
-    """The offset where a batch read ends in each queue (exclusive). Raises as `beginnings`."""
+    """Return the offset where a batch read ends in each queue (exclusive). Raises as `beginnings`."""
     match ending.kind:
         case "timestamp":
             assert ending.timestamp is not None
             return {queue: source.offset_at(queue, ending.timestamp) for queue in queues}
         case "json":
-            return _named("endingOffsets", ending.offsets or {}, queues, bounds)
+            return _named_offsets("endingOffsets", ending.offsets or {}, queues, bounds)
     return {queue: bounds[queue].max_offset for queue in queues}
 
 
-def _named(
+def _named_offsets(
     option: str, offsets: Mapping[MessageQueue, int], queues: Sequence[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
 ) -> dict[MessageQueue, int]:
     missing = [str(queue) for queue in queues if queue not in offsets]

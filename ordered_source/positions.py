@@ -1,4 +1,4 @@
-"""The offset from which a streaming query reads each queue, and the one up to which it reads."""
+"""The offsets from which, and up to which, a streaming query reads each queue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Positions:
         self._options = options
         self._session = session
         self._watch = watch
-        self._log = broker.log.reading(options.reading)
+        self._log = broker.log.reading(options.pull_settings)
         #: Deleted queues whose loss was reported, once each.
         self._gone: set[MessageQueue] = set()
 
@@ -46,7 +46,7 @@ class Positions:
             if starting.kind == "committed":
                 starting = plan.never_committed(self._options)
             begins = plan.beginnings(self._log, starting, queues, bounds)
-        known, reset = self._session.known(owner, start, queues, begins, self._watch.made_anew(start))
+        known, reset = self._session.reset_and_read_offsets(owner, start, queues, begins, self._watch.recreated_topics(start))
         commit, behind, left = owner.enter(start, known, reset, begins)
         group = self._options.consumer_group
         for late in behind:
@@ -63,7 +63,7 @@ class Positions:
             self._broker.groups.commit(commit.offsets)
 
     def ends(self, owner: Owner, target: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
-        """The end of each owned queue, at most ``target``. Raises DataLossError for lost messages, unless losses are accepted."""
+        """Return the end of each owned queue, at most ``target``. Raises DataLossError unless the user accepts losses."""
         bounds = self._broker.log.bounds(list(owner.owned))
         ends: dict[MessageQueue, int] = {}
         for queue, owned in owner.owned.items():
@@ -72,20 +72,20 @@ class Positions:
                 continue
             if at is None:
                 if queue not in self._gone:
-                    data_loss.lose(
+                    data_loss.fail_or_warn(
                         queue_deleted(queue, f"this query has read it up to {position}"), fail=self._options.fail_on_data_loss
                     )
                     self._gone.add(queue)
                 continue
-            after, loss = data_loss.judged(queue, position, at, "this query", self._log.tail_loss)
+            after, loss = data_loss.check_position(queue, position, at, "this query", self._log.tail_loss)
             if loss is not None:
-                data_loss.lose(loss, fail=self._options.fail_on_data_loss)
+                data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
                 owner.skip(queue, after)
             ends[queue] = at.max_offset if target is None else min(at.max_offset, target.get(queue, 0))
         return ends
 
     def replay(self, owner: Owner, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
-        """The ranges of a batch that was logged before a restart.
+        """Return the ranges of a batch that was logged before a restart.
 
         ``known`` is ``end`` without topics that were deleted or recreated. Raises LockError HELD_BY_OTHER.
         """

@@ -22,7 +22,7 @@ class Renewal:
     """Renews the tokens given to ``keep`` and calls ``beat`` every ``interval`` seconds, until it is stopped.
 
     After a failure, or when the client is ``cut_off``, it does so sooner: tasks check that their driver is a member, and wait
-    for it. It also ends with the parent process, because nobody would process the queues that it holds.
+    for it. The thread also ends with the parent process, because no other would process the queues that it holds.
     """
 
     def __init__(

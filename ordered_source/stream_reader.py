@@ -1,8 +1,8 @@
 """The stream reader on the driver: carries out the Owner's actions at the broker when Spark calls.
 
-Rules (Spark's calls, as measured on 4.3): ``initialOffset`` decides nothing. ``latestOffset(start)`` means that everything
-below ``start`` is processed; Spark logs its result before it calls ``partitions``. After a restart, ``partitions`` of a logged
-batch may come first. ``commit`` comes too late to be of use. SIGTERM comes twice; the handler must ignore the second, so that
+Spark's calls, as measured on 4.3: ``initialOffset`` decides nothing. ``latestOffset(start)`` means that everything below
+``start`` is processed; Spark logs its result before it calls ``partitions``. After a restart, ``partitions`` of a logged batch
+may come first. ``commit`` comes too late to be of use. SIGTERM comes twice; the handler must ignore the second, so that
 ``stop`` can run.
 """
 
@@ -42,18 +42,18 @@ from orderedmq.options.source import SourceOptions
 POLL_INTERVAL: Final = 0.05
 
 
-class Run:
+class QueryRun:
     """The state of a running query, from its first offsets to its stop: group session, Owner and positions."""
 
     def __init__(self, broker: Broker, watch: TopicWatch, options: SourceOptions, owner_id: str) -> None:
-        self.session: Session = group_session.session(broker, options, owner_id)
+        self.session: Session = group_session.open_session(broker, options, owner_id)
         self.owner = self.session.owner(owner_id)
         self.positions = Positions(broker, options, self.session, watch)
 
 
 @concise_calls
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of one streaming query. Executors read partitions with an unconnected copy of it."""
+    """The source of one streaming query. Executors read partitions with a copy that has no connection."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         self.options = SourceOptions.parse(options, streaming=True)
@@ -61,7 +61,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.schema = schema
         self._connected: tuple[Broker, TopicWatch] | None = None
         #: None until Spark gives the first offsets, which may name the owner.
-        self._run: Run | None = None
+        self._run: QueryRun | None = None
         self._admission = Admission(self.options, time.monotonic())
         self._anchors = Anchors()
         #: With availableNow: the end of each queue when the query began.
@@ -90,23 +90,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         change = broker.log.change()
         if self._quiet == (change, start) and time.monotonic() < self._quiet_until:
             run = self._run
-            if run is None or not run.session.due():
+            if run is None or not run.session.members_due():
                 if run is not None:
                     run.session.raise_if_lost()
                 return start
         since = Checkpoint.from_spark(start)
-        run = self._running(since)
+        run = self._ensure_run(since)
         owner = run.owner
-        known = watch.same_topics(owner, since)
+        known = watch.drop_lost_topics(owner, since)
         self._boundary(run, since, watch.queues(known, self._target, shared=run.session.shared))
         run.positions.place(owner, known)
-        log = broker.log.reading(self.options.reading)
-        counts = self._admission.counts(log, owner.backlog(run.positions.ends(owner, self._target)), limit, time.monotonic())
+        log = broker.log.reading(self.options.pull_settings)
+        counts = self._admission.count_messages(
+            log, owner.backlog(run.positions.ends(owner, self._target)), limit, time.monotonic()
+        )
         if not counts and not since.fresh:
             self._quiet = (change, start) if counts is not None else None
             self._quiet_until = time.monotonic() + POLL_INTERVAL if change is None else float("inf")
             return start
-        # A fresh checkpoint is logged even without rows, so that where each queue begins is decided only once.
+        # A fresh checkpoint is logged even without rows, so that the beginning of each queue is decided only once.
         anchors = self._anchors.of(log, watch.names, known.topics, owner.following(counts or {}), time.monotonic())
         return owner.plan(counts or {}, anchors, owner.reset).to_spark()
 
@@ -121,13 +123,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         broker, watch = self._connect()
         since, until = Checkpoint.from_spark(start), Checkpoint.from_spark(end)
-        run = self._running(until)
+        run = self._ensure_run(until)
         owner = run.owner
         run.session.raise_if_lost()
         if owner.is_planned(until):
             spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
         else:
-            spans = run.positions.replay(owner, since, until, watch.same_topics(owner, until))
+            spans = run.positions.replay(owner, since, until, watch.drop_lost_topics(owner, until))
         identity = broker.identity
         return [
             QueuePartition(
@@ -142,7 +144,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self.options.pull_batch_size,
                 streaming=True,
                 matching=self.options.matching,
-                reading=self.options.reading,
+                pull_settings=self.options.pull_settings,
             )
             for queue, span in spans.items()
         ]
@@ -180,9 +182,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._terminated = True
         raise SystemExit(0)
 
-    def _running(self, offsets: Checkpoint) -> Run:
+    def _ensure_run(self, offsets: Checkpoint) -> QueryRun:
         if self._run is None:
-            self._run = Run(*self._connect(), self.options, offsets.owner or uuid.uuid4().hex)
+            self._run = QueryRun(*self._connect(), self.options, offsets.owner or uuid.uuid4().hex)
         elif offsets.owner is not None and offsets.owner != self._run.owner.owner_id:
             raise OffsetError(
                 OffsetCondition.INVALID,
@@ -190,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return self._run
 
-    def _boundary(self, run: Run, start: Checkpoint, queues: Sequence[MessageQueue]) -> None:
+    def _boundary(self, run: QueryRun, start: Checkpoint, queues: Sequence[MessageQueue]) -> None:
         """Carry out the Owner's actions between two micro-batches, when nothing is in flight."""
         available_now = self._admission.available_now
         run.session.boundary(run.owner, start, queues, patient=available_now)

@@ -26,12 +26,12 @@ class TopicWatch:
     def __init__(self, broker: Broker, options: SourceOptions) -> None:
         self._broker = broker
         self._options = options
-        self._log = broker.log.reading(options.reading)
+        self._log = broker.log.reading(options.pull_settings)
         self._topics: list[TopicInfo] = []
         #: (change number, monotonic seconds) of the last listing.
         self._listed: tuple[int | None, float] = (None, float("-inf"))
         #: The incarnation of each topic at the last check.
-        self._owned: dict[str, str] = {}
+        self._incarnations: dict[str, str] = {}
         #: Accepted losses (failOnDataLoss=false): (topic, its anchor in the checkpoint).
         self._accepted: set[tuple[str, str]] = set()
 
@@ -41,7 +41,7 @@ class TopicWatch:
         return [topic.name for topic in self._topics]
 
     def topics(self, *, fresh: bool = False) -> list[TopicInfo]:
-        """The current topics, listed again only after a change at the broker. ``fresh``: list them in any case.
+        """Return the current topics. They are listed again only after a change at the broker, or if ``fresh``.
 
         Raises TopicError MISSING.
         """
@@ -53,10 +53,10 @@ class TopicWatch:
         return self._topics
 
     def queues(self, known: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
-        """The queues to read; with a ``target``, only those in it.
+        """Return the queues to read; with a ``target``, only those in it.
 
-        A query that does not share its group also reads every queue of its checkpoint ``known``: without an entry in the next offsets,
-        the query would forget how far it has read that queue.
+        A query that does not share its group also reads every queue of its checkpoint ``known``: without an entry in the next
+        offset, the query would forget how far it has read that queue.
         """
         queues = plan.queues_of(self._broker, self._topics)
         if target is not None:
@@ -64,15 +64,18 @@ class TopicWatch:
             queues = [queue for queue in queues if queue in target]
         return queues if shared else [*queues, *sorted(known.next.keys() - set(queues))]
 
-    def same_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
-        """``start`` without topics that were deleted or recreated. Raises DataLossError unless the user accepts the loss."""
+    def drop_lost_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
+        """Return ``start`` without topics that were deleted or recreated; drop their queues.
+
+        Raises DataLossError unless the user accepts the loss.
+        """
         try:
             listed = {topic.name: topic.incarnation for topic in self.topics()}
         except TopicError as error:
             if not start.topics:
                 raise
             raise DataLossError(DataLossCondition.TOPIC_DELETED, f"{error.message}; this query has read it before") from error
-        stale = {name for name, incarnation in self._owned.items() if listed.get(name) != incarnation}
+        stale = {name for name, incarnation in self._incarnations.items() if listed.get(name) != incarnation}
         gone: set[str] = set()
         for name, anchor in sorted(start.topics.items()):
             loss = self._loss(name, anchor, listed)
@@ -80,12 +83,12 @@ class TopicWatch:
                 continue
             gone.add(name)
             if (name, anchor) not in self._accepted:
-                data_loss.lose(loss, fail=self._options.fail_on_data_loss)
+                data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
                 self._accepted.add((name, anchor))
                 stale.add(name)
         if stale:
             owner.drop([queue for queue in owner.owned if queue.topic in stale])
-        self._owned = listed
+        self._incarnations = listed
         if not gone:
             return start
         return replace(
@@ -94,12 +97,12 @@ class TopicWatch:
             topics={name: anchor for name, anchor in start.topics.items() if name not in gone},
         )
 
-    def made_anew(self, start: Checkpoint) -> set[str]:
-        """Topics whose deletion or recreation the user accepted, and that ``start`` does not contain yet."""
+    def recreated_topics(self, start: Checkpoint) -> set[str]:
+        """Return topics whose deletion or recreation the user accepted, and that ``start`` does not contain yet."""
         return {name for name, _ in self._accepted}.difference(start.topics)
 
     def _loss(self, name: str, anchor: str, listed: Mapping[str, str]) -> DataLossError | None:
-        """The error for a topic that was deleted or recreated since it was read; None if it is the same topic."""
+        """Return the error for a topic that was deleted or recreated since it was read; None if it is the same topic."""
         try:
             if name in listed:
                 return recreated(name) if self._log.is_another(name, anchor) else None

@@ -32,11 +32,11 @@ _HOMES = {
 
 
 def register(spark: Any) -> None:
-    """Make the format known where Spark says DATA_SOURCE_NOT_FOUND.
+    """Make the format known to the session ``spark``, where Spark says DATA_SOURCE_NOT_FOUND.
 
-    Spark says so in a session that cannot find the format (code shipped as a zip, a Spark Connect artifact), and in each thread
-    that your code starts: Spark looks for Python's formats in the thread's active session, and such a thread has none. It gets
-    this session.
+    Two cases need it. A session cannot find the format if the package came as a zip or as a Spark Connect artifact. A thread
+    that your code starts has no active session, in which Spark looks for Python's formats: call it in that thread, and
+    ``spark`` becomes the thread's active session.
     """
     import pyspark_orderedmq
 

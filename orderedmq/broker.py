@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from orderedmq.core.filters import Filter
     from orderedmq.core.membership import Member, Subscription
-    from orderedmq.core.pull_settings import Reading
+    from orderedmq.core.pull_settings import PullSettings
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class QueueBounds:
 
 @dataclass(frozen=True)
 class TopicInfo:
-    """A topic and its settings. ``retention_*`` None: kept for ever."""
+    """A topic and its settings. ``retention_*`` None: kept for ever. ``incarnation`` (embedded): tells it from an earlier one of its name."""
 
     name: str
     queues: int
@@ -114,8 +114,8 @@ class MemberInfo:
 class SinkBatch:
     """A sink's batch: (sink_id, batch_id) is published once; without a sink_id it has no identity.
 
-    ``run`` is the Spark run that writes the batch, if any: the source ranges that its tasks registered bind the publish.
-    ``group`` is the consumer group that keeps the sink's bookmarks, if the user names one and the broker needs one. ``job``
+    ``run`` is the Spark run that writes the batch, if any: a publish requires the locks under which its tasks registered their
+    source ranges. ``group`` is the consumer group that keeps the sink's bookmarks, if the user names one and the broker needs one. ``job``
     names the Spark job that writes the batch: within a job a partition has the same rows in each attempt; another job may have
     them in other partitions. Without a job, all attempts have the same partitions. ``topic`` is the topic of all rows, if there
     is only one.
@@ -140,7 +140,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Published:
-    """The outcome of a publish: ``replayed`` if the batch had been published before, so that nothing was done."""
+    """The outcome of a publish: the new rows' offsets per queue. ``replayed``: the batch had been published before, so nothing was done."""
 
     replayed: bool
     ranges: Mapping[MessageQueue, OffsetRange]
@@ -153,23 +153,23 @@ class Log(Protocol):
     def tail_loss(self) -> str:
         """Why a queue of such a broker may end before an offset that it once had, for error messages."""
 
-    def reading(self, how: Reading) -> Log:
+    def reading(self, how: PullSettings) -> Log:
         """The same log with a reader's settings, as far as the broker has them."""
 
     def topics(self) -> list[TopicInfo]:
-        """Every topic, sorted by name."""
+        """Return every topic, sorted by name."""
 
     def topic(self, name: str) -> TopicInfo:
-        """The topic of that name. Raises TopicError MISSING."""
+        """Return the topic of that name. Raises TopicError MISSING."""
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic that can be read, in order. Raises TopicError MISSING."""
+        """Return the queues of a topic that can be read, in order. Raises TopicError MISSING."""
 
     def targets(self, topic: str) -> list[MessageQueue]:
-        """The queues that messages may be sent to, in the order that selectors index. Raises TopicError MISSING."""
+        """Return the queues that messages may be sent to, in the order that selectors index. Raises TopicError MISSING."""
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
-        """A text to keep with the queues' next offsets, by which `is_another` recognises the topic.
+        """Return a text to keep with the queues' next offsets, by which `is_another` recognises the topic.
 
         It is "" while nothing identifies the topic. Raises TopicError MISSING.
         """
@@ -177,21 +177,20 @@ class Log(Protocol):
     def is_another(self, topic: str, anchor: str) -> bool:
         """Whether the topic was deleted and created again since it had this anchor, as far as can be seen; false for "".
 
-        It may be called often: a broker that must read something may repeat its last answer for some seconds. Raises TopicError
-        MISSING.
+        It may be called often: a broker that must read something may repeat its answer for some seconds. Raises TopicError MISSING.
         """
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
-        """Current bounds; a queue that does not exist is left out."""
+        """Return current bounds; a queue that does not exist is left out."""
 
     def change(self) -> int | None:
-        """A number that differs from an earlier one if anything changed since; None if the broker cannot tell."""
+        """Return a number that differs from an earlier one if anything changed since; None if the broker cannot tell."""
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
-        """Offset of the first message stored at or after ``timestamp`` (µs since the epoch), else the queue's end."""
+        """Return the offset of the first message stored at or after ``timestamp`` (µs since the epoch), else the queue's end."""
 
     def advance(self, queue: MessageQueue, begin: int, end: int, max_bytes: int) -> int:
-        """The largest offset in [begin, end] such that the bodies of [begin, offset) take at most ``max_bytes`` bytes."""
+        """Return the largest offset in [begin, end] such that the bodies of [begin, offset) take at most ``max_bytes`` bytes."""
 
     def pull(
         self,
@@ -200,13 +199,13 @@ class Log(Protocol):
         max_messages: int,
         max_bytes: int,
         columns: tuple[str, ...],
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> pa.RecordBatch:
         """Rows from ``offset`` on, without a gap, with ``columns`` in their order. Empty only at the queue's end.
 
         Fewer rows than ``max_messages`` do not mean that the queue ends. Raises TopicError MISSING; DataLossError AGED_OUT if
-        ``offset`` lies before the first message, BEYOND_END if it lies behind the end, TOPIC_RECREATED if ``incarnation`` (from
-        `anchor`) is given and the topic is another; StoreError CORRUPT if a checksum fails.
+        ``offset`` lies before the first message, BEYOND_END if it lies behind the end, TOPIC_RECREATED if ``anchor`` (from
+        `Log.anchor`) is that of another topic; StoreError CORRUPT if a checksum fails.
         """
 
     def pull_matching(
@@ -217,7 +216,7 @@ class Log(Protocol):
         max_bytes: int,
         columns: tuple[str, ...],
         matching: Filter,
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
         """The matching rows of [``offset``, next), perhaps none, and next, the offset to go on at.
 
@@ -231,7 +230,7 @@ class Log(Protocol):
         """Check that the account may read the topics as the group. Raises RocketMQError NO_PERMISSION with all it lacks."""
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
-        """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) durably; returns their offsets.
+        """Append rows (any of the PRODUCER_COLUMNS, ``body`` required) durably, and return their offsets.
 
         Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, StoreFullError; then no row is added.
         """
@@ -247,47 +246,47 @@ class Groups(Protocol):
         """Remove the client. Its locks should have been given back before."""
 
     def heartbeat(self, group: str, client: Client, subscription: Subscription, room: str | None = None) -> list[Member]:
-        """Be a member of the group for a lock's life. Returns all members, by client id, this client included."""
+        """Join the group, or stay in it, for a lock's life. Return all members, by client id, this client included."""
 
     def cut_off(self, client: Client) -> bool:
         """Whether the client lost the connection that made it a member, so that it needs a heartbeat. Sends no request."""
 
     def members(self, group: str) -> list[Member]:
-        """The group's current members, by client id."""
+        """Return the group's current members, by client id."""
 
     def lock(self, group: str, client: Client, queues: Sequence[MessageQueue]) -> dict[MessageQueue, LockToken | Refusal]:
-        """Ask for each queue on its own; a queue that this client holds is renewed under the same epoch."""
+        """Ask for the lock of each queue on its own. A queue that this client holds is renewed under the same epoch."""
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """Prolong the locks. Never grants a free queue. Returns the tokens that are *lost*."""
+        """Prolong the locks, and return the tokens that are *lost*. It never grants a free queue."""
 
     def check(self, token: LockToken) -> bool:
         """Whether the token still holds its queue. Prolongs the lock only if the broker has no other way to tell."""
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
-        """The tokens that no longer hold their queues. The others are not prolonged."""
+        """Return the tokens that no longer hold their queues. The others are not prolonged."""
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         """Give queues back, after ``linger`` seconds at most (a task may still be at work). A stale token changes nothing."""
 
     def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-        """Next offset to process per queue; a queue that was never committed is left out."""
+        """Return the next offset to process per queue; a queue that was never committed is left out."""
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         """Move group offsets forward, all or none; a lower value changes nothing. Raises LockError LOST if any is stale."""
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
-        """Set group offsets in any direction under their locks; raises the group's reset number and returns it."""
+        """Set group offsets in any direction under their locks. Raise the group's reset number, and return it."""
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:
         """Put messages of the token's queue aside, into the topic %DLQ%<group>, which is made if it is missing.
 
         ``letters`` (PRODUCER_COLUMNS) has a row for each of ``offsets``. A message that was put aside before is left as it is:
-        its identity is (group, queue, offset). Returns how many are new. Raises LockError LOST.
+        its identity is (group, queue, offset). Return how many are new. Raises LockError LOST.
         """
 
     def reset_number(self, group: str) -> int:
-        """How often the group was reset. A checkpoint with a lower number follows the group's offsets."""
+        """Return how often the group was reset. A checkpoint with a lower number follows the group's offsets."""
 
 
 class Staging(Protocol):
@@ -310,7 +309,7 @@ class Outbox(Protocol):
         """Register that a task of ``run`` reads ``offsets``. The publish of its batch requires the token to be current."""
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
-        """A staging area for one attempt of one task."""
+        """Return a staging area for one attempt of one task."""
 
     def publish(
         self,
@@ -345,7 +344,7 @@ class Admin(Protocol):
         """Create a topic. Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT."""
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
-        """Grow a topic to ``queues`` queues (never shrinks). Keys map to other queues from then on."""
+        """Grow a topic to ``queues`` queues. Keys go to other queues from then on. Raises TopicError MISSING or QUEUE_COUNT."""
 
     def alter_topic(
         self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
@@ -353,20 +352,21 @@ class Admin(Protocol):
         """Change retention, from the next write or trim on. Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED."""
 
     def delete_topic(self, name: str) -> None:
-        """Delete messages and every group's offsets of the topic."""
+        """Delete a topic: its messages, and every group's offsets of it. Raises TopicError MISSING."""
 
-    def describe_topic(self, name: str) -> list[QueueInfo]: ...
+    def describe_topic(self, name: str) -> list[QueueInfo]:
+        """Return the state of each queue of a topic, in order. Raises TopicError MISSING."""
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
-        """Delete whole chunks before the given offsets, or by the topic's retention. Returns the number deleted per queue."""
+        """Delete whole chunks before the given offsets, or by the topic's retention. Return the messages deleted per queue."""
 
     def groups(self) -> list[str]: ...
 
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
-        """All committed offsets of a group. Raises GroupError MISSING."""
+        """Return all committed offsets of a group. Raises GroupError MISSING."""
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
-        """Set group offsets, clear the queues' lineage, raise the reset number. Raises GroupError IN_USE unless forced."""
+        """Set group offsets, clear the queues' lineage, raise the reset number and return it. GroupError IN_USE unless forced."""
 
     def require_unused(self, group: str) -> None:
         """Raises GroupError IN_USE if a live process owns a queue of the group or is a member of it."""
@@ -377,14 +377,15 @@ class Admin(Protocol):
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         """Take held locks away and return their queues. Raises GroupError IN_USE if a holder is alive, unless forced."""
 
-    def locks(self, group: str | None = None) -> list[LockInfo]: ...
+    def locks(self, group: str | None = None) -> list[LockInfo]:
+        """Return the queue locks of a group, or of all groups."""
 
     def members(self, group: str) -> list[MemberInfo]:
-        """The group's current members, in the order in which they joined."""
+        """Return the group's current members, in the order in which they joined."""
 
 
 class Broker(Protocol):
-    """A connection to one broker."""
+    """A connection to one broker, which has the four protocols. It is a context manager, which closes it."""
 
     @property
     def capabilities(self) -> Capabilities: ...

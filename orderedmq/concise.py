@@ -23,21 +23,21 @@ log = logging.getLogger("orderedmq")
 
 
 def concise(call: Callable[P, T]) -> Callable[P, T]:
-    """The same function, but errors of this package have no frames or causes, also those from a generator that it returns."""
+    """Return the same function, but errors of this package have no frames or causes, also those from a generator that it returns."""
 
     @functools.wraps(call)
     def short(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             result = call(*args, **kwargs)
         except OrderedMQError as error:
-            raise _cut(error) from _users(error)
+            raise _cut(error) from _users_error(error)
         return cast(T, _rows(result)) if isinstance(result, Generator) else result
 
     return short
 
 
 def concise_calls(kind: C) -> C:
-    """The class, with its constructor and public methods, which Spark calls, made concise."""
+    """Return the class, with its constructor and public methods, which Spark calls, made concise."""
     for name, member in list(vars(kind).items()):
         if isinstance(member, FunctionType) and (name == "__init__" or not name.startswith("_")):
             setattr(kind, name, concise(member))
@@ -48,7 +48,7 @@ def _rows(rows: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     try:
         return (yield from rows)
     except OrderedMQError as error:
-        raise _cut(error) from _users(error)
+        raise _cut(error) from _users_error(error)
 
 
 def _cut(error: OrderedMQError) -> OrderedMQError:
@@ -56,6 +56,6 @@ def _cut(error: OrderedMQError) -> OrderedMQError:
     return error.with_traceback(None)
 
 
-def _users(error: OrderedMQError) -> BaseException | None:
-    """The exception of the user's own code, if it raised one."""
+def _users_error(error: OrderedMQError) -> BaseException | None:
+    """Return the exception of the user's own code, if it raised one."""
     return error.__cause__ if error.from_users_code else None

@@ -21,12 +21,15 @@ def connect(
     identity: str | None = None,
     map_size: int | None = None,
 ) -> Broker:
-    """A connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr``.
+    """Return a connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr``.
 
-    ``namesrv_addr`` is "host:port;host:port". A context manager. Nothing is created before the first topic. ``identity``: that
-    of the broker which the caller expects; another one is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
-    ``map_size``: the embedded store's greatest size in bytes (default: 1 TiB of address space). Raises OptionError CONFLICT if
-    neither or both of ``path`` and ``namesrv_addr`` are given.
+    ``namesrv_addr`` is "host:port;host:port"; ``credentials`` and ``tls`` are for a cluster. ``map_size``: the embedded store's
+    greatest size in bytes (default: 1 TiB of address space). ``identity``: the `Broker.identity` that the caller expects; any
+    other broker is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
+
+    The connection is a context manager, which closes it. A store is opened at first use: StoreError MISSING is raised there, and
+    ``admin.create_topic`` makes a missing store. Raises OptionError CONFLICT if neither or both of ``path`` and ``namesrv_addr``
+    are given.
     """
     if (path is None) == (namesrv_addr is None):
         raise OptionError(
@@ -43,9 +46,9 @@ def connect(
 
 
 def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = False) -> Broker:
-    """A connection to the broker that options name.
+    """Return a connection to the broker that options name.
 
-    ``seen_here``: the broker ``identity`` was there on this machine, so if it is missing now, it was replaced, moved or
+    ``seen_here``: this machine had the broker ``identity`` there before, so if it is missing now, it was replaced, moved or
     deleted.
     """
     if endpoint.path is not None:
@@ -62,11 +65,11 @@ _MOST_RUNS: Final = 100
 
 
 def kept(endpoint: Endpoint, identity: str, *, run: str = "") -> Broker:
-    """A connection that stays open for the life of this process, because an executor's worker runs many short tasks.
+    """Return a connection that stays open for the life of this process, because an executor's worker runs many short tasks.
 
-    A process gets a new one after a fork. A connection to a store that is gone raises StoreError when it is used, until a query
-    of the store that is there now comes. ``run``: a query's run that writes; it is refused (StoreError REPLACED) if it wrote to
-    another store before.
+    A process gets a new one after a fork. If the store is replaced, its connection raises StoreError when it is used, until a
+    query opens the new store. ``run``: a query's run that writes; it is refused (StoreError REPLACED) if it wrote to another
+    store before.
     """
     if run and endpoint.path is not None and _remembered(endpoint, run, identity) != identity:
         from orderedmq.embedded.store_file import not_the_same

@@ -24,10 +24,11 @@ class Credentials:
 
 @dataclass(frozen=True)
 class TlsOptions:
-    """How client and server authenticate each other. Files are PEM.
+    """How client and server authenticate each other. Files are PEM; ``key_password`` decrypts ``key_file``.
 
-    Turn off ``verify`` for servers that make up a certificate at each start, their default (``tls.test.mode.enable``). Turn off
-    ``verify_hostname`` where routes have addresses instead of names, as they mostly do.
+    ``ca_file`` has the certificates to trust (default: the system's). ``cert_file`` and ``key_file`` identify the client, for
+    servers that require it. Turn off ``verify`` for servers that make a certificate of their own at each start, RocketMQ's
+    default (``tls.test.mode.enable``). Turn off ``verify_hostname`` where routes name brokers by IP address, as most do.
     """
 
     ca_file: str | None = None

@@ -31,7 +31,7 @@ from orderedmq.conditions import (
 
 C = TypeVar("C", bound=StrEnum)
 
-#: Why another run of the same query is in the way, and what to do. The text goes on with when the other run is gone.
+#: Why another run of the same query is in the way, and what to do. A caller completes the sentence: when that run counts as gone.
 FORMER_RUN: Final = (
     "it is paused or slow to end, or the query was started twice on one checkpointLocation. End that process, or start this "
     "query again when"
@@ -55,7 +55,7 @@ class OrderedMQError(Exception):
     """
 
     family: ClassVar[str]
-    #: The conditions of this class, one of which each error has; none of a class that is never raised itself.
+    #: The conditions that errors of this class can have; none for a class that is never raised itself.
     conditions: ClassVar[type[StrEnum] | tuple[()]] = ()
     #: True if the same call may succeed later without any other change.
     retriable: ClassVar[bool] = False
@@ -191,6 +191,11 @@ class RocketMQError(ErrorOf[RocketMQCondition | ProtocolCondition | UnavailableC
     family = "ORDEREDMQ_ROCKETMQ"
     conditions: ClassVar[type[StrEnum]] = RocketMQCondition
 
+    @property
+    def denied(self) -> bool:
+        """Whether the account lacks the right, or the server does not know the request."""
+        return self.sub in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED)
+
 
 class ProtocolError(RocketMQError):
     """Bytes do not follow RocketMQ's remoting protocol, or a frame is too large."""
@@ -239,12 +244,6 @@ def aged_out(queue: object, begin: int, least: int) -> DataLossError:
     return error
 
 
-def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> TopicError:
-    """No topic has that name. ``typed``: the remedy for a command."""
-    create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
-    return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
-
-
 def topic_exists(topic: str, queues: int) -> TopicError:
     """A topic of that name exists already."""
     return TopicError(
@@ -264,11 +263,6 @@ def cannot_shrink(topic: str, queues: int, wanted: int) -> TopicError:
     return TopicError(
         TopicCondition.QUEUE_COUNT, f"topic {topic!r} has {queues} queues and cannot shrink to {wanted}; give a larger number"
     )
-
-
-def bad_queue_count(topic: str, queues: int, most: int) -> TopicError:
-    """No topic can have that number of queues."""
-    return TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} cannot have {queues} queues; give 1 to {most}")
 
 
 def missing_group(group: str, where: str) -> GroupError:

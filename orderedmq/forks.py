@@ -1,4 +1,4 @@
-"""What a process does in a child after a fork: its connections, descriptors and locks are the parent's, so it begins anew."""
+"""Resets state in a child after a fork: connections, descriptors and locks are the parent's, so the child begins anew."""
 
 from __future__ import annotations
 

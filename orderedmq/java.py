@@ -36,7 +36,7 @@ _REMEDY: Final = "install a JDK 17 or newer (and set JAVA_HOME), or let pip brin
 
 
 def ensure_java() -> Path:
-    """Make sure that a Spark started from this process finds a Java that is new enough; returns its ``java``.
+    """Make sure that a Spark started from this process finds a Java that is new enough; return its ``java``.
 
     Raises JavaError MISSING or TOO_OLD.
     """
@@ -78,10 +78,11 @@ def ensure_java() -> Path:
 
 
 def prepare_spark() -> None:
-    """Make a Spark that this process starts use this Python interpreter, which has the package, and find a Java.
+    """Set up Java, and this Python interpreter, for a Spark that this process starts.
 
-    Otherwise Spark runs ``python3`` of PATH, which is another one in Jupyter, or if the environment is not activated. Variables
-    that the user has set stay. Call it before the first SparkSession. Raises JavaError MISSING or TOO_OLD.
+    Without it, Spark runs ``python3`` of PATH, which is another interpreter in Jupyter, or if the environment is not activated.
+    Sets the variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless the user has set them, and JAVA_HOME and PATH if Spark
+    would not find the Java otherwise. Call it before the first SparkSession. Raises JavaError MISSING or TOO_OLD.
     """
     ensure_java()
     # The path is not resolved: a virtual environment's interpreter is a link.
@@ -90,14 +91,14 @@ def prepare_spark() -> None:
 
 
 def parse_version(text: str) -> int | None:
-    """The feature release in what ``java -version`` prints: 8 for "1.8.0_392", 17 for "17.0.15", 26 for "26-ea"."""
+    """Return the feature release in what ``java -version`` prints: 8 for "1.8.0_392", 17 for "17.0.15", 26 for "26-ea"."""
     # Other lines may come first ("Picked up JAVA_TOOL_OPTIONS: ...").
     found = re.search(r'^\w+ version "(?:1\.)?(\d+)', text, re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def java_version(java: Path) -> int | None:
-    """The feature release of ``java``, or None if it is missing or does not run (macOS has such a placeholder)."""
+    """Return the feature release of ``java``, or None if it is missing or does not run (macOS has such a placeholder)."""
     try:
         done = subprocess.run(
             [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, text=True, errors="replace"
@@ -108,12 +109,12 @@ def java_version(java: Path) -> int | None:
 
 
 def make_shim(java: Path, version: int) -> Path:
-    """A Java home whose ``bin/java`` runs ``java`` without the arguments that a trimmed runtime refuses; returns the home.
+    """Return a Java home whose ``bin/java`` runs ``java`` without the arguments that a trimmed runtime refuses.
 
-    It lies in the user's cache, named after its content, so every process that needs it finds or makes the same.
+    It is in the user's cache, named after its content, so every process that needs it finds or makes the same one.
     """
     script = shim_script(java, version)
-    home = cache() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    home = cache_folder() / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     shim = home / "bin" / "java"
     if shim.is_file() and shim.read_text() == script and os.access(shim, os.X_OK):
         return home
@@ -133,7 +134,7 @@ def make_shim(java: Path, version: int) -> Path:
 
 
 def shim_script(java: Path, version: int) -> str:
-    """The text of the shim. POSIX sh alone: it starts in a millisecond and needs nothing on PATH."""
+    """Return the text of the shim. It is POSIX sh: it starts in a millisecond and needs nothing on PATH."""
     gone = f"--add-opens={_GONE_PACKAGE}=*) continue ;;" if version >= _GONE_SINCE else ""
     return f"""\
 #!/bin/sh
@@ -175,15 +176,15 @@ exec {shlex.quote(str(java))} "$@"
 """
 
 
-def cache() -> Path:
-    """A directory that only this user can write, because its files will be executed."""
+def cache_folder() -> Path:
+    """Return a directory that only this user can write, because its files will be executed."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
-        cache = Path(root).expanduser() / "orderedmq"
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = cache.stat()
-        if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022 and os.access(cache, os.W_OK):
-            return cache.absolute()
+        folder = Path(root).expanduser() / "orderedmq"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.stat()
+        if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022 and os.access(folder, os.W_OK):
+            return folder.absolute()
     except (OSError, RuntimeError):  # read-only, or no home at all
         pass
     # A new directory for each process, which the system cleans up: Spark may outlive this process.

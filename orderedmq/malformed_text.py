@@ -24,14 +24,14 @@ class _Seen:
 
 
 class MalformedText:
-    """Counts such messages as they are read. Warns at a queue's first one and each time their number doubles. Thread-safe."""
+    """Counts messages with malformed texts as they are read. Warns at a queue's first one and each time their number doubles. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[MessageQueue, _Seen] = {}
 
     def note(self, queue: MessageQueue, offsets: Iterable[int]) -> None:
-        """Count such messages by their offsets. Offsets up to the highest one counted so far do not count again."""
+        """Count malformed messages by their offsets. Offsets up to the highest one counted so far do not count again."""
         given = sorted(offsets)
         if not given:
             return
@@ -55,7 +55,7 @@ class MalformedText:
         )
 
     def valid(self, batch: pa.RecordBatch, queue: MessageQueue, first: int) -> pa.RecordBatch:
-        """The rows, which have consecutive offsets from ``first`` on, with valid texts; those that had others are counted."""
+        """Return the rows, which have consecutive offsets from ``first`` on, with valid texts; those that had others are counted."""
         batch, rows = valid_rows(batch)
         self.note(queue, (first + rows).tolist())
         return batch

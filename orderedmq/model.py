@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from orderedmq.conditions import GroupCondition, TopicCondition
-from orderedmq.errors import GroupError, TopicError
+from orderedmq.errors import GroupError, Remedy, TopicError
 
 if TYPE_CHECKING:
     from orderedmq.schema import DEFAULT_COLUMNS as DEFAULT_COLUMNS
@@ -32,6 +32,8 @@ MAX_PROPERTIES_BYTES: Final = 32767
 #: A sharding key is one of a message's properties; this leaves room for the others.
 MAX_KEY_BYTES: Final = 4096
 MAX_QUEUES: Final = 65536
+#: 9999-12-31T23:59:59.999Z in ms since 1970: no later moment is accepted or shown.
+LAST_MS: Final = 253_402_300_799_999
 #: A topic's default compression. It halves JSON bodies, and writes wait for the disk (`make bench`).
 DEFAULT_COMPRESSION: Final = "lz4"
 
@@ -86,6 +88,11 @@ class MessageQueue(NamedTuple):
         return f"{self.topic}/{self.broker_name}/{self.queue_id}"
 
 
+def java_order(text: str) -> bytes:
+    """A sort key that orders texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
+    return text.encode("utf-16-be", "surrogatepass")
+
+
 class OffsetRange(NamedTuple):
     """Messages ``begin`` (inclusive) to ``end`` (exclusive) of one queue."""
 
@@ -123,11 +130,34 @@ def check_topic(name: str, *, writing: bool) -> None:
         )
 
 
+def check_queue_count(topic: str, queues: int) -> None:
+    """Refuse a number of queues that no topic can have. Raises TopicError QUEUE_COUNT."""
+    if not 1 <= queues <= MAX_QUEUES:
+        raise TopicError(TopicCondition.QUEUE_COUNT, f"topic {topic!r} cannot have {queues} queues; give 1 to {MAX_QUEUES}")
+
+
 def check_group(name: str) -> None:
     """Refuse an invalid name of a consumer group. Raises GroupError BAD_NAME."""
     why = _bad_name(name)
     if why:
         raise GroupError(GroupCondition.BAD_NAME, f"consumer group {name!r} {why}")
+
+
+def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> TopicError:
+    """No topic has that name. ``typed``: the remedy for a command. A topic that belongs to a group cannot be created."""
+    if topic.startswith(DEAD_LETTER_PREFIX):
+        group = topic.removeprefix(DEAD_LETTER_PREFIX)
+        return TopicError(
+            TopicCondition.MISSING, f"no topic {topic!r}; the broker makes it with the first dead letter of group {group!r}"
+        )
+    if topic.startswith(RETRY_PREFIX):
+        group = topic.removeprefix(RETRY_PREFIX)
+        return TopicError(
+            TopicCondition.MISSING,
+            f"no topic {topic!r}; RocketMQ makes it when the first consumer of group {group!r} connects, the embedded broker never does",
+        )
+    create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
+    return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
 
 
 #: Loaded on first use, because they import pyarrow.

@@ -14,10 +14,10 @@ from orderedmq.model import MessageQueue
 
 def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
     """Return the first rows whose bodies fit into ``max_bytes``, at least one; without the column body, all rows."""
-    place = batch.schema.get_field_index("body")
-    if place < 0 or batch.num_rows < 2:
+    index = batch.schema.get_field_index("body")
+    if index < 0 or batch.num_rows < 2:
         return batch
-    sizes = pc.binary_length(batch.column(place))
+    sizes = pc.binary_length(batch.column(index))
     if int(pc.sum(sizes).as_py() or 0) <= max_bytes:
         return batch
     sums = pc.cumulative_sum(sizes.cast(pa.int64()))
@@ -27,7 +27,7 @@ def bounded(batch: pa.RecordBatch, max_bytes: int) -> pa.RecordBatch:
 def pulls(
     log: Log, queue: MessageQueue, begin: int, end: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    """The messages from ``begin`` to ``end``, in order and without a gap, at most ``max_messages`` in a batch.
+    """Yield the messages from ``begin`` to ``end``, in order and without a gap, at most ``max_messages`` in a batch.
 
     It never waits for messages. If a pull is empty, the queue ends before ``end``, which it had when ``end`` was read: that
     raises DataLossError BEYOND_END. Otherwise it raises the errors of `Log.pull`.

@@ -41,7 +41,7 @@ PRODUCER_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in PRODU
 
 
 def select_schema(columns: tuple[str, ...]) -> pa.Schema:
-    """The message schema cut to ``columns``, in their order.
+    """Return the message schema cut to ``columns``, in their order.
 
     Raises SchemaError UNKNOWN_COLUMN for a name that is not a message's.
     """
@@ -52,6 +52,6 @@ def select_schema(columns: tuple[str, ...]) -> pa.Schema:
 
 
 def unknown_column(name: str) -> SchemaError:
-    """The error for a column that no message has."""
+    """Return the error for a column that no message has."""
     known = ", ".join(MESSAGE_SCHEMA.names)
     return SchemaError(SchemaCondition.UNKNOWN_COLUMN, f"a message has no column {name!r}; it has {known}")

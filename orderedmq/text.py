@@ -34,7 +34,7 @@ def is_text(data: bytes) -> bool:
 
 
 def text_of(data: bytes) -> str:
-    """The text of bytes, as Java reads it."""
+    """Return the text of bytes, as Java reads it."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -42,7 +42,7 @@ def text_of(data: bytes) -> str:
 
 
 def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
-    """The column with all texts in UTF-8, and the numbers of the rows that had other bytes.
+    """Return the column with all texts in UTF-8, and the numbers of the rows that had other bytes.
 
     Any type is accepted, and kept; binary does not count as text. If names of a map become the same, the last one counts.
     """
@@ -60,15 +60,15 @@ def valid(column: pa.Array) -> tuple[pa.Array, Int64s]:
 
 
 def valid_rows(batch: pa.RecordBatch, names: Iterable[str] = TEXTS) -> tuple[pa.RecordBatch, Int64s]:
-    """The same as `valid`, for the columns of a batch that have one of the names."""
+    """Return the same as `valid`, for the columns of a batch that have one of the names."""
     found = []
     for name in names:
-        at = batch.schema.get_field_index(name)
-        if at < 0:
+        index = batch.schema.get_field_index(name)
+        if index < 0:
             continue
-        column, rows = valid(batch.column(at))
+        column, rows = valid(batch.column(index))
         if len(rows):
-            batch = batch.set_column(at, batch.schema.field(at), column)
+            batch = batch.set_column(index, batch.schema.field(index), column)
             found.append(rows)
     return batch, np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
 
@@ -106,7 +106,7 @@ def _is_utf8(column: pa.Array) -> bool:
 
 
 def _plain(value: pa.Scalar, malformed: list[bytes]) -> Any:
-    """The Python value of a scalar. Bytes that are not UTF-8 are added to ``malformed``."""
+    """Return the Python value of a scalar. Bytes that are not UTF-8 are added to ``malformed``."""
     kind = value.type
     if not value.is_valid:
         return None
@@ -119,7 +119,7 @@ def _plain(value: pa.Scalar, malformed: list[bytes]) -> Any:
         pairs = {_plain(entry[0], malformed): _plain(entry[1], malformed) for entry in value.values}
         return list(pairs.items())
     if pa.types.is_struct(kind):
-        return {field.name: _plain(value[at], malformed) for at, field in enumerate(kind)}
+        return {field.name: _plain(value[index], malformed) for index, field in enumerate(kind)}
     if any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
         return [_plain(item, malformed) for item in value.values]
     if pa.types.is_dictionary(kind):

@@ -41,8 +41,15 @@ def every_byte(pytestconfig: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", 'servers: needs real RocketMQ servers; -m "not servers" leaves them out')
+    config.addinivalue_line("markers", "spark: starts a Spark driver or uses the shared session")
+    config.addinivalue_line("markers", "rocketmq: a test of the folder rocketmq, or one that needs real RocketMQ servers")
     config.addinivalue_line("markers", "slow: a longer version of what shorter tests hold, run with --slow only")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what uses the shared session. Folders whose every test starts Spark mark their tests themselves."""
+    if "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.spark)
 
 
 @pytest.hookimpl(trylast=True)

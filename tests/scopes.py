@@ -1,25 +1,19 @@
 """The scopes of a parallel run: tests that start the same servers or drivers run in one process, one after the other.
 
-Each folder is a scope. tests/rocketmq is two, each with servers of its own. Unit tests start no servers: each file is a scope,
-to fill the time that the others leave.
+Each folder is a scope. tests/rocketmq is two, each with servers of its own: modules marked ``spark`` are the second. Unit tests
+start no servers: each file is a scope, to fill the time that the others leave.
 """
 
 from __future__ import annotations
 
+import ast
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 import pytest
 
-#: The modules of tests/rocketmq that start Spark.
-_WITH_SPARK: Final = (
-    "test_documents",
-    "test_notebook",
-    "test_sink",
-    "test_source",
-    "test_spark",
-    "test_spark_faults",
-    "test_standalone",
-)
+_ROOT: Final = Path(__file__).parents[1]
 #: An order that keeps two processes busy to the end. sim comes late: its background processes take CPU that servers with short
 #: locks need.
 _ORDER: Final = ("rocketmq", "contract", "faults", "rocketmq with Spark", "spark", "sim", "unit")
@@ -28,16 +22,26 @@ _ORDER: Final = ("rocketmq", "contract", "faults", "rocketmq with Spark", "spark
 def scope_of(nodeid: str) -> str:
     """The scope of a test: ``tests/rocketmq/test_sink.py::test_x`` → rocketmq with Spark."""
     module = nodeid.partition("::")[0]
-    folder, name = module.split("/")[1], module.rpartition("/")[2].removesuffix(".py")
+    folder = module.split("/")[1]
     if folder == "unit":
         return module
-    return f"{folder} with Spark" if folder == "rocketmq" and name in _WITH_SPARK else folder
+    return f"{folder} with Spark" if folder == "rocketmq" and _is_marked(module) else folder
+
+
+@cache
+def _is_marked(module: str) -> bool:
+    """Whether a module's ``pytestmark`` has the marker ``spark``. Read from its text: the process that distributes tests knows only names."""
+    marks = [
+        statement.value
+        for statement in ast.parse((_ROOT / module).read_text()).body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark"
+    ]
+    return any(ast.unparse(part) == "pytest.mark.spark" for value in marks for part in ast.walk(value))
 
 
 def starts_spark(item: pytest.Item) -> bool:
     """Whether a test starts a driver or uses the shared session."""
-    scope = scope_of(item.nodeid)
-    return scope in ("spark", "faults") or scope.endswith(" with Spark") or "spark" in getattr(item, "fixturenames", ())
+    return item.get_closest_marker("spark") is not None
 
 
 def turn(item: pytest.Item) -> int:

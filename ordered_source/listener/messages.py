@@ -40,20 +40,21 @@ class _Columns:
 class Message:
     """One message. Its fields are the columns of the DataFrame: ``message.body``, ``message.sharding_key``, …
 
-    ``reconsume_times`` counts its retries, as in RocketMQ's orderly consumer: 0 at the first attempt.
+    ``reconsume_times`` counts its retries, as in RocketMQ's orderly consumer: 0 at the first attempt. A field that the
+    DataFrame does not have raises AttributeError.
     """
 
-    __slots__ = ("_columns", "_place", "_retries")
+    __slots__ = ("_columns", "_index", "_retries")
 
-    def __init__(self, columns: _Columns, place: int, retries: int) -> None:
+    def __init__(self, columns: _Columns, index: int, retries: int) -> None:
         self._columns = columns
-        self._place = place
+        self._index = index
         self._retries = retries
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        value = self._columns.get(name)[self._place]
+        value = self._columns.get(name)[self._index]
         if self._retries and name == "reconsume_times":
             return (value or 0) + self._retries
         return value
@@ -66,7 +67,7 @@ class Window:
     """The messages of one queue that may still go to the listener, found by offset."""
 
     def __init__(self) -> None:
-        #: (first offset, end offset (exclusive), the batch's columns, index of the first message in them).
+        #: Per part: its first offset, its end offset (exclusive), the batch's columns, the index of its first message in them.
         self._parts: deque[tuple[int, int, _Columns, int]] = deque()
 
     def add(self, batch: pa.RecordBatch) -> list[Slice]:
@@ -82,13 +83,13 @@ class Window:
         return slices
 
     def messages(self, spans: Sequence[Slice], retries: int = 0) -> list[Message]:
-        """The messages of these slices, in order; ``retries`` is added to their ``reconsume_times``."""
+        """Return the messages of these slices, in order; ``retries`` is added to their ``reconsume_times``."""
         found: list[Message] = []
         for span in spans:
-            for first, end, columns, place in self._parts:
+            for first, end, columns, index in self._parts:
                 low, high = max(first, span.begin), min(end, span.end)
                 if low < high:
-                    found += [Message(columns, place + offset - first, retries) for offset in range(low, high)]
+                    found += [Message(columns, index + offset - first, retries) for offset in range(low, high)]
                 elif first >= span.end:
                     break
         return found

@@ -2,7 +2,7 @@
 
 Rules: a task of a streaming query has a range of one queue, unless the user shuffled the rows. The engine decides; this module
 calls the listener, sleeps, asks the broker about the lock and writes dead letters. Delivery is at-least-once per micro-batch:
-when one task of the batch fails, Spark runs the whole batch again, and so the listeners of the other tasks.
+when one task of the batch fails, Spark runs the whole batch again, including the listeners of the other tasks.
 """
 
 from __future__ import annotations
@@ -72,16 +72,24 @@ def consume_orderly(
 ) -> DataFrame:
     """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over each queue, in order: RocketMQ's MessageListenerOrderly.
 
-    ``df`` is a stream of the source with ``includeLockToken=true`` (or a schema that names the columns of NEEDED). ``messages``
-    is a sequence of up to ``consume_message_batch_max_size`` messages with fields named like the columns.
+    ``df`` is a stream of the source with ``includeLockToken=true``, or with a schema that names topic, broker_name, queue_id,
+    queue_offset, body and lock_token. ``messages`` is a sequence of 1 to ``consume_message_batch_max_size`` (at most 1024)
+    messages of one queue with fields named like the columns; ``context`` is a ConsumeOrderlyContext.
 
-    A suspended batch goes to the listener again after ``suspend_current_queue_time_millis`` (10 to 30,000), at most
-    ``max_reconsume_times`` times, and then to the topic %DLQ%<group>. (-1 retries for ever, as RocketMQ does by default; that
-    can hold the micro-batch for ever.) orderedmq.core.orderly lists the effect of each status.
+    A suspended batch, or one whose listener raised an exception, goes to the listener again after
+    ``suspend_current_queue_time_millis`` (milliseconds, cut to 10 to 30,000), at most ``max_reconsume_times`` times, and then
+    to the topic %DLQ%<group>. (-1 retries for ever, as RocketMQ does by default; that can hold the micro-batch for ever.)
+    ConsumeOrderlyStatus has the effect of each status. ``hooks`` are called before and after each call of the listener.
 
-    Returns a DataFrame with a row per settled batch (OUTCOMES). Write it somewhere: the listener runs only when Spark runs the
-    DataFrame. ``credentials`` and ``tls`` are those of the source, for a cluster that requires them, because rows do not carry
-    them. Raises SchemaError, OptionError.
+    Returns a DataFrame with a row per settled batch: topic string, broker_name string, queue_id int, begin_offset long,
+    end_offset long (exclusive), status string, attempts int, duration double (seconds), error string. Write it somewhere: the
+    listener runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source, for a cluster that
+    requires them, because rows do not carry them.
+
+    Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
+    UNSUPPORTED for rows that were read without a lock, MISSING without the ``credentials`` that the source used, LockError LOST
+    if another owner may have the queue, ListenerError UNCOMMITTED if messages are taken and not committed at the end of a
+    range.
     """
     missing = [name for name in NEEDED if name not in df.columns]
     if missing:
@@ -116,7 +124,7 @@ def consume(
             if current is None or (current.queue, current.text) != (queue, text):
                 if current is not None:
                     decided += current.finish()
-                broker, token = _place(queue, text, credentials, tls)
+                broker, token = _decode_lock(queue, text, credentials, tls)
                 current = _Consumer(queue, text, broker, token, listener, settings, hooks)
             decided += current.feed(rows)
         if decided:
@@ -127,10 +135,10 @@ def consume(
             yield _table(decided)
 
 
-def _place(
+def _decode_lock(
     queue: MessageQueue, text: str | None, credentials: Credentials | None, tls: TlsOptions | None
 ) -> tuple[Broker, LockToken]:
-    """The broker and the lock under which the rows were read.
+    """Return the broker and the lock under which the rows were read.
 
     Raises OptionError UNSUPPORTED for rows read without a lock, else as `lock_token.decode`.
     """
@@ -241,11 +249,11 @@ def _by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, str | None,
         return
     begin = 0
     keys = list(zip(*(column.to_pylist() for column in columns)))
-    for place in range(1, len(keys) + 1):
-        if place == len(keys) or keys[place] != keys[begin]:
+    for index in range(1, len(keys) + 1):
+        if index == len(keys) or keys[index] != keys[begin]:
             topic, broker, queue_id, text = keys[begin]
-            yield MessageQueue(topic, broker, queue_id), text, rows.slice(begin, place - begin)
-            begin = place
+            yield MessageQueue(topic, broker, queue_id), text, rows.slice(begin, index - begin)
+            begin = index
 
 
 def _table(outcomes: Sequence[Outcome]) -> pa.RecordBatch:

@@ -63,7 +63,7 @@ def compare(
     """Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.
 
     The rule of order: for each key, the first occurrences of its messages in ACTUAL are in the same order as in EXPECTED.
-    Queues are not compared: the sides may have other queues, and more or fewer of them.
+    Queues are not compared: the sides may differ in their queues and in the number of them.
     """
     # Imported here: pyarrow's datasets import pandas, which takes half a second that --help does not need.
     from orderedmq.tools.audit import audit
@@ -105,8 +105,8 @@ def show(shell: Shell, found: Audit) -> None:
     shell.show(
         sides,
         (
-            Column("side", ""),
-            Column("name", "of"),
+            Column("side", "side"),
+            Column("name", "name"),
             Column("messages", "messages", number, right=True),
             Column("keys", "keys", number, right=True),
             Column("split_keys", "keys in several queues", number, right=True),
@@ -126,7 +126,7 @@ def show(shell: Shell, found: Audit) -> None:
             [vars(example) for example in found.examples],
             (
                 Column("kind", "finding", lambda kind: kind.replace("_", " ")),
-                Column("side", "of"),
+                Column("side", "name"),
                 Column("where", "where"),
                 Column("key", "key"),
                 Column("id", "message"),

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def add_to(app: typer.Typer) -> None:
-    command(app, "demo")(demo)
+    command(app, "demo", path_help="Folder of the demo's store, checkpoint and log (default: a new temporary one).")(demo)
 
 
 def demo(
@@ -106,8 +106,8 @@ def _close(shell: Shell, play: Demo, found: Audit, result: Result) -> None:
     legs, chain = result.most_legs, result.longest_chain
     held = sum(file.stat().st_size for file in play.folder.rglob("*") if file.is_file())
     examples = "".join(f"\n             {e.kind}: {e.side} {e.where}, key {e.key}, {e.id}" for e in found.examples)
-    place = play.endpoint
-    command_line = f"orderedmq --path '{place}'" if place.embedded else f"orderedmq --namesrv '{place}'"
+    endpoint = play.endpoint
+    command_line = f"orderedmq --path '{endpoint}'" if endpoint.embedded else f"orderedmq --namesrv '{endpoint}'"
     shell.say(
         f"{' ' * 12}{same:,} of {result.messages:,} results equal those of one uninterrupted pass{examples}\n\n"
         f"  {legs['tailnum']} left New York most often: {legs['leg']} times.\n"

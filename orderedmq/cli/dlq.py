@@ -6,11 +6,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from orderedmq.cli import completion, places
+from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.messages import body_fields, body_text
-from orderedmq.cli.shell import Column, Shell, command, commands, moment, short_moment
+from orderedmq.cli.shell import Column, Shell, command, commands, escaped, moment, short_moment
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset
 from orderedmq.model import check_group
@@ -44,7 +44,7 @@ def _row(letter: DeadLetter, replayed: int) -> dict[str, Any]:
 
 
 def _preview(text: str) -> str:
-    line = " ".join(text[: _PREVIEW + 1].splitlines())
+    line = " ".join(escaped(text[: _PREVIEW + 1]).splitlines())
     return line if len(line) <= _PREVIEW else f"{line[: _PREVIEW - 1]}…"
 
 
@@ -78,7 +78,7 @@ def list_letters(
         rows = [{**row, "body": _preview(body_text(row)), "error": row["error"] and _preview(row["error"])} for row in rows]
     columns = (
         Column("offset", "offset", right=True),
-        *places.columns(rows),
+        *queue_names.columns(rows),
         Column("origin_offset", "its offset", right=True),
         Column("sharding_key", "key"),
         Column("error", "error"),
@@ -113,15 +113,15 @@ def replay_letters(
     key_type: KeyTypeOption = None,
     selector: SelectorOption = None,
 ) -> None:
-    """Send dead letters again, to the topic that each came from: in the queue of its sharding key, else in the queue it was in.
+    """Send dead letters again to the topics that they came from: to the queue of their sharding key, else to the queue they were in.
 
-    A letter has its key as text. If the key is a number, and the letter's queue shows that its producer chose by the number and
-    not by the text, give --sharding-key-type or --selector.
+    Letters have their keys as text. Replay refuses a letter whose queue shows that its producer hashed the key as a number: then
+    give --sharding-key-type or --selector.
 
     A letter becomes a new message at the queue's end, behind later ones of its key, for all groups that read the topic. The
     letters stay. The next --all goes on where the last one ended, at the offset of the group dlq-replay; group seek dlq-replay
-    sets it back. It is committed after every 500 letters: a replay that was killed sends its last step again, so delivery is at
-    least once.
+    sets it back. The offset is committed after every 500 letters. A replay that was killed sends its last step again, so
+    delivery is at least once.
     """
     check_group(group)
     if everything == bool(offset):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from orderedmq.broker import Log
-from orderedmq.cli.shell import Shell, console
+from orderedmq.cli.shell import Shell, console, escaped
 from orderedmq.conditions import DataLossCondition
 from orderedmq.errors import DataLossError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
@@ -71,7 +71,7 @@ class Lines:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._console = console()
-        self._place = 0
+        self._queue_width = 0
 
     def show(self, rows: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]) -> None:
         """Print and flush messages: as JSON lines, or as lines of queue, offset, time, key, tag and body."""
@@ -81,9 +81,15 @@ class Lines:
             if self._shell.json:
                 self._shell.emit(row)
                 continue
-            place = str(row["queue_id"]) if row["broker"] == EMBEDDED_BROKER else f"{row['broker']}/{row['queue_id']}"
-            self._place = max(self._place, len(place))
+            queue_name = str(row["queue_id"]) if row["broker"] == EMBEDDED_BROKER else f"{row['broker']}/{row['queue_id']}"
+            self._queue_width = max(self._queue_width, len(queue_name))
             when = f"{row['store_timestamp'][:10]} {row['store_timestamp'][11:19]}"
-            said = (f"{place:>{self._place}} {row['queue_offset']:>8}", when, row["sharding_key"], row["tags"], text(row))
-            self._console.print(Text("  ".join(" ".join((part or "-").splitlines()) for part in said)), soft_wrap=True)
+            said = (
+                f"{queue_name:>{self._queue_width}} {row['queue_offset']:>8}",
+                when,
+                row["sharding_key"],
+                row["tags"],
+                text(row),
+            )
+            self._console.print(Text("  ".join(" ".join(escaped(part or "-").splitlines()) for part in said)), soft_wrap=True)
         sys.stdout.flush()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from orderedmq.broker import LockInfo, MemberInfo
-from orderedmq.cli import completion, places
-from orderedmq.cli.owners import named, owner_columns, short_names
-from orderedmq.cli.places import queue_fields
+from orderedmq.cli import completion, queue_names
+from orderedmq.cli.owners import owner_columns, owners_of, short_names
+from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.core.offsets import offsets_to_json
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.model import check_group, check_topic
 from orderedmq.tools.group_state import GroupQueue, group_queues
 from orderedmq.tools.seek import parse_target, queues_to_seek, resolve
@@ -20,6 +20,13 @@ from orderedmq.tools.seek import parse_target, queues_to_seek, resolve
 app = commands("Show the offsets and lag of consumer groups; seek and delete.")
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", show_default=False, autocompletion=completion.groups)]
+Force = Annotated[bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")]
+#: The columns of `queue_row` that are about offsets.
+OFFSET_COLUMNS: Final = (
+    Column("offset", "offset", number, right=True),
+    Column("end", "end", number, right=True, spare=3),
+    Column("lag", "lag", number, right=True),
+)
 
 
 def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
@@ -89,7 +96,7 @@ def list_groups(shell: Shell) -> None:
         Column("owned_queues", "owned", number, right=True),
         Column("alive", "at work", yes_no),
     )
-    shell.show(rows, columns, none=f"no consumer groups in {shell.place}")
+    shell.show(rows, columns, none=f"no consumer groups in {shell.address}")
 
 
 @command(app, "describe")
@@ -102,7 +109,7 @@ def describe(shell: Shell, group: Group) -> None:
     with shell.broker() as broker:
         queues = [{"kind": "queue", **queue_row(found)} for found in group_queues(broker, group)]
         members = [_member_row(group, seen) for seen in broker.admin.members(group)]
-    short = short_names({row["client"]: row["query_name"] for row in members} | named(queues))
+    short = short_names({row["client"]: row["query_name"] for row in members} | owners_of(queues))
     member_columns = (
         Column("client", "member", short.__getitem__),
         Column("topics", "topics", spare=1),
@@ -112,10 +119,8 @@ def describe(shell: Shell, group: Group) -> None:
         Column("alive", "alive", yes_no),
     )
     columns = (
-        *places.columns(queues),
-        Column("offset", "offset", number, right=True),
-        Column("end", "end", number, right=True, spare=3),
-        Column("lag", "lag", number, right=True),
+        *queue_names.columns(queues),
+        *OFFSET_COLUMNS,
         *owner_columns(short),
     )
     shell.show(members, member_columns, none=f"group {group} has no members now", one_line=True)
@@ -144,9 +149,7 @@ def seek(
             autocompletion=completion.topics,
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")
-    ] = False,
+    force: Force = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
 ) -> None:
     """Set a group's offsets, without asking. Refused while a query is at work in the group. --dry-run only shows the change.
@@ -160,7 +163,7 @@ def seek(
     target = parse_target(to, "--to")
     with shell.broker() as broker:
         queues = queues_to_seek(broker, group, target, topic or ())
-        offsets = resolve(broker.log.reading(Reading(group)), target, queues)
+        offsets = resolve(broker.log.reading(PullSettings(group)), target, queues)
         before = broker.groups.offsets(group, queues)
         if not dry_run:
             reset = broker.admin.seek(group, offsets, force=force)
@@ -173,7 +176,7 @@ def seek(
         for queue, offset in offsets.items()
     ]
     columns = (
-        *places.columns(rows),
+        *queue_names.columns(rows),
         Column("old", "old offset", number, right=True),
         Column("new", "new offset", number, right=True),
     )
@@ -185,9 +188,7 @@ def seek(
 def delete(
     shell: Shell,
     group: Group,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also while queries are at work: they lose their queues and fail.")
-    ] = False,
+    force: Force = False,
 ) -> None:
     """Forget a group: its offsets, locks and members. Refused while a query is at work in it.
 

@@ -129,9 +129,9 @@ def messages(lines: pa.Array, first: int, form: Form) -> pa.RecordBatch:
         properties = [_field(lines, name, numbers) for name in form.property_fields.values()]
     elif form.separator is not None:
         text = _as_text(lines, first)
-        place = pc.find_substring(text, form.separator)
-        if pc.any(pc.less(place, 0)).as_py():
-            row = int(pc.index(pc.less(place, 0), True).as_py())
+        found_at = pc.find_substring(text, form.separator)
+        if pc.any(pc.less(found_at, 0)).as_py():
+            row = int(pc.index(pc.less(found_at, 0), True).as_py())
             raise SchemaError(
                 SchemaCondition.MISSING_COLUMN,
                 f"line {numbers[row]} of the input has no {form.separator!r} between key and body",

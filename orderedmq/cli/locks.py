@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from orderedmq.cli import completion, places
+from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group, owner_fields
-from orderedmq.cli.owners import named, owner_columns, short_names
-from orderedmq.cli.places import queue_fields
+from orderedmq.cli.owners import owner_columns, owners_of, short_names
+from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.model import check_group
 
@@ -33,9 +33,9 @@ def list_locks(
     rows = [{"group": lock.group, **queue_fields(lock.queue), "epoch": lock.epoch, **owner_fields(lock)} for lock in held]
     columns = (
         _GROUP,
-        *places.columns(rows),
+        *queue_names.columns(rows),
         Column("epoch", "epoch", right=True, spare=3),
-        *owner_columns(short_names(named(rows))),
+        *owner_columns(short_names(owners_of(rows))),
     )
     shell.show(rows, columns, none="no queue is locked", one_line=True)
 
@@ -59,20 +59,26 @@ def release(
 ) -> None:
     """Take queue locks away. Refused if the owner of any of them is alive: then all of them stay.
 
-    This is for a query that hangs and still renews its locks: one that was killed holds nothing, and a lock that is not renewed ends after
-    60 seconds.
+    Use it for a query that hangs and still renews its locks. A killed query holds none, and a lock ends 60 seconds after its last renewal.
     """
     check_group(group)
     for text in queues or ():
-        places.topic_of(text)
+        queue_names.topic_of(text)
     with shell.broker() as broker:
         broker.admin.group_offsets(group)
         held = [lock for lock in broker.admin.locks(group) if lock.held]
-        asked = {queue for text in queues or () for queue in places.in_topic(text, broker.log.queues(places.topic_of(text)))}
+        asked = {
+            queue
+            for text in queues or ()
+            for queue in queue_names.find_all(text, broker.log.queues(queue_names.topic_of(text)))
+        }
         gone = broker.admin.release(group, sorted(asked if queues else {lock.queue for lock in held}), force=force)
     taken = {lock.queue: lock for lock in held if lock.queue in gone}
     rows = [{"group": group, **queue_fields(queue), **owner_fields(taken.get(queue))} for queue in gone]
-    owner = Column("owner", "taken from", short_names(named(rows)).__getitem__)
+    owner = Column("owner", "taken from", short_names(owners_of(rows)).__getitem__)
     shell.show(
-        rows, (_GROUP, *places.columns(rows), owner), none=f"none of these queues is locked in group {group}", one_line=True
+        rows,
+        (_GROUP, *queue_names.columns(rows), owner),
+        none=f"none of these queues is locked in group {group}",
+        one_line=True,
     )

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import typer
 
 from orderedmq.broker import Log, QueueBounds
-from orderedmq.cli import places
+from orderedmq.cli import queue_names
 from orderedmq.cli.follow import Lines, arrivals
 from orderedmq.cli.shell import Column, Shell, command, moment, short_moment
 from orderedmq.cli.topics import Name
@@ -85,7 +85,7 @@ def peek(
     with shell.broker() as broker:
         queues = broker.log.queues(topic)
         if queue is not None:
-            queues = [places.one(queue, queues)]
+            queues = [queue_names.find(queue, queues)]
         most = last or count or 10
         look = Look(broker.log, (*_COLUMNS, "properties") if shell.json else _COLUMNS, key)
         if follow:
@@ -95,7 +95,7 @@ def peek(
         found = [part for one, at in bounds.items() for part in look.some(one, at, offset, most, backwards=last is not None)]
     rows = _rows(found)
     columns: tuple[Column, ...] = (
-        *places.columns(rows, topic=False),
+        *queue_names.columns(rows, topic=False),
         Column("queue_offset", "offset", right=True),
         Column("store_timestamp", "stored (UTC)", short_moment),
         Column("sharding_key", "key"),
@@ -155,8 +155,8 @@ class Look:
         return self._shown(self.log.pull(queue, begin, min(_PULL_ROWS, end - begin), _PULL_BYTES, self.columns))
 
     def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        place = self.columns.index("store_timestamp")
-        return batch.set_column(place, "store_timestamp", batch.column(place).cast(pa.int64()))
+        index = self.columns.index("store_timestamp")
+        return batch.set_column(index, "store_timestamp", batch.column(index).cast(pa.int64()))
 
     def of_key(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if self.key is None else batch.filter(pc.fill_null(pc.equal(batch["sharding_key"], self.key), False))

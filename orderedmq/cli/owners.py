@@ -19,7 +19,7 @@ _DIGITS = re.compile(r"[0-9a-f]{32}")
 _SHORT = 8
 
 
-def named(rows: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
+def owners_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
     """Return the owners of rows, with the names of their queries."""
     return {row["owner"]: row.get("query_name") for row in rows if row.get("owner") is not None}
 

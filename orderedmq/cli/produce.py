@@ -21,8 +21,8 @@ from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
 from orderedmq.core.message_rows import several_tags
 from orderedmq.core.selector import Keying
-from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError, missing_topic
-from orderedmq.model import MAX_QUEUES, is_reserved
+from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
+from orderedmq.model import MAX_QUEUES, is_reserved, missing_topic
 from orderedmq.text import is_text
 from orderedmq.tools.producer import Producer
 
@@ -118,13 +118,13 @@ def produce(
         keying.key_type,
         tags,
         tags_field,
-        _named(properties or (), "--property"),
-        _named(property_fields or (), "--property-field"),
+        _parse_properties(properties or (), "--property"),
+        _parse_properties(property_fields or (), "--property-field"),
     )
     began = time.monotonic()
-    count = total = lists = 0
-    with _opened(file, shell) as source, shell.broker() as broker:
-        _ensure(broker, topic, queues)
+    count = total = several = 0
+    with _open(file, shell) as source, shell.broker() as broker:
+        _ensure_topic(broker, topic, queues)
         producer = Producer(broker.log, topic, sharding_key_type=keying.key_type, selector=keying.selector)
         length = os.fstat(source.fileno()).st_size if file else None
         try:
@@ -136,14 +136,14 @@ def produce(
                         if rows.num_rows:
                             producer.send(rows)
                         count += rows.num_rows
-                    lists += several_tags(rows)
+                    several += several_tags(rows)
                     total += int(pc.sum(pc.binary_length(rows["body"])).as_py() or 0)
                     bar.advance(int(pc.sum(pc.binary_length(lines)).as_py() or 0) + len(lines))
         except (OrderedMQError, KeyboardInterrupt):
             shell.note(f"{count:,} messages were written before")
             raise
-    if lists:
-        shell.note(f"{lists:,} messages have a tag with a comma or ||: a message has one tag, and no filter finds such a tag")
+    if several:
+        shell.note(f"{several:,} messages have a tag with a comma or ||: a message has one tag, and no filter finds such a tag")
     seconds = time.monotonic() - began
     shell.done(
         {"topic": topic, "messages": count, "bytes": total, "seconds": round(seconds, 3)},
@@ -151,7 +151,7 @@ def produce(
     )
 
 
-def _named(texts: Sequence[str], option: str) -> dict[str, str]:
+def _parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
     """Parse texts NAME=VALUE; for --property-field also NAME alone, for the field of that name. Raises OptionError INVALID."""
     found: dict[str, str] = {}
     for text in texts:
@@ -174,7 +174,7 @@ def _named(texts: Sequence[str], option: str) -> dict[str, str]:
     return found
 
 
-def _opened(file: Path | None, shell: Shell) -> IO[bytes]:
+def _open(file: Path | None, shell: Shell) -> IO[bytes]:
     if file is None:
         if sys.stdin.isatty():
             shell.note("reading lines from the terminal; end with Ctrl-D")
@@ -185,7 +185,7 @@ def _opened(file: Path | None, shell: Shell) -> IO[bytes]:
         raise OptionError(OptionCondition.INVALID, f"option --file: {file} cannot be read: {error.strerror}") from error
 
 
-def _ensure(broker: Broker, topic: str, queues: int | None) -> None:
+def _ensure_topic(broker: Broker, topic: str, queues: int | None) -> None:
     """Require the topic to have ``queues`` queues if given; create it if it is missing.
 
     Raises TopicError MISSING or QUEUE_COUNT, StoreError MISSING.

@@ -12,7 +12,7 @@ import typer
 from orderedmq.cli.shell import Shell, command, commands
 from orderedmq.conditions import ServersCondition
 from orderedmq.errors import ServersError
-from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, jars
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 
 app = commands("Run RocketMQ on this machine.")
 
@@ -20,7 +20,7 @@ app = commands("Run RocketMQ on this machine.")
 DEFAULT_FOLDER: Final = "rocketmq-data"
 
 
-@command(app, "up")
+@command(app, "up", path_help=f"Folder of the servers' data (default: {DEFAULT_FOLDER}).")
 def up(
     shell: Shell,
     port: Annotated[int, typer.Option(min=1024, max=65535, help="Port of the nameserver.")] = 9876,
@@ -39,14 +39,20 @@ def up(
     folder = shell.path or Path(DEFAULT_FOLDER)
     _require_own(folder)
     shell.note(f"RocketMQ {release} in {folder.absolute()}: fetching jars if need be, starting")
-    jars(release)
+    fetch_jars(release)
     cluster = Cluster(folder, release, brokers=brokers, port=port)
     interrupts: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     try:
-        cluster.start()
-        # Count Ctrl-C from here on. A KeyboardInterrupt inside Popen.wait can leave Popen's lock taken, and the next wait would never end.
+        # Count Ctrl-C while servers start and end. A KeyboardInterrupt inside Popen can leave its lock taken, and the next wait would
+        # never end.
         signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+        try:
+            cluster.start(lambda: bool(interrupts))
+        finally:
+            # Also in place of an error: Ctrl-C reaches the Java that is asked for its version, too.
+            if interrupts:
+                raise KeyboardInterrupt
         shell.done(
             {"namesrvAddr": cluster.address, "brokers": [broker.address for broker in cluster.brokers]},
             f"namesrvAddr {cluster.address}  (Ctrl-C ends it)",
@@ -60,8 +66,8 @@ def up(
         if len(interrupts) > 1:
             raise KeyboardInterrupt
     finally:
-        signal.signal(signal.SIGINT, before)
         cluster.stop()
+        signal.signal(signal.SIGINT, before)
 
 
 def _require_own(folder: Path) -> None:

@@ -48,12 +48,14 @@ EXIT_CODES: Final = (
     "130 interrupted."
 )
 
-PathOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--path", help=f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY}).", show_default=False, metavar="DIR"
-    ),
-]
+PATH_HELP: Final = f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY})."
+
+
+def _path(text: str) -> Any:
+    return typer.Option("--path", help=text, show_default=False, metavar="DIR")
+
+
+PathOption = Annotated[Path | None, _path(PATH_HELP)]
 NamesrvOption = Annotated[
     str | None,
     typer.Option(
@@ -110,8 +112,8 @@ class Shell:
         return parse_endpoint(Given({"namesrvAddr": self.namesrv, **account()}, "sink"))
 
     @property
-    def place(self) -> str:
-        """Where the broker is, for a line of text."""
+    def address(self) -> str:
+        """The broker's directory or nameservers, for a line of text."""
         return str(self.endpoint)
 
     def broker(self) -> Broker:
@@ -143,8 +145,8 @@ class Shell:
         shown.print(table(rows, columns, title, one_line=one_line, width=shown.width))
 
     def emit(self, row: Mapping[str, Any]) -> None:
-        """Print one JSON object."""
-        typer.echo(json.dumps(row, ensure_ascii=False))
+        """Print one JSON object, its control characters as ``\\u009b``."""
+        typer.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(row, ensure_ascii=False)))
 
     def say(self, text: str) -> None:
         """Print a line for people, unless the output is JSON."""
@@ -274,7 +276,7 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: 
     for row in rows:
         texts = ["-" if row.get(column.field) is None else column.text(row[column.field]) for column in columns]
         # Text, not markup: a body may have brackets.
-        made.add_row(*(Text(text, no_wrap=one_line) for text in texts))
+        made.add_row(*(Text(escaped(text), no_wrap=one_line) for text in texts))
     return made
 
 
@@ -295,9 +297,12 @@ def commands(help_text: str, *, add_completion: bool = False, **settings: Any) -
 
 
 def command(
-    app: typer.Typer, name: str, **settings: Any
+    app: typer.Typer, name: str, *, path_help: str = PATH_HELP, **settings: Any
 ) -> Callable[[Callable[Concatenate[Shell, P], None]], Callable[Concatenate[Shell, P], None]]:
-    """Make a function a command of ``app``, with the shared options, and with errors as exit codes."""
+    """Make a function a command of ``app``, with the shared options, and with errors as exit codes.
+
+    ``path_help``: the help of ``--path`` for a command that keeps something other than a store there.
+    """
 
     def register(function: Callable[Concatenate[Shell, P], None]) -> Callable[Concatenate[Shell, P], None]:
         call: Callable[..., None] = function
@@ -319,7 +324,7 @@ def command(
         shared = [
             inspect.Parameter("context", kind, annotation=typer.Context),
             *(parameter.replace(kind=kind) for parameter in own),
-            inspect.Parameter("path", kind, default=None, annotation=PathOption),
+            inspect.Parameter("path", kind, default=None, annotation=Annotated[Path | None, _path(path_help)]),
             inspect.Parameter("as_json", kind, default=None, annotation=JsonOption),
             inspect.Parameter("namesrv", kind, default=None, annotation=NamesrvOption),
         ]
@@ -370,6 +375,13 @@ def _fail(text: str, code: int) -> NoReturn:
 
 
 # How values look in tables.
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
+
+
+def escaped(text: str) -> str:
+    r"""Return text with control characters as ``\x1b``, because a terminal obeys those in a message. Line ends and tabs stay."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def number(value: float) -> str:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from orderedmq.broker import Broker
-from orderedmq.cli import completion, places
-from orderedmq.cli.groups import queue_row
-from orderedmq.cli.owners import named, owner_columns, short_names
+from orderedmq.cli import completion, queue_names
+from orderedmq.cli.groups import OFFSET_COLUMNS, queue_row
+from orderedmq.cli.owners import owner_columns, owners_of, short_names
 from orderedmq.cli.shell import Column, Shell, command, console, number, table
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError
@@ -31,16 +31,12 @@ Row = dict[str, Any]
 _LEAST_INTERVAL: Final = 0.1
 #: Lines of the view that are not queues.
 _FRAME: Final = 5
-_NUMBERS: Final = (
-    Column("offset", "offset", number, right=True),
-    Column("end", "end", number, right=True, spare=3),
-    Column("lag", "lag", number, right=True),
-    Column("rate", "msg/s", number, right=True),
-)
+_RATE: Final = Column("rate", "msg/s", number, right=True)
 
 
 def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
-    return (Column("group", "group"), *places.columns(rows), *_NUMBERS, *owner_columns(short_names(named(rows))))
+    owners = owner_columns(short_names(owners_of(rows)))
+    return (Column("group", "group"), *queue_names.columns(rows), *OFFSET_COLUMNS, _RATE, *owners)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -75,7 +71,7 @@ def top(
     with shell.broker() as broker:
         if once or shell.json or not sys.stdout.isatty():
             rows = _look(broker, group, rates)
-            shell.show(rows, _columns(rows), none=f"no consumer groups in {shell.place}", one_line=True)
+            shell.show(rows, _columns(rows), none=f"no consumer groups in {shell.address}", one_line=True)
         else:
             _watch(lambda: _look(broker, group, rates), seconds)
 
@@ -119,8 +115,8 @@ def _view(rows: Sequence[Row], height: int, width: int) -> RenderableType:
     lag, speed = sum(row["lag"] for row in rows), sum(row["rate"] or 0 for row in rows)
     head = f"{len({row['group'] for row in rows})} groups, {len(rows)} queues, lag {lag:,}, {speed:,.0f} msg/s. q ends"
     if len(rows) > room:
-        behind = set(sorted(range(len(rows)), key=lambda place: -rows[place]["lag"])[:room])
-        rows = [row for place, row in enumerate(rows) if place in behind]
+        behind = set(sorted(range(len(rows)), key=lambda index: -rows[index]["lag"])[:room])
+        rows = [row for index, row in enumerate(rows) if index in behind]
         head += f". The {room} furthest behind:"
     return Group(Text(head, no_wrap=True, overflow="ellipsis"), table(rows, _columns(rows), one_line=True, width=width))
 

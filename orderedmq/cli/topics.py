@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import typer
 
 from orderedmq.broker import Keep, TopicInfo
-from orderedmq.cli import completion, places
-from orderedmq.cli.places import queue_fields
+from orderedmq.cli import completion, queue_names
+from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, TopicError
@@ -94,9 +94,9 @@ def create(
             "add-queues",
         )
     if created:
-        text = f"created topic {name} with {queues} queues in {shell.place}"
+        text = f"created topic {name} with {queues} queues in {shell.address}"
     else:
-        text = f"topic {name} exists with {queues} queues in {shell.place}"
+        text = f"topic {name} exists with {queues} queues in {shell.address}"
     shell.done({**topic_row(made), "created": created}, text)
     if not created and any(getattr(made, setting) != value for setting, value in asked.items()):
         shell.note(f"topic {name} keeps the settings that it has; orderedmq topic alter changes its retention")
@@ -116,7 +116,7 @@ def list_topics(shell: Shell) -> None:
         Column("messages", "messages", number, right=True),
         *_KEPT,
     )
-    shell.show(rows, columns, none=f"no topics in {shell.place}")
+    shell.show(rows, columns, none=f"no topics in {shell.address}")
 
 
 @command(app, "describe")
@@ -140,7 +140,7 @@ def describe(shell: Shell, name: Name) -> None:
     ]
     kept = [f"{column.title} {column.text(value)}" for column in _KEPT if (value := topic_row(topic)[column.field]) is not None]
     columns = (
-        *places.columns(rows, topic=False),
+        *queue_names.columns(rows, topic=False),
         Column("min_offset", "first", number, right=True),
         Column("max_offset", "next", number, right=True),
         Column("messages", "messages", number, right=True),
@@ -232,7 +232,7 @@ def trim(
         for queue, at in bounds.items()
     ]
     columns = (
-        *places.columns(rows, topic=False),
+        *queue_names.columns(rows, topic=False),
         Column("deleted", "deleted", number, right=True),
         Column("min_offset", "first", number, right=True),
         Column("max_offset", "next", number, right=True),
@@ -248,7 +248,7 @@ def _limits(name: str, before: str, bounds: dict[MessageQueue, Any]) -> dict[Mes
         if queue.topic != name or queue not in bounds:
             raise OptionError(
                 OptionCondition.INVALID,
-                f"option --before: topic {name} has no queue {queue}; its queues are {places.spans(list(bounds))}",
+                f"option --before: topic {name} has no queue {queue}; its queues are {queue_names.spans(list(bounds))}",
             )
         end = bounds[queue].max_offset
         if offset > end:
@@ -263,6 +263,6 @@ def delete(shell: Shell, name: Name, yes: Yes = False) -> None:
     with shell.broker() as broker:
         bounds = broker.log.bounds(broker.log.queues(name)).values()
         messages = sum(at.max_offset - at.min_offset for at in bounds)
-        shell.ask(f"Delete topic {name} with {messages:,} messages from {shell.place}?", yes)
+        shell.ask(f"Delete topic {name} with {messages:,} messages from {shell.address}?", yes)
         broker.admin.delete_topic(name)
     shell.done({"topic": name, "deleted": messages}, f"deleted topic {name} with {messages:,} messages")

@@ -16,7 +16,7 @@ from typing import Final
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.core.machine_rooms import has_room
 from orderedmq.errors import OptionError, TopicError
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, java_order
 
 #: Strategies that need only the order or names of queues and members. MACHINE_ROOM_NEARBY applies one of them in each room.
 INNER_STRATEGIES: Final = ("AVG", "AVG_BY_CIRCLE", "CONSISTENT_HASH")
@@ -41,14 +41,14 @@ class Allocation:
     inner: str = "AVG"
 
     def name(self) -> str:
-        """Java's getName()."""
+        """Return the name that Java's getName() gives."""
         return f"{self.strategy}-{self.inner}" if self.strategy == "MACHINE_ROOM_NEARBY" else self.strategy
 
 
 def allocate(
     allocation: Allocation, client_id: str, queues: Sequence[MessageQueue], members: Mapping[str, str | None]
 ) -> list[MessageQueue]:
-    """The queues of one topic that ``client_id`` should own, in Java's order; none for a client that is not a member.
+    """Return the queues of one topic that ``client_id`` should own, in Java's order; none for a client that is not a member.
 
     ``queues`` are all queues of the topic (RocketMQ divides topic by topic). ``members`` are all clients of the group with
     their rooms (None: no room). Both may be in any order. CONFIG gives the configured queues of the topic and, as in Java,
@@ -65,7 +65,7 @@ def allocate(
     if client_id not in members:
         return []
     ordered = sorted(queues, key=_compare_to)
-    clients = sorted(members, key=_utf16)
+    clients = sorted(members, key=java_order)
     if allocation.strategy == "MACHINE_ROOM":
         return _machine_room(allocation, clients.index(client_id), ordered, len(clients))
     if allocation.strategy == "MACHINE_ROOM_NEARBY":
@@ -73,14 +73,9 @@ def allocate(
     return _divide(allocation.strategy, client_id, ordered, clients)
 
 
-def _utf16(text: str) -> bytes:
-    """A sort key with the order of Java's String.compareTo: UTF-16 units, which sort characters above U+FFFF differently."""
-    return text.encode("utf-16-be", "surrogatepass")
-
-
 def _compare_to(queue: MessageQueue) -> tuple[bytes, bytes, int]:
     """MessageQueue.compareTo."""
-    return _utf16(queue.topic), _utf16(queue.broker_name), queue.queue_id
+    return java_order(queue.topic), java_order(queue.broker_name), queue.queue_id
 
 
 def _divide(strategy: str, client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]) -> list[MessageQueue]:
@@ -116,7 +111,7 @@ def _consistent_hash(client_id: str, queues: Sequence[MessageQueue], clients: Se
 
 
 def _md5(text: str) -> int:
-    """ConsistentHashRouter.MD5Hash: the first four bytes, big-endian.
+    """Return ConsistentHashRouter.MD5Hash: the first four bytes, big-endian.
 
     Java takes the bytes of its platform's charset, here UTF-8.
     """
@@ -174,7 +169,7 @@ def _nearby(
         clients_in.setdefault(room, []).append(client)
     here = rooms[client_id]
     mine = _divide(allocation.inner, client_id, queues_in.get(here, []), clients_in[here])
-    for room in sorted(queues_in, key=_utf16):
+    for room in sorted(queues_in, key=java_order):
         if room not in clients_in:
             mine += _divide(allocation.inner, client_id, queues_in[room], list(members))
     return mine

@@ -26,7 +26,7 @@ _TEXTS: Final = {
 
 
 def content_hash64(rows: pa.RecordBatch) -> Words:
-    """The content hash of each row.
+    """Return the content hash of each row.
 
     ``rows`` have PRODUCER_COLUMNS as `message_rows.normalise` gives them; others are ignored.
     """
@@ -40,12 +40,12 @@ def content_hash64(rows: pa.RecordBatch) -> Words:
 
 
 def _hashes(values: pa.Array) -> Words:
-    """xxh3 of each value of an array of bytes without nulls."""
+    """Return xxh3 of each value of an array of bytes without nulls."""
     return np.fromiter(map(xxh3_64_intdigest, values.to_pylist()), np.uint64, len(values))
 
 
 def _texts(values: pa.Array) -> Words:
-    """The hash of each string; 0 for a null or an empty one. A column with nothing else costs no hashing."""
+    """Return the hash of each string; 0 for a null or an empty one. A column with nothing else costs no hashing."""
     some = pc.fill_null(pc.greater(pc.binary_length(values), 0), False).to_numpy(zero_copy_only=False)
     result = np.zeros(len(values), np.uint64)
     if some.any():
@@ -54,7 +54,7 @@ def _texts(values: pa.Array) -> Words:
 
 
 def _properties(column: pa.Array) -> Words:
-    """The hash of each map: the sum over its entries, so their order does not matter.
+    """Return the hash of each map: the sum over its entries, so their order does not matter.
 
     An entry without a value does not count.
     """

@@ -19,13 +19,13 @@ ALL: Final = "*"
 
 
 def tags_of(expression: str) -> tuple[str, ...]:
-    """The tags of RocketMQ's ``A || B``, sorted; empty if it matches every message (FilterAPI.buildSubscriptionData)."""
+    """Return the tags of RocketMQ's ``A || B``, sorted; empty if it matches every message (FilterAPI.buildSubscriptionData)."""
     text = expression.strip()
     return () if text == ALL else tuple(sorted({tag.strip() for tag in text.split("||")} - {""}))
 
 
 def canonical(expression: str, kind: str) -> str:
-    """The canonical text of an expression, which members of a group compare. An empty TAG expression means all."""
+    """Return the canonical text of an expression, which members of a group compare. An empty TAG expression means all."""
     return expression.strip() if kind != "TAG" else " || ".join(tags_of(expression)) or ALL
 
 
@@ -38,7 +38,7 @@ class Filter:
 
     @classmethod
     def by_tags(cls, expression: str) -> Self | None:
-        """The filter of a tag expression; None if it matches every message."""
+        """Return the filter of a tag expression; None if it matches every message."""
         tags = tags_of(expression)
         return cls(tags=tags) if tags else None
 

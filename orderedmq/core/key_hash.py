@@ -65,7 +65,7 @@ class _Strings:
             self.words.append((rows, ending_at[ends[rows] - done] & _KEEP[np.minimum(lengths[rows] - done, 8)]))
 
     def java_hash(self, unit: int) -> npt.NDArray[np.uint32]:
-        """String.hashCode of each row: the sum of s[i] * 31^(n-1-i) over its units, of 1 byte (ASCII) or 2 (UTF-16)."""
+        """Return String.hashCode of each row: the sum of s[i] * 31^(n-1-i) over its units, of 1 byte (ASCII) or 2 (UTF-16)."""
         result = np.zeros(len(self.lengths), dtype=np.uint32)
         weight = 1
         for rows, words in self.words:
@@ -74,14 +74,14 @@ class _Strings:
         return result
 
     def hash64(self) -> Words:
-        """64 well-mixed bits of each row. Keys of at most 8 bytes and of one length never collide, others only by chance."""
+        """Return 64 well-mixed bits of each row. Keys of at most 8 bytes and of one length never collide, others only by chance."""
         result = _mix(self.lengths.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
         for rows, words in self.words:
             result[rows] = _mix(result[rows] ^ words)
         return result
 
     def not_ascii(self) -> npt.NDArray[np.intp]:
-        """The numbers of the rows that have a byte above 127."""
+        """Return the numbers of the rows that have a byte above 127."""
         found = np.zeros(len(self.lengths), dtype=np.bool_)
         for rows, words in () if self.ascii else self.words:
             found[rows] |= (words & _HIGH_BITS) != 0
@@ -89,7 +89,7 @@ class _Strings:
 
 
 def _fold(words: Words, unit: int) -> npt.NDArray[np.uint32]:
-    """Java's hash of the 8 one-byte or 4 two-byte units in each word, by lanes: pairs, pairs of pairs, halves.
+    """Return Java's hash of the 8 one-byte or 4 two-byte units in each word, by lanes: pairs, pairs of pairs, halves.
 
     No lane overflows into the next one before the last step: 255 * 32 < 2^16, 8160 * 962 < 2^32, 65535 * 32 < 2^32.
     """
@@ -177,11 +177,11 @@ class HashedKeys:
         return result
 
     def filter(self, mask: pa.Array) -> HashedKeys:
-        """The keys where ``mask`` is true."""
+        """Return the keys where ``mask`` is true."""
         return HashedKeys(self.keys.filter(mask))
 
     def _blocks(self) -> Iterator[tuple[slice, _Strings]]:
-        """The keys, block by block. No block is kept, so that the next one reuses its memory. A null has no bytes."""
+        """Yield the keys, block by block. No block is kept, so that the next one reuses its memory. A null has no bytes."""
         data, offsets = _buffers(self._plain)
         for first in range(0, len(self._plain), _BLOCK):
             bounds = offsets[first : first + _BLOCK + 1].astype(np.int64)
@@ -193,7 +193,7 @@ class HashedKeys:
 
 
 def _buffers(keys: pa.Array) -> tuple[Bytes, npt.NDArray[Any]]:
-    """The bytes of a (large_)string array, sliced or not, and its rows + 1 offsets into them (int32 or int64)."""
+    """Return the bytes of a (large_)string array, sliced or not, and its rows + 1 offsets into them (int32 or int64)."""
     if not len(keys):
         return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     _, offsets, data = keys.buffers()
@@ -203,7 +203,7 @@ def _buffers(keys: pa.Array) -> tuple[Bytes, npt.NDArray[Any]]:
 
 
 def _utf16(keys: pa.Array) -> _Strings:
-    """Strings without nulls in UTF-16, little-endian. Bytes that are not UTF-8 become U+FFFD, as in Java."""
+    """Return strings without nulls in UTF-16, little-endian. Bytes that are not UTF-8 become U+FFFD, as in Java."""
     data, offsets = _buffers(keys)
     data, offsets = data[offsets[0] : offsets[-1]], offsets - offsets[0]
     leads = (data & 0xC0) != 0x80
@@ -225,10 +225,10 @@ def _utf16(keys: pa.Array) -> _Strings:
 
 
 def java_string_hash(keys: pa.Array) -> npt.NDArray[np.int32]:
-    """Java's String.hashCode of each key; 0 for a null. See `HashedKeys` for types and errors."""
+    """Return Java's String.hashCode of each key; 0 for a null. See `HashedKeys` for types and errors."""
     return HashedKeys(keys).java
 
 
 def key_hash64(keys: pa.Array) -> Words:
-    """64 well-mixed bits of each key, to find the same key in two tasks; 0 for a null. See `HashedKeys`."""
+    """Return 64 well-mixed bits of each key, to find the same key in two tasks; 0 for a null. See `HashedKeys`."""
     return HashedKeys(keys).hash64

@@ -45,7 +45,7 @@ def is_ours(progress_source: Mapping[str, Any]) -> bool:
 
 
 def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
-    """The lag of each queue of one source; empty for another kind of source, or if no offset has been decided yet.
+    """Return the lag of each queue of one source; empty for another kind of source, or if no offset has been decided yet.
 
     If Spark reports latest offsets, a queue with only one of the two is left out: without ``next``, where it begins is unknown;
     without ``latest``, it was given up or deleted. Raises OffsetError for offsets that this version cannot read.
@@ -65,7 +65,7 @@ def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
 
 
 def lag_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> dict[MessageQueue, QueueLag]:
-    """The lag of each queue of all sources, in queue order. If several sources read a queue, the one furthest behind counts."""
+    """Return the lag of each queue of all sources, in queue order. If several sources read a queue, the one furthest behind counts."""
     found: dict[MessageQueue, QueueLag] = {}
     for source in progress_sources:
         for queue, lag in lag_of(source).items():
@@ -75,7 +75,7 @@ def lag_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> dict[MessageQ
 
 
 def describe(lags: Mapping[MessageQueue, QueueLag]) -> str:
-    """One line: the total lag and the queue with the largest lag, the first of equals."""
+    """Return one line: the total lag and the queue with the largest lag, the first of equals."""
     known = {queue: lag.messages for queue, lag in lags.items() if lag.messages is not None}
     if not known:
         return f"lag of {len(lags)} queues not known"
@@ -85,7 +85,7 @@ def describe(lags: Mapping[MessageQueue, QueueLag]) -> str:
 
 
 def _parsed(offset: Any) -> Any:
-    """An offset as Python objects; what is not JSON stays as it is."""
+    """Return an offset as Python objects; what is not JSON stays as it is."""
     if not isinstance(offset, str):
         return offset
     try:

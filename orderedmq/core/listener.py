@@ -26,7 +26,13 @@ _SPARE_BYTES: Final = 256
 
 
 class ConsumeOrderlyStatus(Enum):
-    """A listener's answer (RocketMQ's names)."""
+    """A listener's answer to a batch of messages, with the names of RocketMQ's ConsumeOrderlyStatus.
+
+    SUCCESS: the batch is accepted; without ``auto_commit`` it is taken, and waits for a commit. COMMIT: everything taken is
+    accepted. ROLLBACK: everything taken comes again after the suspension, which is no retry. COMMIT and ROLLBACK count as
+    SUCCESS, with a warning, unless ``auto_commit`` is False. SUSPEND_CURRENT_QUEUE_A_MOMENT: the batch comes again after the
+    suspension, as after an exception, until it has no retries left and becomes dead letters.
+    """
 
     SUCCESS = "SUCCESS"
     ROLLBACK = "ROLLBACK"
@@ -36,9 +42,11 @@ class ConsumeOrderlyStatus(Enum):
 
 @dataclass(slots=True)
 class ConsumeOrderlyContext:
-    """One call's context.
+    """One call's context, as RocketMQ's class of this name.
 
-    The listener may set ``auto_commit`` and ``suspend_current_queue_time_millis`` (-1: as in the settings).
+    ``message_queue`` has the fields topic, broker_name and queue_id. The listener may set ``auto_commit`` to False, to commit
+    several calls at once, and ``suspend_current_queue_time_millis`` to the suspension after this call in milliseconds (cut to
+    10 to 30,000; -1: as in `consume_orderly`).
     """
 
     message_queue: MessageQueue
@@ -68,7 +76,7 @@ class OrderlySettings:
 
 
 def suspend_seconds(millis: int, default: int) -> float:
-    """Seconds for which a queue is suspended: ``millis``, or ``default`` for -1, between 10 ms and 30 s."""
+    """Return the seconds for which a queue is suspended: ``millis``, or ``default`` for -1, between 10 ms and 30 s."""
     return min(max(default if millis == -1 else millis, 10), 30_000) / 1000
 
 
@@ -77,7 +85,7 @@ Listener = Callable[[Sequence[Any], ConsumeOrderlyContext], ConsumeOrderlyStatus
 
 
 class ConsumeMessageHook(Protocol):
-    """Called before and after every call of the listener. ``error`` is given exactly if ``status`` is None."""
+    """Called before and after every call of the listener. After it, exactly one of ``status`` and ``error`` is None."""
 
     def consume_message_before(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> None: ...
 
@@ -93,7 +101,7 @@ def call_listener(
     hooks: Sequence[ConsumeMessageHook],
     warn: Callable[[str], None],
 ) -> tuple[ConsumeOrderlyStatus | None, str | None]:
-    """Call the listener and its hooks; return its answer and error, for `OrderlyQueue.consumed`.
+    """Call the listener and its hooks. Return its answer and error, for `OrderlyQueue.consumed`.
 
     An answer that is not a ConsumeOrderlyStatus, and an exception, give an error. A hook's exception gives only a warning, as
     in Java.
@@ -125,7 +133,7 @@ def call_listener(
 
 
 def clip(text: str, limit: int) -> str:
-    """At most ``limit`` bytes of a text, fit for a property.
+    """Return at most ``limit`` bytes of a text, fit for a property.
 
     RocketMQ separates properties by the characters 1 and 2, and UTF-8 has no surrogates.
     """
@@ -134,7 +142,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def dead_letter_id(group: str, queue: MessageQueue, offset: int) -> str:
-    """A dead letter's identity. A message that is put aside again after a replay has the same."""
+    """Return a dead letter's identity. A message that is put aside again after a replay has the same."""
     return f"{group}/{queue}/{offset}"
 
 
@@ -148,7 +156,7 @@ def dead_letter_properties(
     properties: Mapping[str, str],
     room: int = MAX_PROPERTIES_BYTES - _SPARE_BYTES,
 ) -> dict[str, str]:
-    """A dead letter's properties: the message's own ``properties`` and its origin, under RocketMQ's names where they exist.
+    """Return a dead letter's properties: the message's own ``properties`` and its origin, under RocketMQ's names where they exist.
 
     ``room`` is their maximum size in bytes: less than the default if the message has keys or tags. The error is cut first, then
     the message's own properties that do not fit are left out. A message that was a dead letter before keeps its first message

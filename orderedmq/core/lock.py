@@ -38,7 +38,7 @@ class Instant:
     seconds: float
 
     def since(self, earlier: Instant) -> float:
-        """Seconds from ``earlier`` to this moment; infinite across a boot."""
+        """Return the seconds from ``earlier`` to this moment; infinite across a boot."""
         return self.seconds - earlier.seconds if self.boot_id == earlier.boot_id else float("inf")
 
 
@@ -108,7 +108,7 @@ class QueueLock:
     lingering: bool = False
 
     def age(self, now: Instant) -> float:
-        """Seconds since the last grant or renewal; infinite across a boot."""
+        """Return the seconds since the last grant or renewal; infinite across a boot."""
         return now.since(self.renewed)
 
     def expired(self, now: Instant) -> bool:
@@ -127,7 +127,7 @@ def grant(
     alive: Callable[[str], bool],
     life: float = LOCK_LIFE,
 ) -> QueueLock | None:
-    """The lock granted to ``client``, or None if it is refused.
+    """Return the lock granted to ``client``, or None if it is refused.
 
     ``alive(client_id)`` says whether that process is alive. It is called only where its answer decides.
     """
@@ -151,41 +151,41 @@ def grant(
 
 
 def refusal(lock: QueueLock, queue: MessageQueue, now: Instant, alive: bool | None) -> Refusal:
-    """The refusal that a client gets in place of ``lock``."""
+    """Return the refusal that a client gets in place of ``lock``."""
     return Refusal(queue, lock.owner, lock.client_id, alive, lock.lingering, lock.remaining(now))
 
 
-def token(lock: QueueLock, group: str, queue: MessageQueue) -> LockToken:
-    """The token of a granted lock."""
+def token_of(lock: QueueLock, group: str, queue: MessageQueue) -> LockToken:
+    """Return the token of a granted lock."""
     return LockToken(group, queue, lock.owner, lock.client_id, lock.epoch, lock.tenure)
 
 
-def is_current(lock: QueueLock | None, proof: LockToken) -> bool:
-    """The fence: whether the lock still has the token's epoch.
+def is_current(lock: QueueLock | None, token: LockToken) -> bool:
+    """Whether the lock still has the token's epoch (the fence).
 
     It does after an unlock, until the next grant, seek or release.
     """
-    return lock is not None and lock.epoch == proof.epoch
+    return lock is not None and lock.epoch == token.epoch
 
 
-def is_held(lock: QueueLock | None, proof: LockToken) -> bool:
+def is_held(lock: QueueLock | None, token: LockToken) -> bool:
     """Whether the queue is still held under this token."""
-    return lock is not None and lock.held and lock.epoch == proof.epoch
+    return lock is not None and lock.held and lock.epoch == token.epoch
 
 
-def renew(lock: QueueLock | None, proof: LockToken, now: Instant) -> QueueLock | None:
-    """The lock prolonged, or None if it is lost.
+def renew(lock: QueueLock | None, token: LockToken, now: Instant) -> QueueLock | None:
+    """Return the lock prolonged, or None if it is lost.
 
     An expired lock that nobody took is still its holder's: the epoch proves it.
     """
-    if lock is None or not is_held(lock, proof) or lock.lingering:
+    if lock is None or not is_held(lock, token) or lock.lingering:
         return None
     return replace(lock, renewed=now)
 
 
-def unlock(lock: QueueLock | None, proof: LockToken, now: Instant, linger: float = 0.0) -> QueueLock | None:
-    """The lock given back, or left to live ``linger`` seconds at most; None if the token does not hold it."""
-    if lock is None or not is_held(lock, proof):
+def unlock(lock: QueueLock | None, token: LockToken, now: Instant, linger: float = 0.0) -> QueueLock | None:
+    """Return the lock given back, or left to live ``linger`` seconds at most; None if the token does not hold it."""
+    if lock is None or not is_held(lock, token):
         return None
     if linger > 0:
         return replace(lock, renewed=now, life=min(lock.remaining(now), linger), lingering=True)
@@ -193,13 +193,13 @@ def unlock(lock: QueueLock | None, proof: LockToken, now: Instant, linger: float
 
 
 def sought(next_epoch: int, now: Instant) -> QueueLock:
-    """The lock after the group's offset was set from outside: free, without lineage, all tokens given out so far stale."""
+    """Return the lock after a seek set the group's offset: free, without lineage, all tokens given out so far stale."""
     return QueueLock("", "", next_epoch, next_epoch, held=False, renewed=now)
 
 
 def released(lock: QueueLock, next_epoch: int) -> QueueLock:
-    """The lock after it was taken away from outside: free, its holder's token stale.
+    """Return the lock after a release took it away: free, its holder's token stale.
 
-    No other owner had it: the lineage stays.
+    No other owner had the queue, so the lineage stays.
     """
     return replace(lock, epoch=next_epoch, held=False, lingering=False)

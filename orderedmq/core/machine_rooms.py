@@ -21,7 +21,7 @@ def has_room(broker_name: str, rooms: Sequence[str]) -> bool:
 
 
 def queues_in(topic: str, queues: Sequence[MessageQueue], rooms: Sequence[str]) -> list[MessageQueue]:
-    """The topic's queues that are in the rooms, in their order. Raises TopicError NO_SUCH_QUEUE for a room without queues."""
+    """Return the topic's queues that are in the rooms, in their order. Raises TopicError NO_SUCH_QUEUE for a room without queues."""
     for room in rooms:
         if not any(has_room(queue.broker_name, (room,)) for queue in queues):
             brokers = ", ".join(sorted({queue.broker_name for queue in queues})) or "none"

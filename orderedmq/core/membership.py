@@ -38,7 +38,7 @@ class Subscription:
     filter_type: str = "TAG"
 
     def differences(self, other: Subscription) -> list[str]:
-        """A text per difference, such as ``assignment 'shared', not 'exclusive'``: this value, then the other's."""
+        """Return a text per difference, such as ``assignment 'shared', not 'exclusive'``: this value, then the other's."""
         mine, theirs = asdict(self), asdict(other)
         return [f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
 
@@ -60,7 +60,7 @@ class Member:
     name: str | None = None
 
     def age(self, now: Instant) -> float:
-        """Seconds since the last heartbeat; infinite across a boot."""
+        """Return the seconds since the last heartbeat; infinite across a boot."""
         return now.since(self.renewed)
 
     def expired(self, now: Instant) -> bool:
@@ -68,7 +68,7 @@ class Member:
 
 
 def present(members: Iterable[Member], now: Instant, alive: Callable[[str], bool]) -> list[Member]:
-    """The members that count, sorted by client id."""
+    """Return the members that count, sorted by client id."""
     return sorted(
         (member for member in members if not member.expired(now) and alive(member.client_id)),
         key=lambda member: member.client_id,

@@ -31,14 +31,14 @@ _TEXT = ("tags", "keys", "sharding_key")
 
 @functools.cache
 def _reserved() -> pa.Array:
-    """The reserved names. Not made at import: ``pa.array`` imports pandas, which takes a third of a process's start-up time."""
+    """Return the reserved names. They are not made at import: ``pa.array`` imports pandas, a third of a process's start-up time."""
     return pa.array(sorted(RESERVED_PROPERTIES))
 
 
 def normalise(
     rows: pa.RecordBatch, where: str, first: int = 0, malformed: Callable[[Sequence[int]], None] | None = None
 ) -> pa.RecordBatch:
-    """The producer's columns of ``rows``, checked, in the message schema's types.
+    """Return the producer's columns of ``rows``, checked, in the message schema's types.
 
     Reserved properties are removed. Texts that are not UTF-8 are made so (text.py), and ``malformed`` gets the numbers of their
     rows, from 0. ``where`` names the target in errors, which count rows from ``first``. Raises SchemaError MISSING_COLUMN or
@@ -48,13 +48,13 @@ def normalise(
         raise SchemaError(SchemaCondition.MISSING_COLUMN, f"rows for {where} have no column 'body' (binary or string)")
     fields, arrays = [], []
     for name in PRODUCER_COLUMNS:
-        at = rows.schema.get_all_field_indices(name)
-        if not at:
+        indexes = rows.schema.get_all_field_indices(name)
+        if not indexes:
             continue
-        if len(at) > 1:
-            raise SchemaError(SchemaCondition.WRONG_TYPE, f"rows for {where} have {len(at)} columns {name!r}")
+        if len(indexes) > 1:
+            raise SchemaError(SchemaCondition.WRONG_TYPE, f"rows for {where} have {len(indexes)} columns {name!r}")
         field = PRODUCER_SCHEMA.field(name)
-        column = rows.column(at[0])
+        column = rows.column(indexes[0])
         if name in TEXTS and not pa.types.is_binary(column.type):
             column, bad = valid(column)
             if len(bad) and malformed is not None:
@@ -74,10 +74,10 @@ def normalise(
         if name in checked.schema.names:
             _check_length(checked.column(name), name, where, first)
     if "properties" in checked.schema.names:
-        place = checked.schema.get_field_index("properties")
-        column = _without_reserved(checked.column(place))
+        index = checked.schema.get_field_index("properties")
+        column = _without_reserved(checked.column(index))
         _check_properties(column, where, first)
-        checked = checked.set_column(place, checked.schema.field(place), column)
+        checked = checked.set_column(index, checked.schema.field(index), column)
     return checked
 
 
@@ -115,7 +115,7 @@ def _check_length(column: pa.Array, name: str, where: str, first: int) -> None:
 
 
 def several_tags(rows: pa.RecordBatch) -> int:
-    """How many of the rows (as `normalise` gives them) have a tag with a comma or ``||``, meant as several tags.
+    """Return how many of the rows (as `normalise` gives them) have a tag with a comma or ``||``, meant as several tags.
 
     A message has one tag, and a filter by one of the parts does not find it.
     """
@@ -138,7 +138,7 @@ def reserved(names: pa.Array) -> pa.Array:
 
 
 def _without_reserved(column: pa.Array) -> pa.Array:
-    """The properties without reserved names, which must not travel from a source's rows into a sink's."""
+    """Return the properties without reserved names, which must not travel from a source's rows into a sink's."""
     if not pc.any(reserved(column.keys)).as_py():
         return column
     kept = [

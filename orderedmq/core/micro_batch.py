@@ -33,7 +33,7 @@ class SourceRun:
 
 
 def run_of(local_property: Callable[[str], str | None]) -> SourceRun | None:
-    """The micro-batch's run, or None in a job that belongs to no micro-batch."""
+    """Return the micro-batch's run, or None in a job that belongs to no micro-batch."""
     query, batch = local_property(QUERY), local_property(BATCH)
     if query is None or batch is None:
         return None

@@ -35,7 +35,7 @@ def offsets_to_json(offsets: OffsetMap) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def offsets_from_json(value: Any, where: str, *, least: int = 0) -> dict[MessageQueue, int]:
-    """The inverse of ``offsets_to_json``. ``least`` is the lowest offset allowed.
+    """Return the inverse of ``offsets_to_json``. ``least`` is the lowest offset allowed.
 
     Raises OffsetError INVALID that names ``where`` and the bad entry.
     """
@@ -83,7 +83,7 @@ class Checkpoint:
         return self.owner is None
 
     def to_spark(self) -> dict[str, Any]:
-        """The JSON that Spark keeps and compares as text; the fresh one is ``{}``."""
+        """Return the JSON that Spark keeps and compares as text; the fresh one is ``{}``."""
         if self.owner is None:
             return {}
         return {
@@ -98,7 +98,7 @@ class Checkpoint:
 
     @classmethod
     def from_spark(cls, value: Any) -> Checkpoint:
-        """The inverse of ``to_spark``. Raises OffsetError INVALID, or NEWER_FORMAT for a checkpoint of a newer version."""
+        """Return the inverse of ``to_spark``. Raises OffsetError INVALID, or NEWER_FORMAT for a checkpoint of a newer version."""
         if value == {}:
             return cls()
         version = value.get("v") if isinstance(value, Mapping) else None
@@ -132,7 +132,7 @@ def _well_formed(value: Any) -> bool:
 
 
 def ranges(start: Checkpoint, end: Checkpoint) -> dict[MessageQueue, OffsetRange]:
-    """The range of every queue of ``end``, empty ones too, in queue order.
+    """Return the range of every queue of ``end``, empty ones too, in queue order.
 
     A queue in ``start`` but not in ``end`` was given up. Raises OffsetError BEGIN_AFTER_END, and INCOMPLETE if neither
     checkpoint says where a queue begins: a range is never guessed and never skipped silently.

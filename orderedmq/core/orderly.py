@@ -148,7 +148,7 @@ class OrderlyQueue:
     def __init__(self, queue: MessageQueue, settings: OrderlySettings, now: float) -> None:
         self.queue = queue
         self.settings = settings
-        #: What the caller should log; each text comes once.
+        #: Texts that the caller should log, each of them once.
         self.warnings: list[str] = []
         self._process = ProcessQueue(now, max_messages=PULL_THRESHOLD)
         #: The end of the offsets that were put, and the number of messages taken.
@@ -166,9 +166,9 @@ class OrderlyQueue:
         self._again: dict[int, Batch] = {}
         #: The engine resumes at ``_resume`` with a check of the lock. ``_began`` is when the first batch after that began.
         self._resume = now
-        self._ask = True
+        self._must_check_lock = True
         self._began: float | None = None
-        self._since = now
+        self._called_at = now
         self._closed = self._lost = False
 
     # -- messages come in
@@ -194,7 +194,7 @@ class OrderlyQueue:
     # -- what to do
 
     def next(self, now: float) -> Action:
-        """The action to take now.
+        """Return the action to take now.
 
         Raises LockError LOST if the queue was lost or dropped, and ListenerError UNCOMMITTED at the end of the range.
         """
@@ -205,7 +205,7 @@ class OrderlyQueue:
             return self._due
         if now < self._resume:
             return Suspend(self._resume - now)
-        if self._ask or process.lock_expired(now):
+        if self._must_check_lock or process.lock_expired(now):
             self._due = CheckLock()
         elif self._exhausted is not None:
             self._due = DeadLetter(self._exhausted)
@@ -227,7 +227,7 @@ class OrderlyQueue:
         return self._due
 
     def _take(self, count: int, now: float) -> Batch:
-        self._since = now
+        self._called_at = now
         self._taken += count
         slices = self._process.take(count, now)
         begin = slices[0].begin
@@ -241,7 +241,7 @@ class OrderlyQueue:
         again = min(self._again) if self._again else self._settled
         return min(again, self._held[0].begin) if self._held else again
 
-    # -- what came of it
+    # -- outcomes of actions
 
     def consumed(
         self, context: ConsumeOrderlyContext, status: ConsumeOrderlyStatus | None, error: str | None, now: float
@@ -255,7 +255,7 @@ class OrderlyQueue:
         batch = self._due.batch
         self._due = None
         batch.attempts += 1
-        batch.seconds += now - self._since
+        batch.seconds += now - self._called_at
         if context.auto_commit:
             if status is ConsumeOrderlyStatus.SUCCESS:
                 return self._commit(batch, "SUCCESS")
@@ -305,7 +305,7 @@ class OrderlyQueue:
         return [self._outcome(batch, "DEAD_LETTER")]
 
     def lock(self, held: bool, now: float) -> None:
-        """Take whether the queue is still held: the answer to `CheckLock`, or news that came unasked."""
+        """Record whether the queue is still held: the answer to `CheckLock`, or news that came unasked."""
         self._process.locked = held
         if not held:
             self._lost = True
@@ -313,7 +313,7 @@ class OrderlyQueue:
         self._process.last_lock = now
         if isinstance(self._due, CheckLock):
             self._due = None
-            self._ask = False
+            self._must_check_lock = False
 
     def drop(self) -> None:
         """The queue was given up: stop consuming it."""
@@ -348,7 +348,7 @@ class OrderlyQueue:
     def _suspend(self, seconds: float, now: float) -> None:
         self._resume = now + seconds
         self._began = None
-        self._ask = True
+        self._must_check_lock = True
 
     def _not_ours(self) -> LockError:
         return lost_by_listener(self.queue, "dropped" if self._process.dropped else "lost")

@@ -1,4 +1,4 @@
-"""Owner: which queues a query owns, from where it reads each, and what it tells the broker at a micro-batch boundary.
+"""Decides which queues a query owns, where it reads each from, and what it tells the broker at a micro-batch boundary.
 
 The Owner decides, the reader (ordered_source) acts: each method returns actions or takes the outcome of one. One ProcessQueue
 of bare ranges per queue keeps the offsets: put = found at the broker, take = planned into a batch, commit = Spark has committed
@@ -46,13 +46,13 @@ _ALONE: Final[Members] = {}
 
 
 def all_queues(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
-    """The exclusive strategy: every queue, whoever the members are."""
+    """Return every queue, whatever the members: the exclusive strategy."""
     del members
     return queues
 
 
 def divided(allocation: Allocation, client_id: str) -> Strategy:
-    """The strategy of a shared group, for the member ``client_id``. RocketMQ divides topic by topic."""
+    """Return the strategy of a shared group, for the member ``client_id``. RocketMQ divides topic by topic."""
 
     def strategy(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
         topics: dict[str, list[MessageQueue]] = {}
@@ -168,7 +168,7 @@ class Owner:
     def boundary(
         self, start: Checkpoint, queues: Sequence[MessageQueue], members: Members = _ALONE
     ) -> list[Commit | Unlock | Lock]:
-        """The actions at a boundary: commit what is processed, unlock what is given up, lock what is missing, in this order.
+        """Return the actions at a boundary: commit what is processed, unlock what is given up, lock what is missing, in this order.
 
         Spark has committed everything below ``start``; ``queues`` are those that exist. Queues given up are forgotten here.
         """
@@ -219,8 +219,8 @@ class Owner:
 
     def locked(self, tokens: Iterable[LockToken]) -> None:
         """Take queues that were granted. Where they are read from is not decided yet."""
-        for proof in tokens:
-            self.owned[proof.queue] = Owned(proof.queue, proof)
+        for token in tokens:
+            self.owned[token.queue] = Owned(token.queue, token)
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
         """Take queues without a lock (broadcasting)."""
@@ -228,7 +228,7 @@ class Owner:
             self.owned[queue] = Owned(queue, None)
 
     def lost(self, tokens: Iterable[LockToken]) -> list[MessageQueue]:
-        """Forget the queues of stale tokens: their new owner goes on at the group's offset. Returns those that were owned."""
+        """Forget the queues of stale tokens: their new owner goes on at the group's offset. Return those that were owned."""
         gone = [token.queue for token in tokens if token.queue in self.owned and self.owned[token.queue].token == token]
         self.drop(gone)
         return gone
@@ -242,7 +242,7 @@ class Owner:
             self.owned.pop(queue, None)
 
     def indispensable(self, asked: Lock, refused: Sequence[Refusal]) -> list[Refusal]:
-        """The refusals with which this query cannot go on.
+        """Return the refusals with which this query cannot go on.
 
         Exclusive: all. Shared: those of a logged batch's queues that a former run of this query holds (it is paused or slow to
         end, or the query was started twice), if the broker keeps lineage. The module's docstring says why the batch needs them.
@@ -254,7 +254,7 @@ class Owner:
         return [refusal for refusal in refused if refusal.owner == self.owner_id]
 
     def unplaced(self) -> ReadOffset:
-        """The action that reads the group's offsets of all queues whose position is not decided."""
+        """Return the action that reads the group's offsets of all queues whose position is not decided."""
         return ReadOffset(tuple(sorted(queue for queue, owned in self.owned.items() if owned.position is None)))
 
     def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
@@ -311,7 +311,7 @@ class Owner:
     # -- planning ----------------------------------------------------------------------------------------------------------
 
     def backlog(self, ends: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """Each queue's range that is at the broker (``ends``: max offsets) and not planned yet."""
+        """Return each queue's range that is at the broker (``ends``: max offsets) and not planned yet."""
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, owned in self.owned.items():
             if owned.position is None:
@@ -325,7 +325,7 @@ class Owner:
         self.owned[queue].place(offset, entered=True)
 
     def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """The next offset of each queue after ``counts`` more messages of it."""
+        """Return the next offset of each queue after ``counts`` more messages of it."""
         return {
             queue: owned.position + counts.get(queue, 0)
             for queue, owned in sorted(self.owned.items())
@@ -362,7 +362,7 @@ class Owner:
         return self._planned is not None and self._planned.to_spark() == end.to_spark()
 
     def replay(self, start: Checkpoint, end: Checkpoint, reset: int, group: OffsetMap) -> dict[MessageQueue, OffsetRange]:
-        """The non-empty ranges of a logged batch that this owner must repeat after a restart.
+        """Return the non-empty ranges of a logged batch that this owner must repeat after a restart.
 
         ``group``: the group's offsets, read after the queues were locked. Queues of a broken lineage stay unplaced, so that the
         next boundary enters them at the group's offset. On a broker without lineage, a range counts as another owner's only if
@@ -400,7 +400,7 @@ class Owner:
         return Unlock(tuple(idle), tuple(busy))
 
     def in_flight(self) -> dict[MessageQueue, OffsetRange]:
-        """Each queue's range that is planned and not committed."""
+        """Return each queue's range that is planned and not committed."""
         out: dict[MessageQueue, OffsetRange] = {}
         for queue, owned in self.owned.items():
             taken = owned.pending.taken()

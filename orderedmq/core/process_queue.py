@@ -50,7 +50,7 @@ class Slice:
         return self.end - self.begin
 
     def split(self, n: int) -> tuple[Slice, Slice]:
-        """The first ``n`` messages (0 <= n <= count) and the rest.
+        """Return the first ``n`` messages (0 <= n <= count) and the rest.
 
         Rows are cut without a copy. The size is divided pro rata, rounded down for the first part, so that the parts add up.
         """
@@ -120,7 +120,7 @@ class ProcessQueue:
     def put(self, messages: Slice) -> bool:
         """Hold these messages as pending. Those already held, pending or taken, stay as they are.
 
-        Returns whether to dispatch a consumer: messages are pending, and none has been dispatched since `take` last found
+        Return whether to dispatch a consumer: messages are pending, and none has been dispatched since `take` last found
         nothing. Java takes an offset a second time while it is being consumed; here this would break the order.
         """
         for piece in self._unknown(messages):
@@ -158,7 +158,7 @@ class ProcessQueue:
         return result
 
     def commit(self) -> int:
-        """Forget the taken messages. Returns the offset to commit, one above the highest taken; -1 when nothing is taken.
+        """Forget the taken messages. Return the offset to commit, one above the highest taken; -1 when nothing is taken.
 
         As in Java, a pending message below the highest taken one, put late or given back, does not hold the offset back.
         (Java throws when nothing is taken.)
@@ -187,7 +187,7 @@ class ProcessQueue:
     def remove(self, begin: int, end: int, now: float) -> int:
         """Forget the pending messages among [begin, end), consumed in any order (Java's concurrent mode).
 
-        Returns the offset to commit: the first still pending, else one above the highest ever put; -1 when nothing was
+        Return the offset to commit: the first still pending, else one above the highest ever put; -1 when nothing was
         pending before.
         """
         self.last_consume = now
@@ -225,11 +225,11 @@ class ProcessQueue:
         return bool(_overlapping(self._pending, offset, offset + 1))
 
     def pending(self) -> list[OffsetRange]:
-        """The offsets put and not taken, as ranges that neither overlap nor touch, in order."""
+        """Return the offsets put and not taken, as ranges that neither overlap nor touch, in order."""
         return _ranges(self._pending)
 
     def taken(self) -> list[OffsetRange]:
-        """The offsets taken and not committed, as ranges that neither overlap nor touch, in order."""
+        """Return the offsets taken and not committed, as ranges that neither overlap nor touch, in order."""
         return _ranges(self._taken)
 
     def lock_expired(self, now: float) -> bool:
@@ -247,7 +247,7 @@ class ProcessQueue:
         return begin
 
     def _unknown(self, messages: Slice) -> list[Slice]:
-        """The parts of a slice that are neither pending nor taken, in order."""
+        """Return the parts of a slice that are neither pending nor taken, in order."""
         if messages.begin == messages.end:
             return []
         known = _overlapping(self._pending, messages.begin, messages.end)
@@ -293,7 +293,7 @@ def _begin(held: Slice) -> int:
 
 
 def _overlapping(tree: SortedDict, begin: int, end: int) -> list[Slice]:
-    """The slices of a tree that have an offset in [begin, end), in order."""
+    """Return the slices of a tree that have an offset in [begin, end), in order."""
     if not tree or begin >= end or tree.peekitem(-1)[1].end <= begin:
         return []
     start = max(tree.bisect_right(begin) - 1, 0)
@@ -302,7 +302,7 @@ def _overlapping(tree: SortedDict, begin: int, end: int) -> list[Slice]:
 
 
 def _cut(tree: SortedDict, begin: int, end: int) -> list[Slice]:
-    """Take the offsets [begin, end) out of a tree. Returns what was there, in order."""
+    """Take the offsets [begin, end) out of a tree. Return their slices, in order."""
     result = []
     for held in _overlapping(tree, begin, end):
         del tree[held.begin]

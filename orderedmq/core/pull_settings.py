@@ -8,7 +8,7 @@ from orderedmq.core.process_queue import MAX_BYTES, MAX_MESSAGES
 
 
 @dataclass(frozen=True)
-class Reading:
+class PullSettings:
     """How a reader pulls.
 
     ``group``: the group to read as if the account may not read as TOOLS_CONSUMER; None: there is no other. ``max_messages``,
@@ -21,4 +21,4 @@ class Reading:
     max_bytes: int = MAX_BYTES
 
 
-USUAL = Reading()
+DEFAULT_PULL = PullSettings()

@@ -24,7 +24,7 @@ from orderedmq.core.sharding_key import HashedNumbers, KeyType, hashed_keys
 from orderedmq.errors import MessageError, OptionError, Remedy, SchemaError, SinkError
 from orderedmq.model import MAX_QUEUES
 
-#: The chosen queues' positions, one per row: 16 bits hold every queue number, and numpy sorts them fastest.
+#: The chosen queues' indexes, one per row: 16 bits hold every queue number, and numpy sorts them fastest.
 Queues: TypeAlias = npt.NDArray[np.uint16]
 #: `HashedKeys` if the caller needs the hashes as well, or if the keys are hashed as another type than the column's.
 Keys: TypeAlias = pa.Array | HashedKeys
@@ -34,7 +34,7 @@ KEYED_SELECTORS: Final[tuple[KeyedSelectorName, ...]] = ("hash", "mod")
 
 
 def select_by_hash(hashes: npt.NDArray[np.int32], n: int) -> Queues:
-    """SelectMessageQueueByHash: the truncating remainder of each hash by ``n`` (1 to 65,536), without its sign."""
+    """Return what SelectMessageQueueByHash chooses: the truncating remainder of each hash by ``n`` (1 to 65,536), without its sign."""
     _check_count(n)
     # |h rem n| = |h| mod n. Only unsigned numbers have |-2^31|. numpy divides by a scalar faster than it takes remainders.
     size = np.abs(hashes).view(np.uint32)
@@ -54,7 +54,7 @@ class Selector(Protocol):
     """
 
     def select(self, rows: pa.RecordBatch, keys: Keys | None, n_queues: int) -> Queues:
-        """The position, 0 to n_queues - 1, of each row's queue among the topic's queues."""
+        """Return the index, 0 to n_queues - 1, of each row's queue among the topic's queues."""
         ...
 
 
@@ -77,7 +77,7 @@ class HashSelector:
         return queues
 
     def by_key(self, keys: HashedKeys, n: int) -> Queues:
-        """The queue of each key; a null counts as hash 0."""
+        """Return the queue of each key; a null counts as hash 0."""
         return select_by_hash(keys.java, n)
 
     def _without_key(self, rows: pa.RecordBatch, n: int) -> Queues:
@@ -91,7 +91,7 @@ class ModSelector(HashSelector):
     """Chooses as ``id % queues`` does in Java, for keys that are whole numbers. Rows without a key go as in HashSelector."""
 
     def by_key(self, keys: HashedKeys, n: int) -> Queues:
-        """The queue of each key. Raises SchemaError WRONG_TYPE for text keys, and MessageError BAD_KEY for a negative key."""
+        """Return the queue of each key. Raises SchemaError WRONG_TYPE for text keys, and MessageError BAD_KEY for a negative key."""
         if not isinstance(keys, HashedNumbers):
             raise SchemaError(
                 SchemaCondition.WRONG_TYPE,
@@ -117,7 +117,7 @@ class Keying(NamedTuple):
     key_type: KeyType = "text"
 
     def queues_of(self, keys: pa.Array, n: int, where: str) -> Queues:
-        """The queue of each key; a null's is meaningless.
+        """Return the queue of each key; a null's is meaningless.
 
         Raises MessageError BAD_KEY for a key not allowed by type or selector.
         """
@@ -125,7 +125,7 @@ class Keying(NamedTuple):
 
 
 def keyed(name: KeyedSelectorName) -> HashSelector:
-    """The selector of that name. Rows without a key go round-robin."""
+    """Return the selector of that name. Rows without a key go round-robin."""
     return ModSelector() if name == "mod" else HashSelector()
 
 
@@ -154,7 +154,7 @@ class RandomSelector:
 
 
 def _uniform(words: Words, n: int) -> Queues:
-    """A queue position for each word of random bits, from its upper half."""
+    """Return a queue index for each word of random bits, from its upper half."""
     queues: Queues = ((words >> np.uint64(32)) * np.uint64(n) >> np.uint64(32)).astype(np.uint16)
     return queues
 
@@ -185,7 +185,7 @@ class QueueIdSelector:
         return queues
 
 
-#: (keys, number of queues) → the queue's position for each key, as integers: a sequence, a numpy or an Arrow array.
+#: (keys, number of queues) → the queue's index for each key, as integers: a sequence, a numpy or an Arrow array.
 SelectorFunction: TypeAlias = Callable[[pa.Array, int], Any]
 
 
@@ -223,7 +223,7 @@ class FunctionSelector:
 
 
 def load_function(path: str) -> SelectorFunction:
-    """The function that ``package.module:function`` names. Raises OptionError INVALID."""
+    """Return the function that ``package.module:function`` names. Raises OptionError INVALID."""
     module, colon, name = path.partition(":")
     if not (module and colon and name):
         raise _invalid(path, "is not of the form package.module:function", "name a module, a colon and a function")
@@ -249,7 +249,7 @@ def _invalid(path: str, why: str, remedy: str) -> OptionError:
 
 
 def selector(name: str, seed: int, *, by_content: bool = False) -> Selector:
-    """The selector that the option messageQueueSelector names.
+    """Return the selector that the option messageQueueSelector names.
 
     ``name`` is hash, mod, random, queueId, machineRoom, or package.module:function. ``seed`` (>= 0) is derived from the batch
     and the partition, so that a retry chooses the same queues. With ``by_content``, rows without a key, and all rows under

@@ -55,7 +55,7 @@ class HashedNumbers(HashedKeys):
 
 
 def key_type(column: pa.DataType, given: GivenKeyType = "auto") -> KeyType:
-    """The type as which the keys of an Arrow column are hashed. Raises SchemaError WRONG_TYPE if a key cannot have its type."""
+    """Return the type as which the keys of an Arrow column are hashed. Raises SchemaError WRONG_TYPE if a key cannot have its type."""
     whole = pa.types.is_integer(column)
     if not whole and not _is_text(column):
         raise SchemaError(
@@ -76,7 +76,7 @@ def _is_text(column: pa.DataType) -> bool:
 
 
 def hashed_keys(column: pa.Array, given: GivenKeyType, where: str, first: int = 0) -> HashedKeys:
-    """The keys of a column with their hashes. A string that is not UTF-8 is read as Java reads it (text.py).
+    """Return the keys of a column with their hashes. A string that is not UTF-8 is read as Java reads it (text.py).
 
     ``where`` names the rows in errors, which count them from ``first``. Raises SchemaError WRONG_TYPE, and MessageError BAD_KEY
     for a key that is not a whole number, or too large for the type.
@@ -120,7 +120,7 @@ def _bad(where: str, key: str, kind: Literal["int", "long"]) -> MessageError:
 
 
 def _numbers(column: pa.Array, kind: Literal["int", "long"]) -> npt.NDArray[np.int64] | int:
-    """The values of whole numbers or of their texts, 0 for a null. If ``kind`` cannot hold one, the number of its row."""
+    """Return the values of whole numbers or of their texts, 0 for a null. If ``kind`` cannot hold one, the number of its row."""
     if not pa.types.is_integer(column.type):
         bad = pc.fill_null(pc.invert(pc.match_substring_regex(column, f"^{_NUMBER}$")), False)
         if pc.any(bad).as_py():

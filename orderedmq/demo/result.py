@@ -83,8 +83,8 @@ def _tops(rows: pa.RecordBatch) -> list[tuple[float, dict[str, Any]]]:
     """Return the row with the most legs, and the one with the longest chain (of equal ones, that with the most minutes)."""
     out = []
     for values in (_numbers(rows["leg"]), _numbers(rows["chain"]) * 1e6 + _numbers(rows["chain_minutes"])):
-        place = int(np.argmax(values))
-        out.append((float(values[place]), rows.slice(place, 1).to_pylist()[0]))
+        index = int(np.argmax(values))
+        out.append((float(values[index]), rows.slice(index, 1).to_pylist()[0]))
     return out
 
 

@@ -19,7 +19,6 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import (
     OptionError,
-    bad_queue_count,
     cannot_shrink,
     in_use,
     missing_group,
@@ -27,7 +26,7 @@ from orderedmq.errors import (
     outside_queue,
     topic_exists,
 )
-from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_group, check_topic
+from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MessageQueue, check_group, check_queue_count, check_topic
 
 
 class EmbeddedAdmin:
@@ -60,7 +59,7 @@ class EmbeddedAdmin:
         compression: str = DEFAULT_COMPRESSION,
     ) -> TopicInfo:
         check_topic(name, writing=True)
-        _check_queues(name, queues)
+        check_queue_count(name, queues)
         if compression not in CODECS:
             raise OptionError(
                 OptionCondition.INVALID, f"compression {compression!r} of topic {name!r} is not one of {', '.join(CODECS)}"
@@ -85,7 +84,7 @@ class EmbeddedAdmin:
         return changed
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
-        _check_queues(name, queues)
+        check_queue_count(name, queues)
         with self._write() as txn:
             topic = topic_of(txn, name)
             if queues < topic.queues:
@@ -112,7 +111,7 @@ class EmbeddedAdmin:
             if name.startswith(DEAD_LETTER_PREFIX):
                 _clear(txn, "dead", name.removeprefix(DEAD_LETTER_PREFIX))
 
-        self._open(False).free(delete)
+        self._open(False).write_deletion(delete)
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         out = []
@@ -146,7 +145,7 @@ class EmbeddedAdmin:
                     out[queue] = gone
             return out
 
-        return self._open(False).free(delete)
+        return self._open(False).write_deletion(delete)
 
     # -- groups ------------------------------------------------------------------------------------------------------------
 
@@ -205,7 +204,7 @@ class EmbeddedAdmin:
             for database in ("groups", "locks", "members"):
                 _clear(txn, database, group)
 
-        self._open(False).free(delete)
+        self._open(False).write_deletion(delete)
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         check_group(group)
@@ -228,7 +227,7 @@ class EmbeddedAdmin:
         check_group(group)
         now = self._clock.instant()
         found = sorted(self._members().members(group), key=lambda member: member.joined)
-        names = runs.names(self._open(False).path)
+        names = runs.query_names(self._open(False).path)
         return [
             MemberInfo(replace(member, name=member.name or names.get(member.client_id)), max(0.0, member.age(now)))
             for member in found
@@ -241,7 +240,7 @@ class EmbeddedAdmin:
             prefix = b"" if group is None else layout.group_prefix(group)
             found = [(*layout.group_of(key), layout.lock_from_json(value)) for key, value in txn.scan("locks", prefix)]
             said = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
-        names = runs.names(store.path) | {member.client_id: member.name for member in said if member.name is not None}
+        names = runs.query_names(store.path) | {member.client_id: member.name for member in said if member.name is not None}
         now = self._clock.instant()
         alive = {lock.client_id: members.alive(lock.client_id) for _, _, lock in found if lock.held}
         return [
@@ -279,8 +278,3 @@ def _check_retention(name: str, seconds: float | Keep | None, size: int | Keep |
                 OptionCondition.INVALID,
                 f"{what} of topic {name!r} is {value}; give a positive number, or none to keep for ever",
             )
-
-
-def _check_queues(name: str, queues: int) -> None:
-    if not 1 <= queues <= MAX_QUEUES:
-        raise bad_queue_count(name, queues, MAX_QUEUES)

@@ -21,7 +21,7 @@ from orderedmq.errors import StoreError
 
 
 class EmbeddedBroker:
-    """A connection to the store in one directory. Several connections, in one or many processes, may share the store."""
+    """A connection to the store in one directory. Several connections, in one process or many, may share the store."""
 
     def __init__(
         self,

@@ -48,7 +48,7 @@ def examine(path: Path) -> Checked:
     """Check the whole store. Raises StoreError MISSING, NOT_A_STORE, NEWER_FORMAT, PERMISSION, IO."""
     Store.require_there(path)
     out = Checked()
-    with Store(path, MAP_SIZE).mapped("check"), contextlib.ExitStack() as stack:
+    with Store(path, MAP_SIZE).errors_mapped("check"), contextlib.ExitStack() as stack:
         read = stack.enter_context(verify.reading(path))
         number = None
         try:
@@ -62,7 +62,7 @@ def examine(path: Path) -> Checked:
         meta = _chosen(found, number) if found is not None else None
         if meta is not None:
             _examine(path, read, meta, out)
-            _other(read, found, meta, out)
+            _check_older(read, found, meta, out)
     return out
 
 
@@ -70,7 +70,7 @@ def _chosen(pair: tuple[Meta, Meta], number: int | None) -> Meta:
     return next((meta for meta in pair if meta.transaction == number), max(pair, key=lambda meta: meta.transaction))
 
 
-def _other(read: Read, pair: tuple[Meta, Meta] | None, meta: Meta, out: Checked) -> None:
+def _check_older(read: Read, pair: tuple[Meta, Meta] | None, meta: Meta, out: Checked) -> None:
     """Check that the transaction named by the older snapshot's meta page wrote that snapshot."""
     for other in pair or ():
         if other.transaction != meta.transaction and (wrong := verify.wrong_writer(read, other)) is not None:
@@ -120,7 +120,7 @@ class Contents:
             findings.append(f"{layout.described(name, key)} fails its checksum")
             return
         try:
-            formats.read(name, key, plain)
+            formats.decode_value(name, key, plain)
         except (ValueError, TypeError, KeyError, struct.error) as error:
             findings.append(f"{layout.described(name, key)} cannot be read: {error}")
             return
@@ -175,29 +175,29 @@ def _index(contents: Contents, queues: dict[bytes, QueueState], used: dict[int, 
     sizes = dict.fromkeys(queues, 0)
     stamps = dict.fromkeys(queues, 0)
     for key, value in contents.scan("index"):
-        place, first, chunk = key[:-8], layout.index_offset(key), Chunk.unpack(value)
-        queue = layout.queue_of(place)
-        if place not in queues:
+        queue_key, first, chunk = key[:-8], layout.index_offset(key), Chunk.unpack(value)
+        queue = layout.queue_of(queue_key)
+        if queue_key not in queues:
             yield f"queue {queue} does not exist, but has a chunk at {first}"
             continue
-        if first != ends[place]:
-            yield f"queue {queue} has a chunk at {first} where one at {ends[place]} is expected"
+        if first != ends[queue_key]:
+            yield f"queue {queue} has a chunk at {first} where one at {ends[queue_key]} is expected"
         if chunk.rows <= 0:
             yield f"queue {queue} has an empty chunk at {first}"
-        if not stamps[place] <= chunk.first_stored <= chunk.last_stored:
+        if not stamps[queue_key] <= chunk.first_stored <= chunk.last_stored:
             yield f"queue {queue} has store times out of order at {first}"
-        ends[place] = first + chunk.rows
-        sizes[place] += chunk.stored_bytes
-        stamps[place] = chunk.last_stored
+        ends[queue_key] = first + chunk.rows
+        sizes[queue_key] += chunk.stored_bytes
+        stamps[queue_key] = chunk.last_stored
         yield from _payload(contents, f"chunk {first} of queue {queue}", queue, first, chunk, used, out)
-    for place, at in queues.items():
-        queue = layout.queue_of(place)
-        if ends[place] != at.max_offset:
-            yield f"queue {queue} ends at {at.max_offset}, its chunks end at {ends[place]}"
-        if sizes[place] != at.stored_bytes:
-            yield f"queue {queue} counts {at.stored_bytes} bytes, its chunks have {sizes[place]}"
-        if stamps[place] > at.last_stored:
-            yield f"queue {queue} was written last at {at.last_stored}, before its last chunk at {stamps[place]}"
+    for queue_key, at in queues.items():
+        queue = layout.queue_of(queue_key)
+        if ends[queue_key] != at.max_offset:
+            yield f"queue {queue} ends at {at.max_offset}, its chunks end at {ends[queue_key]}"
+        if sizes[queue_key] != at.stored_bytes:
+            yield f"queue {queue} counts {at.stored_bytes} bytes, its chunks have {sizes[queue_key]}"
+        if stamps[queue_key] > at.last_stored:
+            yield f"queue {queue} was written last at {at.last_stored}, before its last chunk at {stamps[queue_key]}"
 
 
 def _payload(

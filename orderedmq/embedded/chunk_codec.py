@@ -68,9 +68,9 @@ def encode(rows: pa.RecordBatch, codec: int, born: int) -> tuple[pa.Buffer, Chun
     """Return the payload of rows with some of the STORED columns, and its index entry (without payload id and store times)."""
     columns, arrays = 0, []
     for bit, name in enumerate(STORED):
-        at = rows.schema.get_field_index(name)
-        if at >= 0:
-            column = rows.column(at)
+        index = rows.schema.get_field_index(name)
+        if index >= 0:
+            column = rows.column(index)
             if name == "body" or column.null_count < len(column):
                 columns |= 1 << bit
                 arrays.append(column)
@@ -122,7 +122,7 @@ def verify(payload: bytes, chunk: Chunk, queue: MessageQueue, first: int) -> Non
 def decode(payload: bytes, chunk: Chunk, names: tuple[str, ...]) -> dict[str, pa.Array]:
     """Return those columns of the payload that ``names`` lists. Others are not decompressed."""
     present = [name for bit, name in enumerate(STORED) if chunk.columns >> bit & 1]
-    fields = [place for place, name in enumerate(present) if name in names]
+    fields = [index for index, name in enumerate(present) if name in names]
     if not fields:
         return {}
     options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
@@ -138,13 +138,13 @@ def rows_of(
     arrays = []
     for name in names:
         column = stored.get(name)
-        arrays.append(column if column is not None else _made(name, chunk, queue, first, incarnation))
+        arrays.append(column if column is not None else _derived_column(name, chunk, queue, first, incarnation))
     if not names:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * chunk.rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=select_schema(names))
 
 
-def _made(name: str, chunk: Chunk, queue: MessageQueue, first: int, incarnation: str) -> pa.Array:
+def _derived_column(name: str, chunk: Chunk, queue: MessageQueue, first: int, incarnation: str) -> pa.Array:
     count, kind = chunk.rows, MESSAGE_SCHEMA.field(name).type
     constant: Any = None
     match name:
@@ -190,7 +190,7 @@ def message_ids(incarnation: str, queue_id: int, first: int, count: int) -> pa.A
     return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(ends), pa.py_buffer(digits)])
 
 
-def merged(parts: list[tuple[bytes, Chunk]], codec: int) -> tuple[pa.Buffer, Chunk]:
+def merge(parts: list[tuple[bytes, Chunk]], codec: int) -> tuple[pa.Buffer, Chunk]:
     """Merge consecutive chunks into one. Timestamps that differ become columns, so that none is lost."""
     kept: list[pa.RecordBatch] = []
     columns = 0

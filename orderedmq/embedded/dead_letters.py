@@ -38,9 +38,9 @@ def topic_name(group: str) -> str:
 def put(txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBatch, offsets: Sequence[int], now: int) -> int:
     """Append the letters that are new, in order, and return their number. ``now`` is in µs since the epoch."""
     new: dict[int, int] = {}
-    for place, offset in enumerate(offsets):
+    for row, offset in enumerate(offsets):
         if offset not in new and txn.get("dead", layout.dead_key(group, queue, offset)) is None:
-            new[offset] = place
+            new[offset] = row
     if not new:
         return 0
     topic = topic_name(group)
@@ -54,10 +54,10 @@ def put(txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBat
     at = index.state(txn, target).max_offset
     taken = letters.take(pa.array(new.values(), pa.int64()))
     rows = normalise(taken, f"dead letters of queue {queue}")
-    place = rows.schema.get_field_index("properties")
-    if place >= 0:
+    column_index = rows.schema.get_field_index("properties")
+    if column_index >= 0:
         # A letter's origin is in reserved properties, which ``normalise`` removes.
-        rows = rows.set_column(place, rows.schema.field(place), taken.column("properties").cast(PROPERTIES_TYPE))
+        rows = rows.set_column(column_index, rows.schema.field(column_index), taken.column("properties").cast(PROPERTIES_TYPE))
     for piece in codec.pieces(rows):
         payload, chunk = codec.encode(piece, codec.CODECS.index(info.compression), now)
         index.add(txn, target, index.store(txn, payload, chunk), now)

@@ -104,12 +104,12 @@ def _upgrade(env: Any, path: Path) -> None:
 def _require_readable(database: str, key: bytes, value: bytes, path: Path) -> None:
     """Raises StoreError CORRUPT if a value without its seal cannot be decoded."""
     try:
-        read(database, key, value)
+        decode_value(database, key, value)
     except (ValueError, TypeError, KeyError, struct.error) as error:
         raise damaged(path, f"{layout.described(database, key)} cannot be read ({error})") from error
 
 
-def read(database: str, key: bytes, value: bytes) -> object:
+def decode_value(database: str, key: bytes, value: bytes) -> object:
     """Decode a value without its seal. Raises ValueError, TypeError, KeyError or struct.error."""
     match database:
         case "topics":

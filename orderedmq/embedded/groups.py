@@ -29,27 +29,27 @@ def put_lock(txn: Transaction, group: str, queue: MessageQueue, lock: QueueLock)
     txn.put("locks", layout.group_key(group, queue), layout.lock_to_json(lock))
 
 
-def require_current(txn: Transaction, proof: LockToken, doing: str) -> None:
-    """Require the epoch of the queue's lock to be that of ``proof`` (the fence). Raises LockError LOST otherwise."""
-    lock = lock_at(txn, proof.group, proof.queue)
-    if not rules.is_current(lock, proof):
-        raise _lost(proof, lock, doing)
+def require_current(txn: Transaction, token: LockToken, doing: str) -> None:
+    """Require the epoch of the queue's lock to be that of ``token`` (the fence). Raises LockError LOST otherwise."""
+    lock = lock_at(txn, token.group, token.queue)
+    if not rules.is_current(lock, token):
+        raise _lost(token, lock, doing)
 
 
 def _require_all(txn: Transaction, offsets: Mapping[LockToken, int]) -> None:
-    for proof, offset in offsets.items():
-        require_current(txn, proof, f"its offset {offset} was committed")
+    for token, offset in offsets.items():
+        require_current(txn, token, f"its offset {offset} was committed")
 
 
-def _lost(proof: LockToken, lock: QueueLock | None, doing: str) -> LockError:
+def _lost(token: LockToken, lock: QueueLock | None, doing: str) -> LockError:
     if lock is None or not lock.owner:
         now = "it has no owner now"
-    elif lock.client_id == proof.client_id:
+    elif lock.client_id == token.client_id:
         now = "no other client has owned it since"
     else:
         now = f"it went to {lock.client_id}"
     life = f"its lock lives ({LOCK_LIFE:.0f} s)"
-    return lost(proof.group, proof.queue, proof.epoch, f"before {doing}; {now}", life)
+    return lost(token.group, token.queue, token.epoch, f"before {doing}; {now}", life)
 
 
 def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
@@ -101,7 +101,7 @@ class EmbeddedGroups:
 
     def join(self, owner: str) -> Client:
         self._store.require_here()
-        with self._store.mapped("join a group"):
+        with self._store.errors_mapped("join a group"):
             presence = Presence(self._store.path, owner)
         self._present[presence.client.client_id] = presence
         return presence.client
@@ -124,7 +124,7 @@ class EmbeddedGroups:
         try:
             # Not in a child after fork: the client is the parent's.
             if records and presence.here:
-                self._store.spare(forget)
+                self._store.write_even_if_full(forget)
         finally:
             presence.close()
 
@@ -156,7 +156,7 @@ class EmbeddedGroups:
             return counted
 
         self._records.setdefault(client.client_id, set()).add(key)
-        return self._store.spare(beat)
+        return self._store.write_even_if_full(beat)
 
     def members(self, group: str) -> list[Member]:
         check_group(group)
@@ -197,22 +197,22 @@ class EmbeddedGroups:
                     out[queue] = rules.refusal(before, queue, now, alive(before.client_id))
                 else:
                     put_lock(txn, group, queue, after)
-                    out[queue] = rules.token(after, group, queue)
+                    out[queue] = rules.token_of(after, group, queue)
         return out
 
     def renew(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         def prolong(txn: Transaction) -> list[LockToken]:
             gone: list[LockToken] = []
             now = self._clock.instant()
-            for proof in tokens:
-                lock = rules.renew(lock_at(txn, proof.group, proof.queue), proof, now)
+            for token in tokens:
+                lock = rules.renew(lock_at(txn, token.group, token.queue), token, now)
                 if lock is None:
-                    gone.append(proof)
+                    gone.append(token)
                 else:
-                    put_lock(txn, proof.group, proof.queue, lock)
+                    put_lock(txn, token.group, token.queue, lock)
             return gone
 
-        return self._store.spare(prolong)
+        return self._store.write_even_if_full(prolong)
 
     def check(self, token: LockToken) -> bool:
         with self._store.read() as txn:
@@ -225,12 +225,12 @@ class EmbeddedGroups:
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         def give_back(txn: Transaction) -> None:
             now = self._clock.instant()
-            for proof in tokens:
-                lock = rules.unlock(lock_at(txn, proof.group, proof.queue), proof, now, linger)
+            for token in tokens:
+                lock = rules.unlock(lock_at(txn, token.group, token.queue), token, now, linger)
                 if lock is not None:
-                    put_lock(txn, proof.group, proof.queue, lock)
+                    put_lock(txn, token.group, token.queue, lock)
 
-        self._store.spare(give_back)
+        self._store.write_even_if_full(give_back)
 
     def offsets(self, group: str, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
         out: dict[MessageQueue, int] = {}
@@ -244,23 +244,23 @@ class EmbeddedGroups:
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         # A reader commits after every batch, and the sink's publish has moved most offsets already. Then nothing is written.
         with self._store.read() as txn:
-            known = {proof: offset_at(txn, proof.group, proof.queue) for proof in offsets}
-            if all(at is not None and at >= offsets[proof] for proof, at in known.items()):
+            known = {token: offset_at(txn, token.group, token.queue) for token in offsets}
+            if all(at is not None and at >= offsets[token] for token, at in known.items()):
                 _require_all(txn, offsets)
                 return
         with self._store.write() as txn:
             _require_all(txn, offsets)
-            for proof, offset in offsets.items():
-                forward(txn, proof.group, proof.queue, offset)
+            for token, offset in offsets.items():
+                forward(txn, token.group, token.queue, offset)
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         with self._store.write() as txn:
             number = 0
-            for group in sorted({proof.group for proof in offsets}):
+            for group in sorted({token.group for token in offsets}):
                 number = raise_reset_number(txn, group)
-            for proof, offset in offsets.items():
-                require_current(txn, proof, f"its offset was reset to {offset}")
-                put_offset(txn, proof.group, proof.queue, offset)
+            for token, offset in offsets.items():
+                require_current(txn, token, f"its offset was reset to {offset}")
+                put_offset(txn, token.group, token.queue, offset)
             return number
 
     def dead_letter(self, token: LockToken, letters: pa.RecordBatch, offsets: Sequence[int]) -> int:

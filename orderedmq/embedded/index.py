@@ -15,8 +15,8 @@ from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import layout
 from orderedmq.embedded.layout import Chunk, QueueState
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import StoreError, missing_topic, no_such_queue
-from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+from orderedmq.errors import StoreError, no_such_queue
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange, missing_topic
 
 #: A tail chunk of this many rows or more is not merged. It is half a full chunk, and costs about as much per row to read as a
 #: full one.
@@ -94,7 +94,7 @@ def add(txn: Transaction, queue: MessageQueue, chunk: Chunk, now: int) -> Offset
     held = at.stored_bytes - sum(part.stored_bytes for _, part in parts[:-1])
     if read:
         read.append((load(txn, queue, first, chunk), chunk))
-        merged, whole = codec.merged(read, chunk.codec)
+        merged, whole = codec.merge(read, chunk.codec)
         for begin, part in parts:
             txn.delete("payloads", layout.number(part.payload))
             txn.delete("index", layout.index_key(key, begin))

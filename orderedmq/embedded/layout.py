@@ -185,17 +185,17 @@ def described(database: str, key: bytes) -> str:
         case "topics":
             return f"topic {first!r}"
         case "queues":
-            return f"the state of queue {_place(key)}"
+            return f"the state of queue {_queue_text(key)}"
         case "index":
-            return f"the index entry of queue {_place(key[:-8])} at offset {int.from_bytes(key[-8:], 'big')}"
+            return f"the index entry of queue {_queue_text(key[:-8])} at offset {int.from_bytes(key[-8:], 'big')}"
         case "groups":
-            return f"the offset of group {first!r} in queue {_place(rest)}"
+            return f"the offset of group {first!r} in queue {_queue_text(rest)}"
         case "locks":
-            return f"the lock of group {first!r} on queue {_place(rest)}"
+            return f"the lock of group {first!r} on queue {_queue_text(rest)}"
         case "members":
             return f"a member of group {first!r}"
         case "dead":
-            return f"the dead-letter record of group {first!r} for offset {int.from_bytes(key[-8:], 'big')} of queue {_place(rest[:-8])}"
+            return f"the dead-letter record of group {first!r} for offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "tokens":
             return f"the staging token {first!r}"
         case "staged":
@@ -208,6 +208,6 @@ def described(database: str, key: bytes) -> str:
             return f"{database} entry {first!r}"
 
 
-def _place(key: bytes) -> str:
+def _queue_text(key: bytes) -> str:
     topic, _, number = key.partition(b"\0")
     return str(MessageQueue(topic.decode(errors="backslashreplace"), EMBEDDED_BROKER, int.from_bytes(number[:4], "big")))

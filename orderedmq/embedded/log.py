@@ -15,16 +15,16 @@ from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.message_rows import normalise
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.layout import Chunk
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import OptionError, aged_out, beyond_end, missing_topic, recreated
+from orderedmq.errors import OptionError, aged_out, beyond_end, recreated
 from orderedmq.malformed_text import MalformedText
-from orderedmq.model import MessageQueue, OffsetRange, select_schema
+from orderedmq.model import MessageQueue, OffsetRange, missing_topic, select_schema
 from orderedmq.pulls import bounded
 
 _BODY = ("body",)
@@ -63,7 +63,7 @@ class EmbeddedLog:
         #: Bytes of payloads read since the map's memory was last given back.
         self._read_bytes = 0
 
-    def reading(self, how: Reading) -> EmbeddedLog:
+    def reading(self, how: PullSettings) -> EmbeddedLog:
         """Return this log: it prefetches nothing, so it needs no settings."""
         del how
         return self
@@ -153,11 +153,11 @@ class EmbeddedLog:
         max_messages: int,
         max_bytes: int,
         columns: tuple[str, ...],
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> pa.RecordBatch:
         with self._store.read() as txn:
             topic = topic_of(txn, queue.topic)
-            if incarnation is not None and incarnation != topic.incarnation:
+            if anchor is not None and anchor != topic.incarnation:
                 raise recreated(queue.topic)
             at = index.state(txn, queue)
             if offset < at.min_offset:
@@ -181,11 +181,11 @@ class EmbeddedLog:
         max_bytes: int,
         columns: tuple[str, ...],
         matching: Filter,
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
         select_schema(columns)
         wanted = columns if "tags" in columns else (*columns, "tags")
-        batch = self.pull(queue, offset, max_messages, max_bytes, wanted, incarnation)
+        batch = self.pull(queue, offset, max_messages, max_bytes, wanted, anchor)
         rows = batch.filter(matching.matching(batch.column("tags")))
         return rows.select(list(columns)), offset + batch.num_rows
 

@@ -47,7 +47,7 @@ class EmbeddedOutbox:
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
         self._store.require_here()
-        with self._store.mapped("register a source"):
+        with self._store.errors_mapped("register a source"):
             runs.register(self._store.path, run, Registration(queue, offsets, token))
 
     def open(self, batch: SinkBatch, partition: int) -> EmbeddedStaging:
@@ -66,12 +66,12 @@ class EmbeddedOutbox:
             # Two attempts of one partition have the same rows: the first receipt counts.
             chosen.setdefault(receipt.partition, receipt)
         ordered = [chosen[partition] for partition in sorted(chosen)]
-        with self._store.mapped("publish"):
+        with self._store.errors_mapped("publish"):
             sources = runs.registered(self._store.path, batch.run) if batch.run else []
         with self._store.write() as txn:
             now = self._clock.wall()
             record = _record(sources, ordered)
-            if batch.sink_id is not None and self._known(txn, batch, record, skip_differing_replay):
+            if batch.sink_id is not None and self._was_published(txn, batch, record, skip_differing_replay):
                 for receipt in receipts:
                     discard(txn, receipt.token)
                 return Published(True, {})
@@ -80,7 +80,7 @@ class EmbeddedOutbox:
                     groups.require_current(txn, source.token, f"batch {batch.batch_id} was published")
             if batch.sink_id is not None:
                 self._require_new(txn, batch, sources)
-            ranges = self._show(txn, ordered, now)
+            ranges = self._make_visible(txn, ordered, now)
             if batch.sink_id is not None:
                 self._remember(txn, batch, record)
             if move_offsets:
@@ -101,17 +101,17 @@ class EmbeddedOutbox:
                 discard(txn, receipt.token)
 
         if receipts:
-            self._store.spare(delete)
+            self._store.write_even_if_full(delete)
 
     # -- the steps of a publish ----------------------------------------------------------------------------------------------
 
-    def _known(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any], skip: bool) -> bool:
+    def _was_published(self, txn: Transaction, batch: SinkBatch, record: Mapping[str, Any], skip: bool) -> bool:
         """Whether the batch was published before. Raises SinkError OUT_OF_ORDER; REPLAY_DIFFERS or BATCH_TOO_OLD unless ``skip``."""
         assert batch.sink_id is not None
         key = _sink_key(batch.sink_id)
         value = txn.get("batches", key + layout.number(batch.batch_id))
         if value is not None:
-            why = _differs(json.loads(value), record)
+            why = _difference(json.loads(value), record)
             if why and not skip:
                 raise replay_differs(_named(batch), why, _remedy(batch, _latest(txn, key)))
             return True
@@ -154,7 +154,7 @@ class EmbeddedOutbox:
                         f"with other limits; {NEWEST_CHECKPOINT}, which goes on at the group's offset",
                     )
 
-    def _show(self, txn: Transaction, receipts: Iterable[Receipt], now: int) -> dict[MessageQueue, OffsetRange]:
+    def _make_visible(self, txn: Transaction, receipts: Iterable[Receipt], now: int) -> dict[MessageQueue, OffsetRange]:
         ranges: dict[MessageQueue, OffsetRange] = {}
         for receipt in receipts:
             if not receipt.rows:
@@ -242,7 +242,7 @@ def _record(sources: Iterable[Registration], receipts: Iterable[Receipt]) -> dic
     }
 
 
-def _differs(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """Return why a repeated batch is not the recorded one, or None if it is.
 
     Batches are compared by source ranges, or by rows per queue if there are none. A replay may lack queues (another owner took

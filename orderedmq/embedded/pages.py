@@ -88,7 +88,7 @@ class _Nodes(NamedTuple):
     keys: list[bytes]
     flags: list[int]
     sizes: list[int]
-    places: list[int]
+    positions: list[int]
 
 
 class OverLimitError(Exception):
@@ -180,9 +180,9 @@ class Snapshot:
         pages of its own. ``exact``: such a value has no more pages than it needs, because values are never overwritten.
         """
         for number, page, nodes, firsts in self._leaves(tree, name, numbers, heads, exact):
-            for at, (key, flags, size, place) in enumerate(zip(*nodes)):
+            for at, (key, flags, size, position) in enumerate(zip(*nodes)):
                 if flags != _BIG:
-                    yield Entry(key, page[place : place + size], size, number, flags == _TREE_VALUE)
+                    yield Entry(key, page[position : position + size], size, number, flags == _TREE_VALUE)
                 elif firsts[at]:
                     yield Entry(key, None, size, firsts[at], False)
 
@@ -230,7 +230,7 @@ class Snapshot:
             firsts: dict[int, int] = {}
             for at, flags in enumerate(nodes.flags):
                 if flags == _BIG:
-                    firsts[at] = _NUMBER.unpack_from(page, nodes.places[at])[0]
+                    firsts[at] = _NUMBER.unpack_from(page, nodes.positions[at])[0]
                     pages = self._run(firsts[at], nodes.sizes[at], name, heads, exact)
                     overflow += pages
                     if not pages:
@@ -325,10 +325,10 @@ class Snapshot:
         words = halves[first + low].astype(np.int64) | halves[first + high].astype(np.int64) << 16
         flags = halves[first + 2]
         begins = at + _NODE_HEADER
-        places = begins + halves[first + 3]
-        ends = places
+        positions = begins + halves[first + 3]
+        ends = positions
         if leaf:
-            ends = places + np.where(flags & _BIG, 8, words)
+            ends = positions + np.where(flags & _BIG, 8, words)
             if int(flags.max()) > _TREE_VALUE:
                 self._report(f"page {number} of {name} has a node with flags {int(flags.max())}")
                 return None
@@ -339,7 +339,7 @@ class Snapshot:
         if bool((ends[order[:-1]] > at[order[1:]]).any()):
             self._report(f"page {number} of {name} has nodes that overlap")
             return None
-        behind = places.tolist()
+        behind = positions.tolist()
         keys = [page[begin:end] for begin, end in zip(begins.tolist(), behind)]
         return _Nodes(keys, flags.tolist(), words.tolist(), behind)
 
@@ -379,8 +379,8 @@ class Snapshot:
                 return None
             word, flags, length = _NODE.unpack_from(page, at)
             if leaf:
-                place = at + _NODE_HEADER + length
-                return (_NUMBER.unpack_from(page, place)[0], word) if flags == _BIG and place + 8 <= size else None
+                position = at + _NODE_HEADER + length
+                return (_NUMBER.unpack_from(page, position)[0], word) if flags == _BIG and position + 8 <= size else None
             number = word | flags << 32
         return None
 

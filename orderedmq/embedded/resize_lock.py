@@ -7,28 +7,28 @@ import threading
 from collections.abc import Iterator
 
 
-class Gate:
-    """Lets many threads be inside, or one be alone. A thread that is inside must not call ``alone``."""
+class ResizeLock:
+    """Many threads may share it, or one have it alone. A thread that shares it must not call ``exclusive``."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._inside = 0
+        self._sharing = 0
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
+    def shared(self) -> Iterator[None]:
         with self._condition:
-            self._inside += 1
+            self._sharing += 1
         try:
             yield
         finally:
             with self._condition:
-                self._inside -= 1
-                if not self._inside:
+                self._sharing -= 1
+                if not self._sharing:
                     self._condition.notify_all()
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Wait until no thread is inside, and let none in."""
+    def exclusive(self) -> Iterator[None]:
+        """Wait until no thread shares it, and let none share it meanwhile."""
         with self._condition:
-            self._condition.wait_for(lambda: not self._inside)
+            self._condition.wait_for(lambda: not self._sharing)
             yield

@@ -52,7 +52,7 @@ def _plain(text: str) -> str:
 
 
 def register(store: Path, run: SourceRun, what: Registration) -> None:
-    """Write ``what``. The first registration of a batch removes the query's files of two batches ago and earlier."""
+    """Write the registration ``what``. The first registration of a batch removes the query's files of two batches ago and earlier."""
     query = store / FOLDER / _plain(run.query_id)
     folder = query / str(run.batch_id)
     try:
@@ -64,14 +64,14 @@ def register(store: Path, run: SourceRun, what: Registration) -> None:
         pass
     else:
         _forget_before(query, run.batch_id - 1)
-    proof = what.token
+    token = what.token
     record = {
         "topic": what.queue.topic,
         "queue_id": what.queue.queue_id,
         "begin": what.offsets.begin,
         "end": what.offsets.end,
         "query": [run.query_id, run.name],
-        "token": None if proof is None else [proof.group, proof.owner, proof.client_id, proof.epoch, proof.tenure],
+        "token": None if token is None else [token.group, token.owner, token.client_id, token.epoch, token.tenure],
     }
     name = f"{_plain(run.run_id)}.{uuid.uuid4().hex}"
     unpublished = folder / f".{name}"
@@ -106,15 +106,15 @@ def registered(store: Path, run: SourceRun) -> list[Registration]:
             )
         queue = MessageQueue(record["topic"], EMBEDDED_BROKER, record["queue_id"])
         span = OffsetRange(record["begin"], record["end"])
-        proof = None
+        token = None
         if record["token"] is not None:
             group, owner, client_id, epoch, tenure = record["token"]
-            proof = LockToken(group, queue, owner, client_id, epoch, tenure)
-        out[(proof.group if proof else None, queue, span, proof.epoch if proof else 0)] = Registration(queue, span, proof)
+            token = LockToken(group, queue, owner, client_id, epoch, tenure)
+        out[(token.group if token else None, queue, span, token.epoch if token else 0)] = Registration(queue, span, token)
     return [out[key] for key in sorted(out, key=lambda key: (key[0] or "", *key[1:]))]
 
 
-def names(store: Path) -> dict[str, str]:
+def query_names(store: Path) -> dict[str, str]:
     """Return the Spark names of queries by client id, as far as registrations are there and the queries have names."""
     found: dict[str, str] = {}
     queries = _entries(store / FOLDER)
@@ -130,7 +130,7 @@ def names(store: Path) -> dict[str, str]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """The entries of a folder; none if a later batch or `sweep` has removed the folder."""
+    """Return the entries of a folder; none if a later batch or `sweep` has removed the folder."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:

@@ -89,7 +89,7 @@ class EmbeddedStaging:
             self._work.put(None)
             self._thread.join()
         if self._sequence:
-            self._store.spare(lambda txn: discard(txn, self.token))
+            self._store.write_even_if_full(lambda txn: discard(txn, self.token))
 
     # -- the writing side ----------------------------------------------------------------------------------------------------
 

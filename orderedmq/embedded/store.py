@@ -23,7 +23,7 @@ import lmdb
 from orderedmq.conditions import StoreCondition, StoreFullCondition
 from orderedmq.embedded import formats, layout, verify
 from orderedmq.embedded.filesystem import drop_pages, file_system, refuse_other_files
-from orderedmq.embedded.resize_lock import Gate
+from orderedmq.embedded.resize_lock import ResizeLock
 from orderedmq.embedded.store_file import File, Whereabouts, file_at, recognised
 from orderedmq.embedded.transaction import Transaction, damaged
 from orderedmq.errors import StoreError, StoreFullError, map_full, no_store
@@ -88,7 +88,7 @@ class Store:
         self._handles: dict[str, Any] = {}
         self._opening = threading.Lock()
         self._unmapping = threading.Lock()
-        self._gate = Gate()
+        self._resize_lock = ResizeLock()
 
     # -- opening -----------------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Store:
         with cls._guard, contextlib.ExitStack() as stack:
             file = file_at(path)
             store = cls._shared.get(file) if file is not None else None
-            stack.enter_context((store or cls(path, MAP_SIZE)).mapped("open"))
+            stack.enter_context((store or cls(path, MAP_SIZE)).errors_mapped("open"))
             env = store._env if store is not None else None
             if env is None:
                 env = stack.enter_context(contextlib.closing(cls(path, MAP_SIZE)._lmdb(False)))
@@ -211,14 +211,14 @@ class Store:
     def _forget(self) -> None:
         """In a child after fork: drop the parent's environment. Closing it would end the parent's read transactions."""
         self._env, self._handles = None, {}
-        self._opening, self._unmapping, self._gate = threading.Lock(), threading.Lock(), Gate()
+        self._opening, self._unmapping, self._resize_lock = threading.Lock(), threading.Lock(), ResizeLock()
 
     def _environment(self, *, create: bool = False) -> tuple[Any, dict[str, Any]]:
         self.require_here()
         env, handles = self._env, self._handles
         if env is not None:
             return env, handles
-        with self._opening, self.mapped("open"):
+        with self._opening, self.errors_mapped("open"):
             if self._closed:
                 raise StoreError(StoreCondition.IO, f"the connection to the store at {self.path} was closed; connect again")
             if self._env is None:
@@ -278,7 +278,7 @@ class Store:
     def read(self) -> Iterator[Transaction]:
         """A transaction that reads one snapshot. Copy values out, and do not keep it open while rows are processed."""
         env, handles = self._environment()
-        with self.mapped("read"), self._transaction(env, write=False) as txn:
+        with self.errors_mapped("read"), self._transaction(env, write=False) as txn:
             yield Transaction(txn, handles, self.path)
 
     @contextlib.contextmanager
@@ -286,14 +286,14 @@ class Store:
         """A write transaction: one at a time, all or nothing, on disk at the end."""
         env, handles = self._environment()
         payloads = verify.PayloadPages(self.path)
-        with self.mapped("write"), contextlib.closing(payloads), self._transaction(env, write=True) as txn:
+        with self.errors_mapped("write"), contextlib.closing(payloads), self._transaction(env, write=True) as txn:
             transaction = Transaction(txn, handles, self.path, payloads.require)
             yield transaction
             transaction.sign()
         # A write to a store that is gone would be lost, so it fails.
         self.require_here()
 
-    def spare(self, work: Callable[[Transaction], T]) -> T:
+    def write_even_if_full(self, work: Callable[[Transaction], T]) -> T:
         """Run a write that must succeed even if the map is full (a renewal, a deletion): a full map then grows by SPARE."""
         try:
             with self.write() as txn:
@@ -302,15 +302,15 @@ class Store:
             if not isinstance(error.__cause__, lmdb.MapFullError):
                 raise
         env, _ = self._environment()
-        with self.mapped("grow"), self._gate.alone():
+        with self.errors_mapped("grow"), self._resize_lock.exclusive():
             env.set_mapsize(env.info()["map_size"] + SPARE)
         with self.write() as txn:
             return work(txn)
 
-    def free(self, work: Callable[[Transaction], T]) -> T:
+    def write_deletion(self, work: Callable[[Transaction], T]) -> T:
         """Run a write that deletes. Only the second write after it can reuse what it frees, so another one follows at once."""
-        out = self.spare(work)
-        self.spare(lambda txn: txn.take_number("freed"))
+        out = self.write_even_if_full(work)
+        self.write_even_if_full(lambda txn: txn.take_number("freed"))
         return out
 
     @contextlib.contextmanager
@@ -320,7 +320,7 @@ class Store:
             if self._writes % CLEAR_READERS == 0:
                 env.reader_check()
         for again in (True, False):
-            with self._gate.inside():
+            with self._resize_lock.shared():
                 try:
                     txn = env.begin(write=write)
                 except (lmdb.MapResizedError, lmdb.ReadersFullError):
@@ -332,7 +332,7 @@ class Store:
                     return
             # Killed readers hold slots, or another process with a larger map has written beyond ours.
             env.reader_check()
-            with self._gate.alone():
+            with self._resize_lock.exclusive():
                 env.set_mapsize(0)
 
     def unmap(self) -> None:
@@ -351,11 +351,11 @@ class Store:
         before the fsync, when readers still see the state before. They would take that state for the new one.
         """
         env, _ = self._environment()
-        with self.mapped("read"), self._transaction(env, write=False) as txn:
+        with self.errors_mapped("read"), self._transaction(env, write=False) as txn:
             return int(txn.id())
 
     @contextlib.contextmanager
-    def mapped(self, what: str) -> Iterator[None]:
+    def errors_mapped(self, what: str) -> Iterator[None]:
         """Raise errors of LMDB and the system as StoreErrors. ``what``: what was tried, for the message."""
         try:
             yield

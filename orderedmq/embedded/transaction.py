@@ -19,17 +19,17 @@ WRITTEN: Final = b"written"
 
 
 class Transaction:
-    """Gets, puts, deletes and scans. ``removable`` verifies a payload's pages before they are freed."""
+    """Gets, puts, deletes and scans. ``verify_removal`` verifies a payload's pages before they are freed."""
 
-    __slots__ = ("_handles", "_path", "_removable", "_txn", "_wrote")
+    __slots__ = ("_handles", "_path", "_txn", "_verify_removal", "_wrote")
 
     def __init__(
-        self, txn: Any, handles: dict[str, Any], path: object, removable: Callable[[bytes], None] | None = None
+        self, txn: Any, handles: dict[str, Any], path: object, verify_removal: Callable[[bytes], None] | None = None
     ) -> None:
         self._txn = txn
         self._handles = handles
         self._path = path
-        self._removable = removable
+        self._verify_removal = verify_removal
         self._wrote = False
 
     def get(self, database: str, key: bytes) -> bytes | None:
@@ -53,8 +53,8 @@ class Transaction:
 
     def delete(self, database: str, key: bytes) -> bool:
         self._wrote = True
-        if database == seal.UNSEALED and self._removable is not None:
-            self._removable(key)
+        if database == seal.UNSEALED and self._verify_removal is not None:
+            self._verify_removal(key)
         return bool(self._txn.delete(key, db=self._handles[database]))
 
     def scan(self, database: str, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:

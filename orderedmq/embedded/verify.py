@@ -38,7 +38,7 @@ def reading(path: Path) -> Iterator[Read]:
     descriptor = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
         # A position that is too large for a file has no bytes.
-        yield lambda place, size: os.pread(descriptor, size, place) if place < 1 << 62 else b""
+        yield lambda position, size: os.pread(descriptor, size, position) if position < 1 << 62 else b""
     finally:
         os.close(descriptor)
 
@@ -46,7 +46,7 @@ def reading(path: Path) -> Iterator[Read]:
 def require_metas(path: Path) -> None:
     """Verify the meta pages, before LMDB opens the file. Raises StoreError CORRUPT."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), reading(path) as read:
-        _again(path, lambda: _wrong_metas(read))
+        _retry(path, lambda: _wrong_metas(read))
 
 
 def _wrong_metas(read: Read) -> str | None:
@@ -54,7 +54,7 @@ def _wrong_metas(read: Read) -> str | None:
     return None if pair is None else pages.wrong_metas(pair)
 
 
-def _again(path: Path, wrong: Callable[[], str | None]) -> None:
+def _retry(path: Path, wrong: Callable[[], str | None]) -> None:
     why = wrong()
     for _ in range(TRIES):
         if why is None:
@@ -84,7 +84,7 @@ def require_sound(path: Path, env: Any) -> None:
             return wrong_writer(read, other)
 
     with reading(path) as read:
-        _again(path, wrong)
+        _retry(path, wrong)
 
 
 def _require_trees(path: Path, read: Read, meta: Meta) -> None:
@@ -173,9 +173,9 @@ class PayloadPages:
             self._found = snapshot, tree
         snapshot, tree = self._found
         # None for a payload that this transaction itself has stored: it is not on the disk yet.
-        place = snapshot.find(tree, key)
-        if place is not None:
-            snapshot.require_run(*place, seal.UNSEALED)
+        value = snapshot.find(tree, key)
+        if value is not None:
+            snapshot.require_run(*value, seal.UNSEALED)
 
     def _report(self, what: str) -> NoReturn:
         raise damaged(self._path, what)

@@ -32,7 +32,7 @@ _EXAMPLE: Final = '{"orders": {"embedded": [0, 1]}}'
 
 
 def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assignment:
-    """The option assignment. Raises OptionError, also if shared has nothing to divide; ``streaming`` None: not known yet."""
+    """Return the option assignment. Raises OptionError, also for shared in broadcasting or in a batch (``streaming`` is False)."""
     assignment = given.value("assignment", choice(_ASSIGNMENTS))
     if assignment == "shared" and model == "broadcasting":
         raise conflict(
@@ -48,7 +48,7 @@ def parse_assignment(given: Given, model: str, streaming: bool | None) -> Assign
 
 
 def parse_allocation(given: Given, assignment: Assignment, *, embedded: bool) -> Allocation:
-    """How the queries of a shared group divide its queues. Raises OptionError.
+    """Return how the queries of a shared group divide its queues. Raises OptionError.
 
     `SourceOptions.parse` checks that the queues of CONFIG belong to the topics.
     """

@@ -202,7 +202,7 @@ SINK_OPTIONS: Final = (
 )
 #: Spark's own options, which it passes along with the writer's.
 SINK_IGNORED: Final = ("checkpointLocation", "queryName")
-#: Every table of Spark's catalog has these properties; the user's options have this prefix among them.
+#: Properties that every table of Spark's catalog has, and the prefix of the user's options among a table's properties.
 _TABLE: Final = frozenset(("provider", "owner"))
 _TABLE_OPTION: Final = "option."
 #: Minimum similarity of a name that an error suggests, and minimum length of a name that is part of another.
@@ -292,16 +292,16 @@ class Given:
         return name in self._values
 
     def text(self, name: str) -> str | None:
-        """The text that was given, else the default's."""
+        """Return the text that was given, else the default's."""
         return self._values.get(name, self._declared[name.lower()].default)
 
     def optional(self, name: str, parse: Parser[T]) -> T | None:
-        """The parsed value of an option; None if it is not given and has no default."""
+        """Return the parsed value of an option; None if it is not given and has no default."""
         text = self.text(name)
         return None if text is None else parse(text, name)
 
     def value(self, name: str, parse: Parser[T]) -> T:
-        """The parsed value of an option that has a default."""
+        """Return the parsed value of an option that has a default."""
         text = self.text(name)
         if text is None:
             raise AssertionError(f"option {name} has no default")
@@ -309,7 +309,7 @@ class Given:
 
 
 def _of_a_table(options: Mapping[str, str]) -> Mapping[str, str]:
-    """The user's options among the properties of a table of Spark's catalog. Other options are returned unchanged.
+    """Return the user's options among the properties of a table of Spark's catalog. Other options are returned unchanged.
 
     Spark passes each entry of OPTIONS (…) twice, without and with a prefix, together with the table's owner, provider, comment,
     location and TBLPROPERTIES. A path is always the location.
@@ -324,7 +324,7 @@ def _of_a_table(options: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _nearest(key: str, names: Collection[str]) -> str | None:
-    """The name that a user who typed ``key`` may have meant; None if there is none.
+    """Return the name that a user who typed ``key`` may have meant; None if there is none.
 
     One that contains ``key`` or is contained in it (without a plural's s) comes first, then a similar one.
     """

@@ -23,12 +23,12 @@ _TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword"
 
 
 def account() -> dict[str, str]:
-    """The account's options that are set in the environment."""
+    """Return the account's options that are set in the environment."""
     return {name: os.environ[variable] for name, variable in ACCOUNT.items() if os.environ.get(variable)}
 
 
 def parse_endpoint(given: Given) -> Endpoint:
-    """The broker that the options name. Raises OptionError."""
+    """Return the broker that the options name. Raises OptionError."""
     if not given.has("namesrvAddr"):
         for name in (*ACCOUNT, "useTLS", *_TLS):
             if given.has(name):

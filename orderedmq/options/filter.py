@@ -10,7 +10,7 @@ from orderedmq.options.values import conflict, invalid, shown
 
 
 def parse_filter(given: Given, *, embedded: bool) -> Filter | None:
-    """The filter; None for all messages. Raises OptionError. SQL is not checked here: brokers check it."""
+    """Return the filter; None for all messages. Raises OptionError. SQL is not checked here: brokers check it."""
     if given.has("tags") and given.has("filterSql"):
         raise conflict("options tags and filterSql exclude each other; drop one, or write the tags into the SQL: TAGS = 'a'")
     if given.has("filterSql") and embedded:

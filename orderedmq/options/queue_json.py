@@ -16,7 +16,7 @@ class _Pairs(list[tuple[str, object]]):
 
 
 def brokers(text: str, option: str, example: str) -> Iterator[tuple[str, str, object]]:
-    """Each (topic, broker, JSON value about its queues). Raises OptionError INVALID while it is iterated."""
+    """Yield each (topic, broker, JSON value about its queues). Raises OptionError INVALID while it is iterated."""
     try:
         root: object = json.loads(text, object_pairs_hook=_Pairs, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -34,7 +34,7 @@ def brokers(text: str, option: str, example: str) -> Iterator[tuple[str, str, ob
 
 
 def members(value: object, where: str, what: str, option: str, example: str) -> Iterator[tuple[str, object]]:
-    """The members of a JSON object that is not empty and has no key twice."""
+    """Yield the members of a JSON object that is not empty and has no key twice."""
     if not isinstance(value, _Pairs):
         raise invalid(option, f"{where}: {json_shown(value)} is not an object of {what}; write for example {example}")
     if not value:
@@ -48,7 +48,7 @@ def members(value: object, where: str, what: str, option: str, example: str) -> 
 
 
 def elements(value: object, where: str, what: str, option: str, example: str) -> list[object]:
-    """The elements of a JSON array that is not empty."""
+    """Return the elements of a JSON array that is not empty."""
     if not isinstance(value, list) or isinstance(value, _Pairs):
         raise invalid(option, f"{where}: {json_shown(value)} is not a list of {what}; write for example {example}")
     if not value:
@@ -57,7 +57,7 @@ def elements(value: object, where: str, what: str, option: str, example: str) ->
 
 
 def json_shown(value: object) -> str:
-    """A value as one short line for a message."""
+    """Return a value as one short line for a message."""
     if isinstance(value, _Pairs):
         return "an object"
     return shown(value) if isinstance(value, list) else shown(json.dumps(value))[1:-1]

@@ -15,7 +15,7 @@ from typing import Final, Literal, Self
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.allocate import Allocation
 from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import USUAL, Reading
+from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
@@ -63,7 +63,8 @@ _CONSUME_FROM: Final[Mapping[str, ConsumeFrom]] = {
 }
 _STARTING: Final[Mapping[str, StartKind]] = {"committed": "committed", "earliest": "earliest", "latest": "latest"}
 _START_OF: Final[Mapping[ConsumeFrom, StartKind]] = {"first": "earliest", "last": "latest", "timestamp": "timestamp"}
-_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
+#: Queues with offsets, for errors.
+OFFSETS_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
 _ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
 
 
@@ -118,7 +119,7 @@ class SourceOptions:
     max_trigger_delay: float
     max_bytes_per_trigger: int | None
     pull_batch_size: int
-    reading: Reading
+    pull_settings: PullSettings
     include_properties: bool
     include_lock_token: bool
     query_name: str | None = None
@@ -137,12 +138,12 @@ class SourceOptions:
         group = _group(given, model, streaming)
         assignment = parse_assignment(given, model, streaming)
         allocation = parse_allocation(given, assignment, embedded=endpoint.embedded)
-        _check_asked("allocateQueues", allocation.queues, topics, pattern, endpoint)
+        _require_read("allocateQueues", allocation.queues, topics, pattern, endpoint)
         consume_from, consume_timestamp = _consume_from(given)
         starting = _starting(given, model, group, consume_from, consume_timestamp, streaming)
         ending = _ending(given)
         for option, offsets in (("startingOffsets", starting.offsets), ("endingOffsets", ending.offsets)):
-            _check_named(option, offsets, topics, pattern, endpoint)
+            _require_all_topics(option, offsets, topics, pattern, endpoint)
         _check_range(starting, ending)
         most = given.optional("maxOffsetsPerTrigger", integer(1, example=100000))
         least = given.optional("minOffsetsPerTrigger", integer(1))
@@ -172,7 +173,7 @@ class SourceOptions:
             max_trigger_delay=given.value("maxTriggerDelay", parse_duration),
             max_bytes_per_trigger=given.optional("maxBytesPerTrigger", parse_size),
             pull_batch_size=given.value("pullBatchSize", integer(1, MAX_PULL_BATCH, 16384)),
-            reading=_reading(given, endpoint, group),
+            pull_settings=_pull_settings(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
             include_lock_token=given.value("includeLockToken", parse_bool),
             query_name=given.optional("queryName", parse_name),
@@ -180,24 +181,24 @@ class SourceOptions:
 
     def reads(self, topic: str) -> bool:
         """Whether the reader reads this topic."""
-        return _asked(topic, self.topics, self.topic_pattern)
+        return _is_read(topic, self.topics, self.topic_pattern)
 
 
-def _reading(given: Given, endpoint: Endpoint, group: str | None) -> Reading:
+def _pull_settings(given: Given, endpoint: Endpoint, group: str | None) -> PullSettings:
     if endpoint.embedded:
         for name in ("pullThresholdForQueue", "pullThresholdSizeForQueue"):
             if given.has(name):
                 why = "a task does not prefetch from a store; pullBatchSize says how many rows it reads at once"
                 raise only_for_cluster(name, why)
-        return USUAL
-    return Reading(
+        return DEFAULT_PULL
+    return PullSettings(
         group,
         given.value("pullThresholdForQueue", integer(1, example=65536)),
         given.value("pullThresholdSizeForQueue", parse_size),
     )
 
 
-def _asked(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:
+def _is_read(topic: str, topics: tuple[str, ...], pattern: str | None) -> bool:
     return topic in topics if pattern is None else re.fullmatch(pattern, topic) is not None
 
 
@@ -326,7 +327,7 @@ def _starting_offsets(text: str, option: str) -> StartingOffsets:
     if kind:
         return StartingOffsets(kind, explicit=True)
     if not text.startswith(("{", "[")):
-        raise invalid(option, f"{shown(text)} is not committed, earliest, latest or JSON such as {_EXAMPLE}")
+        raise invalid(option, f"{shown(text)} is not committed, earliest, latest or JSON such as {OFFSETS_EXAMPLE}")
     return StartingOffsets("json", offsets=parse_offsets_json(text, option), explicit=True)
 
 
@@ -343,7 +344,7 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     if text.lower() == "latest":
         return EndingOffsets()
     if not text.startswith(("{", "[")):
-        raise invalid(option, f"{shown(text)} is not latest or JSON such as {_EXAMPLE.replace('-2', '-1')}")
+        raise invalid(option, f"{shown(text)} is not latest or JSON such as {OFFSETS_EXAMPLE.replace('-2', '-1')}")
     offsets = parse_offsets_json(text, option)
     for queue, offset in offsets.items():
         if offset == EARLIEST:
@@ -353,12 +354,12 @@ def _ending_offsets(text: str, option: str) -> EndingOffsets:
     return EndingOffsets("json", offsets=offsets)
 
 
-def _check_asked(
+def _require_read(
     option: str, queues: Iterable[MessageQueue], topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
     """Refuse a queue of a topic that is not read or, over the embedded broker, of another broker."""
     for queue in queues:
-        if not _asked(queue.topic, topics, pattern):
+        if not _is_read(queue.topic, topics, pattern):
             which = "topic" if pattern is None else "topicPattern"
             raise conflict(f"option {option} names {shown(queue.topic)}, which is not in {which}; drop it")
         if endpoint.embedded and queue.broker_name != EMBEDDED_BROKER:
@@ -367,12 +368,13 @@ def _check_asked(
             )
 
 
-def _check_named(
+def _require_all_topics(
     option: str, offsets: Mapping[MessageQueue, int] | None, topics: tuple[str, ...], pattern: str | None, endpoint: Endpoint
 ) -> None:
+    """Require offsets to name only topics that are read, and all topics of the option topic."""
     if offsets is None:
         return
-    _check_asked(option, offsets, topics, pattern, endpoint)
+    _require_read(option, offsets, topics, pattern, endpoint)
     named = {queue.topic for queue in offsets}
     for topic in topics:
         if topic not in named:
@@ -389,14 +391,14 @@ def _check_range(starting: StartingOffsets, ending: EndingOffsets) -> None:
 
 
 def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
-    """The offsets in ``{"topic": {"broker": {"queue id": next offset}}}``; LATEST and EARLIEST are allowed.
+    """Return the offsets in ``{"topic": {"broker": {"queue id": next offset}}}``; LATEST and EARLIEST are allowed.
 
     Raises OptionError INVALID that says what is wrong and where.
     """
     offsets: dict[MessageQueue, int] = {}
-    for topic, broker, queues in brokers(text, option, _EXAMPLE):
+    for topic, broker, queues in brokers(text, option, OFFSETS_EXAMPLE):
         where = f"topic {shown(topic)}, broker {shown(broker)}"
-        for queue_id, offset in members(queues, where, "queues", option, _EXAMPLE):
+        for queue_id, offset in members(queues, where, "queues", option, OFFSETS_EXAMPLE):
             if not re.fullmatch(r"0|[1-9][0-9]{0,5}", queue_id) or int(queue_id) >= MAX_QUEUES:
                 raise invalid(option, f"{where}: {shown(queue_id)} is not a queue id; write for example 0")
             # bool is an int in Python, not in JSON.

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError, TopicError
-from orderedmq.model import EMBEDDED_BROKER, check_group, check_topic
+from orderedmq.model import EMBEDDED_BROKER, LAST_MS, check_group, check_topic
 
 T = TypeVar("T")
 #: Turns an option's text and name into its value; raises OptionError INVALID (or UNSUPPORTED).
@@ -37,17 +37,17 @@ def conflict(why: str) -> OptionError:
 
 
 def half_given(option: str, other: str) -> OptionError:
-    """The error for an option that has no meaning without another."""
+    """Return the error for an option that has no meaning without another."""
     return OptionError(OptionCondition.MISSING, f"option {option} needs {other}; set both, or neither")
 
 
 def only_for_cluster(option: str, why: str) -> OptionError:
-    """The error for an option of RocketMQ that is given with a path. ``why`` a store does not need it."""
+    """Return the error for an option of RocketMQ that is given with a path. ``why``: the reason that a store does not need it."""
     return conflict(f"option {option} belongs to a RocketMQ cluster: set namesrvAddr, or drop {option} ({why})")
 
 
 def no_rooms(option: str, effect: str, remedy: str) -> OptionError:
-    """The error for a choice by machine rooms that is given with a path."""
+    """Return the error for a choice by machine rooms that is given with a path."""
     return OptionError(
         OptionCondition.UNSUPPORTED,
         f"option {option} {effect}: it needs brokers named room@name, but the embedded broker's name is {EMBEDDED_BROKER}; {remedy}",
@@ -62,7 +62,7 @@ def parse_bool(text: str, option: str) -> bool:
 
 
 def integer(low: int, high: int = MAX_LONG, example: int = 1000) -> Parser[int]:
-    """A parser of whole decimal numbers from ``low`` to ``high``, both inclusive."""
+    """Return a parser of whole decimal numbers from ``low`` to ``high``, both inclusive."""
 
     def parse(text: str, option: str) -> int:
         value = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
@@ -80,7 +80,7 @@ _MILLIS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Seconds of ``500ms``, ``30s``, ``2m``, ``1h`` or a bare ``0``."""
+    """Return the seconds of ``500ms``, ``30s``, ``2m``, ``1h`` or a bare ``0``."""
     if text == "0":
         return 0.0
     match = _DURATION.fullmatch(text.lower())
@@ -94,7 +94,7 @@ _BYTES: Final = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes of ``1048576``, ``512k``, ``64m`` or ``1g`` (powers of 1024), at least one."""
+    """Return the bytes of ``1048576``, ``512k``, ``64m`` or ``1g`` (powers of 1024), at least one."""
     match = _SIZE.fullmatch(text.lower())
     size = int(match[1]) * _BYTES[match[2]] if match else 0
     if not 0 < size <= MAX_LONG:
@@ -103,17 +103,16 @@ def parse_size(text: str, option: str) -> int:
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_LAST_MS: Final = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z
 _ISO_EXAMPLE: Final = "for example 2026-03-01T12:00:00Z"
 
 
 def parse_timestamp(text: str, option: str) -> int:
-    """The µs since 1970 of ISO-8601 text (UTC if it has no zone) or of a number of ms since 1970."""
+    """Return the µs since 1970 of ISO-8601 text (UTC if it has no zone) or of a number of ms since 1970."""
     if re.fullmatch(r"[0-9]{1,15}", text):
         # RocketMQ writes such times as yyyyMMddHHmmss: read as ms, that would be a time centuries away.
         if len(text) in (8, 14) and _is_calendar(text):
             raise invalid(option, f"{shown(text)} may be a date or ms since 1970; write ISO-8601, {_ISO_EXAMPLE}")
-        if int(text) <= _LAST_MS:
+        if int(text) <= LAST_MS:
             return int(text) * 1000
     else:
         try:
@@ -136,7 +135,7 @@ def _is_calendar(digits: str) -> bool:
 
 
 def choice(values: Mapping[str, T]) -> Parser[T]:
-    """A parser of the words of ``values``, in upper or lower case."""
+    """Return a parser of the words of ``values``, in upper or lower case."""
     by_key = {name.lower(): value for name, value in values.items()}
 
     def parse(text: str, option: str) -> T:
@@ -148,7 +147,7 @@ def choice(values: Mapping[str, T]) -> Parser[T]:
 
 
 def parse_path(text: str, option: str) -> str:
-    """The absolute path of a local directory; ``file:`` is stripped, any other scheme refused."""
+    """Return the absolute path of a local directory; ``file:`` is stripped, any other scheme refused."""
     example = "for example /data/omq"
     match = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)|(file):", text, re.IGNORECASE)
     if match:
@@ -190,7 +189,7 @@ def _in_a_sessions_folder() -> bool:
 
 
 def parse_topic(text: str, option: str, *, writing: bool) -> str:
-    """A topic's name. Raises TopicError BAD_NAME or RESERVED that names the option."""
+    """Return a topic's name. Raises TopicError BAD_NAME or RESERVED that names the option."""
     try:
         check_topic(text, writing=writing)
     except TopicError as error:
@@ -199,7 +198,7 @@ def parse_topic(text: str, option: str, *, writing: bool) -> str:
 
 
 def parse_group(text: str, option: str) -> str:
-    """A consumer group's name. Raises GroupError BAD_NAME that names the option."""
+    """Return a consumer group's name. Raises GroupError BAD_NAME that names the option."""
     try:
         check_group(text)
     except GroupError as error:
@@ -208,14 +207,14 @@ def parse_group(text: str, option: str) -> str:
 
 
 def parse_name(text: str, option: str) -> str:
-    """A name that people read in tables: one line, not empty, at most 127 characters."""
+    """Return a name that people read in tables: one line, not empty, at most 127 characters."""
     if not text.strip() or not text.isprintable() or len(text) > 127:
         raise invalid(option, f"{shown(text)} is not a name; write one line of at most 127 characters, for example billing")
     return text.strip()
 
 
 def parse_rooms(text: str, option: str) -> tuple[str, ...]:
-    """The machine rooms of a comma-separated list, in its order."""
+    """Return the machine rooms of a comma-separated list, in its order."""
     rooms = tuple(parse_room(name.strip(), option) for name in text.split(","))
     for index, room in enumerate(rooms):
         if room in rooms[:index]:
@@ -224,7 +223,7 @@ def parse_rooms(text: str, option: str) -> tuple[str, ...]:
 
 
 def parse_room(text: str, option: str) -> str:
-    """A machine room's name, which stands before the @ in a broker's name. It has neither @ nor a comma."""
+    """Return a machine room's name, which stands before the @ in a broker's name. It has neither @ nor a comma."""
     if not text or "@" in text or "," in text or not text.isprintable():
         example = "room-a, or room-a,room-b" if option == "machineRooms" else "room-a"
         raise invalid(option, f"{shown(text)} is not a room; write a name without @ and comma, for example {example}")

@@ -19,12 +19,10 @@ from orderedmq.errors import (
     RocketMQError,
     RocketMQUnavailableError,
     TopicError,
-    bad_queue_count,
     cannot_shrink,
-    missing_topic,
     topic_exists,
 )
-from orderedmq.model import DEFAULT_COMPRESSION, MAX_QUEUES, MessageQueue, check_topic
+from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_queue_count, check_topic, missing_topic
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
@@ -35,7 +33,7 @@ from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets
 from orderedmq.rocketmq.wire.message_requests import topic_stats
 
 #: Seconds until a broker's new topic must be known to the nameservers; it usually takes a few ms.
-_REGISTERED: Final = 30.0
+_REGISTER_TIMEOUT: Final = 30.0
 _POLL: Final = 0.01
 
 
@@ -57,14 +55,14 @@ class TopicAdmin:
     ) -> TopicInfo:
         """See `Admin.create_topic`. ``queues``: of all brokers together. Also raises OptionError UNSUPPORTED for settings."""
         check_topic(name, writing=True)
-        _check_queues(name, queues)
+        check_queue_count(name, queues)
         for what, value, default in (
             ("a retention by age", retention_seconds, None),
             ("a retention by size", retention_bytes, None),
             ("compression", compression, DEFAULT_COMPRESSION),
         ):
             if value != default:
-                raise _not_of_topics(what, name)
+                raise _not_settable(what, name)
         there = self._counts(name)
         if there:
             raise topic_exists(name, sum(there.values()))
@@ -78,12 +76,12 @@ class TopicAdmin:
         for what, value in (("a retention by age", retention_seconds), ("a retention by size", retention_bytes)):
             if value is not Keep.KEEP:
                 self._log.queues(name)
-                raise _not_of_topics(what, name)
+                raise _not_settable(what, name)
         return self._log.topic(name)
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         """See `Admin.add_queues`. The brokers with the fewest queues get the new ones."""
-        _check_queues(name, queues)
+        check_queue_count(name, queues)
         there = self._counts(name)
         if not there:
             raise missing_topic(name)
@@ -149,7 +147,7 @@ class TopicAdmin:
         try:
             offsets = self._client.call_address(master, all_consumer_offsets(), Deadline.after(REQUEST_TIMEOUT))
         except RocketMQError as error:
-            if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
+            if not error.denied:
                 raise
             return []
         return [
@@ -212,32 +210,27 @@ def _is_at_broker(client: Client, master: str, topic: str) -> bool:
 
 
 def _wait(until: Callable[[], bool], name: str) -> None:
-    limit = Deadline.after(_REGISTERED)
+    limit = Deadline.after(_REGISTER_TIMEOUT)
     while not until():
         if time.monotonic() > limit:
-            _unregistered(name)
+            _raise_unregistered(name)
         time.sleep(_POLL)
 
 
-def _unregistered(name: str) -> NoReturn:
+def _raise_unregistered(name: str) -> NoReturn:
     raise RocketMQUnavailableError(
         UnavailableCondition.TIMEOUT,
-        f"the brokers created topic {name!r}, but the nameserver does not know its queues after {_REGISTERED:.0f} s: check that all brokers "
-        "register with it",
+        f"the brokers created topic {name!r}, but the nameserver does not know its queues after {_REGISTER_TIMEOUT:.0f} s: check that all "
+        "brokers register with it",
     )
 
 
-def _not_of_topics(what: str, topic: str) -> OptionError:
+def _not_settable(what: str, topic: str) -> OptionError:
     return OptionError(
         OptionCondition.UNSUPPORTED,
         f"{what} of topic {topic!r} cannot be set: RocketMQ has it for a whole broker only (fileReservedTime, compressType); leave it out, "
         "or set it in the broker's configuration",
     )
-
-
-def _check_queues(name: str, queues: int) -> None:
-    if not 1 <= queues <= MAX_QUEUES:
-        raise bad_queue_count(name, queues, MAX_QUEUES)
 
 
 class RocketMQAdmin(TopicAdmin, GroupAdmin):

@@ -53,7 +53,7 @@ class GroupAdmin:
     def _directory(self) -> Directory:
         return Directory(self._client)
 
-    # -- what there is
+    # -- listings
 
     def groups(self) -> list[str]:
         """Return the groups that have settings or offsets at a broker, without those that hold sinks' bookmarks."""
@@ -95,7 +95,7 @@ class GroupAdmin:
 
     def members(self, group: str) -> list[MemberInfo]:
         lock_rules.check_name(group)
-        ids, brokers = self._directory.everywhere(group), self._directory.masters()
+        ids, brokers = self._directory.ids_everywhere(group), self._directory.masters()
         found = self._directory.members(group, ids, brokers, None)
         now = time.time()
         return [
@@ -107,7 +107,7 @@ class GroupAdmin:
         out = []
         brokers = self._directory.masters()
         for name in self.groups() if group is None else [group]:
-            for client_id in self._directory.everywhere(name):
+            for client_id in self._directory.ids_everywhere(name):
                 # strict: an account that may not see locks gets an error, not an empty list.
                 info = self._directory.info(name, client_id, brokers, fresh=True, strict=True)
                 if info is None:
@@ -122,7 +122,7 @@ class GroupAdmin:
                     )
         return sorted(out, key=lambda lock: (lock.group, lock.queue, lock.client_id))
 
-    # -- what is done from outside
+    # -- interventions
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
         """See `Admin.seek`. A running query loses the queues at its next check: at a commit, or at a renewal within 20 s."""
@@ -134,7 +134,7 @@ class GroupAdmin:
             end = bounds[queue].max_offset if queue in bounds else 0
             if not 0 <= offset <= end:
                 raise outside_queue(queue, offset, end)
-        with self._alone(group, list(offsets), force):
+        with self._hold_locks(group, list(offsets), force):
             self._numbers.raise_fences(group, dict.fromkeys(offsets, time.time_ns() // 1000))
             self._numbers.write(group, offsets)
             return self._numbers.raise_reset_number(group, list(offsets))
@@ -143,13 +143,13 @@ class GroupAdmin:
         """See `Admin.require_unused`. Locks of clients that are no members count, too: requests for these locks reveal them."""
         lock_rules.check_name(group)
         queues = list(self.group_offsets(group)) if group in self.groups() else []
-        with self._alone(group, queues, force=False):
+        with self._hold_locks(group, queues, force=False):
             pass
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         """See `Admin.delete_group`. A running query creates the group again."""
         self._require(group)
-        with self._alone(group, list(self.group_offsets(group)), force):
+        with self._hold_locks(group, list(self.group_offsets(group)), force):
             for address in self._numbers.masters():
                 self._client.call_address(address, admin_requests.delete_group(group), Deadline.after(GROUP_TIMEOUT))
 
@@ -167,8 +167,8 @@ class GroupAdmin:
             return []
         if not force:
             # Any member may be the holder.
-            raise self._in_use(group, self._directory.everywhere(group), held)
-        with self._alone(group, held, force=True) as taken:
+            raise self._in_use(group, self._directory.ids_everywhere(group), held)
+        with self._hold_locks(group, held, force=True) as taken:
             self._numbers.raise_fences(group, dict.fromkeys(taken, time.time_ns() // 1000))
         left = [queue for queue in held if queue not in taken]
         if left:
@@ -179,16 +179,16 @@ class GroupAdmin:
             )
         return taken
 
-    # -- locks of its own
+    # -- locks
 
     @contextlib.contextmanager
-    def _alone(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
+    def _hold_locks(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
         """Hold the queues' locks during the ``with`` block and yield the queues that were granted; ``force`` may not get all.
 
         Raises GroupError IN_USE if the group has a member or one of the queues is locked. ``force`` takes the locks from
         members instead.
         """
-        ids = self._directory.everywhere(group)
+        ids = self._directory.ids_everywhere(group)
         if not force and ids:
             raise self._in_use(group, ids, ())
         for name in {name for client_id in ids for name in lock_rules.lock_names(client_id)}:

@@ -39,8 +39,8 @@ Rows = npt.NDArray[Any]
 KINDS: Final = ("lost", "duplicated", "out_of_order", "moved", "extra")
 
 
-class Place(NamedTuple):
-    """Where a person finds a row, its key and its identity."""
+class Location(NamedTuple):
+    """A row as an example shows it: where it is, its key and its identity."""
 
     where: str
     key: str | None
@@ -58,11 +58,11 @@ class Side(Protocol):
         ...
 
     def rows(self) -> Iterator[Rows]:
-        """All rows, in batches of dtype ROW."""
+        """Yield all rows, in batches of dtype ROW."""
         ...
 
-    def places(self, at: Sequence[int]) -> list[Place]:
-        """The places of the rows with these numbers."""
+    def locate(self, rows: Sequence[int]) -> list[Location]:
+        """Return the locations of the rows with these numbers."""
         ...
 
 
@@ -131,14 +131,14 @@ def audit(
 ) -> Audit:
     """Compare two histories.
 
-    ``examples``: at most that many of each kind. ``progress`` gets the number of rows of each batch read.
+    ``examples``: maximum number of each kind. ``progress`` gets the number of rows of each batch read.
     """
     buckets = min(MAX_BUCKETS, 1 + (expected.messages + actual.messages) // bucket_rows)
     found = _Found(Audit(Extent(expected.name), Extent(actual.name)))
-    with _Deal(buckets) as wanted, _Deal(buckets) as got:
-        for deal, side in ((wanted, expected), (got, actual)):
+    with _Buckets(buckets) as wanted, _Buckets(buckets) as got:
+        for dealt, side in ((wanted, expected), (got, actual)):
             for rows in side.rows():
-                deal.add(rows)
+                dealt.add(rows)
                 if progress is not None:
                     progress(len(rows))
         for bucket in range(buckets):
@@ -146,7 +146,7 @@ def audit(
     return found.result(expected, actual, examples)
 
 
-class _Deal:
+class _Buckets:
     """Rows divided into buckets by key; in memory if there is only one bucket."""
 
     def __init__(self, buckets: int) -> None:
@@ -156,7 +156,7 @@ class _Deal:
         if buckets > 1:
             self._files = [self._open.enter_context(tempfile.TemporaryFile()) for _ in range(buckets)]  # noqa: SIM115
 
-    def __enter__(self) -> _Deal:
+    def __enter__(self) -> _Buckets:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -235,9 +235,9 @@ class _Found:
         gaps, at_end = _holes(expected, lost)
         report.gaps += gaps
         # Numbers of partners grow from key to key, so one running maximum serves all keys.
-        place = np.where(partner >= 0, partner, -1)
-        before = np.maximum.accumulate(place) if len(place) else place
-        late = np.zeros(len(place), dtype=bool)
+        found = np.where(partner >= 0, partner, -1)
+        before = np.maximum.accumulate(found) if len(found) else found
+        late = np.zeros(len(found), dtype=bool)
         late[1:] = (partner[1:] >= 0) & (partner[1:] < before[:-1])
         late &= actual.has_key
         for kind, mask in (("duplicated", again), ("out_of_order", late)):
@@ -249,7 +249,7 @@ class _Found:
         report.keys_affected += len(np.unique(wrong[wrong != NO_KEY]))
 
     def result(self, expected: Side, actual: Side, examples: int) -> Audit:
-        """The report, after all buckets were compared."""
+        """Return the report, after all buckets were compared."""
         report = self._report
         lost_id, lost_at, at_end = (np.concatenate(part) for part in zip(*self._lost, strict=True))
         extra_id, extra_at = (np.concatenate(part) for part in zip(*self._extra, strict=True))
@@ -262,12 +262,12 @@ class _Found:
         for kind in KINDS:
             side = expected if kind == "lost" else actual
             first = np.sort(numbers[kind])[:examples].tolist()
-            report.examples += [Example(kind, side.name, *place) for place in side.places(first)] if first else []
+            report.examples += [Example(kind, side.name, *location) for location in side.locate(first)] if first else []
         return report
 
 
 def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s, Bools, Bools]:
-    """For each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has it at all, whether it is duplicated."""
+    """Return for each row of ACTUAL: its partner in EXPECTED (-1: none), whether EXPECTED has it at all, whether it is duplicated."""
     count = len(expected.key)
     key = np.concatenate((expected.key, actual.key))
     identity = np.concatenate((expected.id, actual.id))
@@ -291,7 +291,7 @@ def _match(expected: _History, actual: _History, report: Audit) -> tuple[Int64s,
 
 
 def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
-    """The number of gaps, and which lost rows are at their key's end.
+    """Return the number of gaps, and which lost rows are at their key's end.
 
     A gap is a run of lost rows before a row of their key that is not lost. Rows without a key have none.
     """
@@ -305,7 +305,7 @@ def _holes(expected: _History, lost: Bools) -> tuple[int, Bools]:
 
 
 def _common(ours: Words, others: Words) -> tuple[Bools, Bools]:
-    """Which of ``ours`` and which of ``others`` pair up as the same identity, one to one."""
+    """Return which of ``ours`` and which of ``others`` pair up as the same identity, one to one."""
     identity = np.concatenate((ours, others))
     order = np.argsort(identity, kind="stable")
     begins = _changes(identity[order])

@@ -22,7 +22,7 @@ from orderedmq.errors import OptionError, TopicError
 from orderedmq.pulls import pulls
 from orderedmq.text import text_of, valid
 from orderedmq.tools import json_field
-from orderedmq.tools.audit import NO_KEY, ROW, Place, Rows, Words
+from orderedmq.tools.audit import NO_KEY, ROW, Location, Rows, Words
 from orderedmq.tools.json_field import BadJson
 
 #: Messages and bytes of a pull.
@@ -53,7 +53,7 @@ class TopicSide:
         return int(self._begins[-1])
 
     def rows(self) -> Iterator[Rows]:
-        """All rows. Raises OptionError INVALID for a body without the field, DataLossError for messages that are gone."""
+        """Yield all rows. Raises OptionError INVALID for a body without the field, DataLossError for messages that are gone."""
         for (queue, at), number in zip(self._bounds, self._begins[:-1], strict=True):
             offset = at.min_offset
             for batch in pulls(self._log, queue, offset, at.max_offset, PULL_ROWS, PULL_BYTES, _COMPARED):
@@ -61,16 +61,16 @@ class TopicSide:
                 yield _rows(batch["sharding_key"], ids, number + offset - at.min_offset, lane=queue.queue_id)
                 offset += batch.num_rows
 
-    def places(self, at: Sequence[int]) -> list[Place]:
+    def locate(self, rows: Sequence[int]) -> list[Location]:
         out = []
-        for number in at:
-            place = bisect_right(self._begins, number) - 1
-            queue, bounds = self._bounds[place]
-            offset = bounds.min_offset + number - self._begins[place]
+        for number in rows:
+            index = bisect_right(self._begins, number) - 1
+            queue, bounds = self._bounds[index]
+            offset = bounds.min_offset + number - self._begins[index]
             batch = next(pulls(self._log, queue, offset, offset + 1, 1, PULL_BYTES, _COMPARED))
             ids = _field(batch["body"], self._field, f"queue {queue}", "offset", offset)
             out.append(
-                Place(
+                Location(
                     f"queue {queue.queue_id} offset {offset}",
                     batch["sharding_key"][0].as_py(),
                     shown(ids.cast(pa.binary())[0].as_py()),
@@ -114,7 +114,7 @@ class TableSide:
         self.messages = int(self._data.count_rows())
 
     def rows(self) -> Iterator[Rows]:
-        """All rows.
+        """Yield all rows.
 
         Raises OptionError INVALID for a null identity or order, a body without the field, an incomparable column.
         """
@@ -132,12 +132,12 @@ class TableSide:
             yield rows
             at += batch.num_rows
 
-    def places(self, at: Sequence[int]) -> list[Place]:
-        table = self._data.take(pa.array(at), columns=list(dict.fromkeys((self._key, self._id))))
+    def locate(self, rows: Sequence[int]) -> list[Location]:
+        table = self._data.take(pa.array(rows), columns=list(dict.fromkeys((self._key, self._id))))
         batch = table.combine_chunks().to_batches()[0]
         keys = valid(_texts(self._text(batch, self._key)))[0].to_pylist()
         ids = _field(self._text(batch, self._id), self._field, self.name, "row", 0).cast(pa.binary()).to_pylist()
-        return [Place(f"row {number}", key, shown(found)) for number, key, found in zip(at, keys, ids, strict=True)]
+        return [Location(f"row {number}", key, shown(found)) for number, key, found in zip(rows, keys, ids, strict=True)]
 
     def _text(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         column = batch[name]
@@ -169,18 +169,18 @@ class TableSide:
 
 
 def _texts(keys: pa.Array) -> pa.Array:
-    """Keys as strings, which may not be UTF-8."""
+    """Return keys as strings, which may not be UTF-8."""
     return keys.view(pa.string()) if pa.types.is_binary(keys.type) else keys
 
 
 def shown(identity: bytes) -> str:
-    """An identity as text, short enough for a line."""
+    """Return an identity as text, short enough for a line."""
     text = text_of(identity)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def identities(values: pa.Array) -> Words:
-    """A 64-bit hash of each value (string or binary, no nulls)."""
+    """Return a 64-bit hash of each value (string or binary, no nulls)."""
     lengths = pc.binary_length(values)
     long = np.flatnonzero(pc.greater(lengths, _LONG).to_numpy(zero_copy_only=False))
     plain = values.cast(pa.binary())
@@ -207,7 +207,7 @@ def _rows(keys: pa.Array, ids: pa.Array, at: int, lane: int) -> Rows:
 
 
 def _field(bodies: pa.Array, field: str | None, where: str, what: str, first: int) -> pa.Array:
-    """The identity in each body: its field, or all of it. Raises OptionError INVALID that names the row."""
+    """Return the identity in each body: its field, or all of it. Raises OptionError INVALID that names the row."""
     ids, why = bodies, "there is no value"
     if field is not None:
         try:
@@ -242,7 +242,7 @@ def _open(path: Path) -> Any:
 
 
 def _committed(folder: Path, log: Path) -> list[str]:
-    """The files in the log of Spark's streaming file sink. A repeated batch leaves other files in the directory."""
+    """Return the files in the log of Spark's streaming file sink. A repeated batch leaves other files in the directory."""
     compact = max((int(entry.stem) for entry in log.glob("*.compact")), default=-1)
     entries = [log / f"{compact}.compact"] if compact >= 0 else []
     entries += sorted(
@@ -252,6 +252,6 @@ def _committed(folder: Path, log: Path) -> list[str]:
     out = []
     for entry in entries:
         for line in entry.read_text().splitlines()[1:]:
-            place = Path(unquote(urlsplit(json.loads(line)["path"]).path))
-            out.append(str(place if place.exists() else folder / place.name))
+            file = Path(unquote(urlsplit(json.loads(line)["path"]).path))
+            out.append(str(file if file.exists() else folder / file.name))
     return out

@@ -70,7 +70,7 @@ class DeadLetter:
     properties: Mapping[str, str]
 
     def row(self) -> dict[str, Any]:
-        """The original message, in the producer's columns."""
+        """Return the original message, in the producer's columns."""
         return {
             "body": self.body,
             "tags": self.tags,
@@ -90,7 +90,7 @@ class Replayed:
 
 
 def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
-    """The queue of the group's dead letters; None if it never had one. Raises GroupError BAD_NAME or MISSING."""
+    """Return the queue of the group's dead letters; None if it never had one. Raises GroupError BAD_NAME or MISSING."""
     check_group(group)
     try:
         return broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
@@ -102,11 +102,11 @@ def dead_letter_queue(broker: Broker, group: str) -> MessageQueue | None:
 
 
 def read(log: Log, queue: MessageQueue, begin: int, end: int) -> Iterator[list[DeadLetter]]:
-    """The letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they are gone."""
-    place = _COLUMNS.index("store_timestamp")
+    """Yield the letters from ``begin`` to ``end``, piece by piece. Raises DataLossError if they are gone."""
+    index = _COLUMNS.index("store_timestamp")
     for batch in pulls(log, queue, begin, end, PIECE, PIECE_BYTES, _COLUMNS):
         yield [
-            _letter(row) for row in batch.set_column(place, "store_timestamp", batch.column(place).cast(pa.int64())).to_pylist()
+            _letter(row) for row in batch.set_column(index, "store_timestamp", batch.column(index).cast(pa.int64())).to_pylist()
         ]
 
 
@@ -135,7 +135,7 @@ def _number(text: str | None) -> int | None:
 
 
 def replayed_to(broker: Broker, queue: MessageQueue) -> int:
-    """The offset at which the next replay of all letters begins."""
+    """Return the offset at which the next replay of all letters begins."""
     first = broker.log.bounds([queue])[queue].min_offset
     return max(broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, first), first)
 
@@ -160,17 +160,17 @@ def replay(
         broker.log.topic(to_topic)
     client = broker.groups.join(REPLAY_GROUP)
     try:
-        proof = broker.groups.lock(REPLAY_GROUP, client, [queue])[queue]
-        if isinstance(proof, Refusal):
+        answer = broker.groups.lock(REPLAY_GROUP, client, [queue])[queue]
+        if isinstance(answer, Refusal):
             raise LockError(
                 LockCondition.HELD_BY_OTHER,
-                f"the dead letters of {queue.topic} are being replayed by {proof.client_id or proof.holder}: wait for it; its lock ends in "
-                f"{proof.remaining:.0f} s at the latest if it is stuck",
+                f"the dead letters of {queue.topic} are being replayed by {answer.client_id or answer.holder}: wait for it; its lock ends in "
+                f"{answer.remaining:.0f} s at the latest if it is stuck",
             )
         try:
-            _replay(broker, queue, proof, offsets, to_topic, done, progress, keying)
+            _replay(broker, queue, answer, offsets, to_topic, done, progress, keying)
         finally:
-            broker.groups.unlock([proof])
+            broker.groups.unlock([answer])
     finally:
         broker.groups.leave(client)
 
@@ -178,7 +178,7 @@ def replay(
 def _replay(
     broker: Broker,
     queue: MessageQueue,
-    proof: LockToken,
+    token: LockToken,
     offsets: Sequence[int] | None,
     to_topic: str | None,
     done: Replayed,
@@ -193,21 +193,21 @@ def _replay(
         for piece in read(broker.log, queue, *span):
             if to_topic is None:
                 _find_targets(broker.log, piece, targets)
-            placed = _placed(piece, targets, to_topic, keying or Keying())
+            placed = _choose_queues(piece, targets, to_topic, keying or Keying())
             if to_topic is None and keying is None:
                 _check_text(placed, targets)
     for span in spans:
         for piece in read(broker.log, queue, *span):
-            if broker.groups.renew([proof]):
+            if broker.groups.renew([token]):
                 raise LockError(
                     LockCondition.LOST,
                     f"this replay of {queue.topic} paused for too long, and another one began, which goes on from here",
                 )
-            _send(broker.log, _placed(piece, targets, to_topic, keying or Keying()))
+            _send(broker.log, _choose_queues(piece, targets, to_topic, keying or Keying()))
             first, last = piece[0].offset, piece[-1].offset
             if first <= begin <= last:
                 begin = last + 1
-                broker.groups.commit({proof: begin})
+                broker.groups.commit({token: begin})
             done.letters += len(piece)
             done.topics.update(to_topic or _origin(letter).topic for letter in piece)
             progress(len(piece))
@@ -216,7 +216,7 @@ def _replay(
 
 
 def _spans(queue: MessageQueue, offsets: Sequence[int], first: int, end: int) -> list[tuple[int, int]]:
-    """Offsets as ranges. Raises OffsetError for an offset without a letter."""
+    """Return offsets as ranges. Raises OffsetError for an offset without a letter."""
     spans: list[tuple[int, int]] = []
     for offset in sorted(set(offsets)):
         if offset >= end:
@@ -254,10 +254,10 @@ def _origin(letter: DeadLetter) -> MessageQueue:
     return letter.origin
 
 
-def _placed(
+def _choose_queues(
     letters: Sequence[DeadLetter], targets: Mapping[str, list[MessageQueue]], to_topic: str | None, keying: Keying
 ) -> list[tuple[MessageQueue, DeadLetter]]:
-    """Each letter with the queue that it is sent to. Raises MessageError BAD_KEY."""
+    """Return each letter with the queue that it is sent to. Raises MessageError BAD_KEY."""
     chosen: dict[int, MessageQueue] = {}
     keyed = [letter for letter in letters if letter.sharding_key is not None]
     for topic, of_topic in groupby(
@@ -319,6 +319,6 @@ def _same(queue: MessageQueue, origin: MessageQueue) -> bool:
 
 
 def _send(log: Log, placed: list[tuple[MessageQueue, DeadLetter]]) -> None:
-    """Append letters, in their order within each queue."""
+    """Append letters to their queues, in their order within each queue."""
     for target, group in groupby(sorted(placed, key=lambda pair: pair[0]), key=lambda pair: pair[0]):
         log.append(target, pa.RecordBatch.from_pylist([letter.row() for _, letter in group], schema=PRODUCER_SCHEMA))

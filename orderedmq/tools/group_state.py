@@ -29,7 +29,7 @@ class GroupQueue:
 
 
 def group_queues(broker: Broker, group: str) -> list[GroupQueue]:
-    """The state of each queue in which the group has an offset or a lock. Raises GroupError MISSING."""
+    """Return the state of each queue in which the group has an offset or a lock. Raises GroupError MISSING."""
     offsets = broker.admin.group_offsets(group)
     locks = {lock.queue: lock for lock in broker.admin.locks(group)}
     bounds = broker.log.bounds(sorted(offsets.keys() | locks.keys()))
@@ -51,7 +51,7 @@ class Rates:
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def see(self, now: float, offsets: Mapping[K, int | None]) -> dict[K, float]:
-        """The rate of each offset that was seen before. An offset that went back (a seek) starts anew."""
+        """Return the rate of each offset that was seen before. An offset that went back (a seek) starts anew."""
         rates: dict[K, float] = {}
         kept: dict[Hashable, deque[tuple[float, int]]] = {}
         for key, offset in offsets.items():

@@ -28,7 +28,7 @@ class BadJson(ValueError):
 
 
 def values(objects: pa.Array, path: str) -> pa.Array:
-    """The text of a field of each object (binary or string): strings as they are, other values as JSON.
+    """Return the text of a field of each object (binary or string): strings as they are, other values as JSON.
 
     It is null if the field is missing or null. A dot in ``path`` leads into an object, unless the first object has a field with
     exactly that name. Raises BadJson.

@@ -11,14 +11,18 @@ from orderedmq.core.sharding_key import GivenKeyType, hashed_keys
 
 
 class Producer:
-    """Writes to one topic as the sink does. Not thread-safe: it counts rows without a key, which go round-robin."""
+    """Writes rows to one topic as the sink does: each goes to the queue that its sharding key chooses.
+
+    Not thread-safe: it counts rows without a key, which go round-robin.
+    """
 
     def __init__(
         self, log: Log, topic: str, *, sharding_key_type: GivenKeyType = "auto", selector: KeyedSelectorName = "hash"
     ) -> None:
-        """The key's type and the selector are the sink's options ``shardingKeyType`` and ``messageQueueSelector``.
+        """``log`` is that of a connection: ``connect(...).log``.
 
-        Raises TopicError MISSING.
+        ``sharding_key_type`` ("auto", "text", "int" or "long") and ``selector`` ("hash" or "mod") are the sink's options
+        shardingKeyType and messageQueueSelector. Raises TopicError MISSING.
         """
         self._log = log
         self._topic = topic
@@ -27,10 +31,12 @@ class Producer:
         self._selector = keyed(selector)
 
     def send(self, rows: pa.RecordBatch) -> None:
-        """Append rows (PRODUCER_COLUMNS, ``body`` required) in their order. They are durable when it returns.
+        """Append rows in their order within each queue. They are durable when it returns.
 
-        There is one append per queue: the more rows, the less each costs. A key may be a string or a whole number. Raises
-        MessageError BAD_KEY, and the errors of `Log.append`; the queues before the failed one then have their rows.
+        Columns: ``body`` (binary or string, required), ``sharding_key`` (string or whole number; null: no key), ``tags`` and
+        ``keys`` (strings), ``properties`` (a map of strings). Others are ignored. There is one append per queue: the more rows,
+        the less each costs. Raises SchemaError, MessageError, and the errors of `Log.append`; the queues before the failed one
+        then have their rows.
         """
         keys = None
         if "sharding_key" in rows.schema.names:

@@ -10,13 +10,12 @@ from typing import Final, Literal
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
-from orderedmq.model import MessageQueue
-from orderedmq.options.source import EARLIEST, LATEST, parse_offsets_json
+from orderedmq.model import LAST_MS, MessageQueue
+from orderedmq.options.source import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
 
-_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
-#: 9999-12-31 in µs.
-_LAST: Final = 253_402_300_799_999_999
+#: In µs.
+_LAST: Final = LAST_MS * 1000 + 999
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Target:
 
 
 def parse_target(text: str, option: str) -> Target:
-    """The target in a text: earliest, latest, JSON, or a time.
+    """Return the target in a text: earliest, latest, JSON, or a time.
 
     A time is ISO-8601, ms since 1970 (as in the options) or, with 16 digits or more, µs. Raises OptionError INVALID.
     """
@@ -51,12 +50,13 @@ def parse_target(text: str, option: str) -> Target:
         if "may be a date" in error.message:
             raise
         raise invalid(
-            option, f"{shown(text)} is not earliest, latest, a time such as 2026-03-01T12:00:00Z, or JSON such as {_EXAMPLE}"
+            option,
+            f"{shown(text)} is not earliest, latest, a time such as 2026-03-01T12:00:00Z, or JSON such as {OFFSETS_EXAMPLE}",
         ) from error
 
 
 def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[str]) -> list[MessageQueue]:
-    """The queues that JSON names, else all queues of ``topics``, else of the topics in which the group has offsets.
+    """Return the queues that JSON names, else all queues of ``topics``, else of the topics in which the group has offsets.
 
     Raises GroupError MISSING, TopicError MISSING or NO_SUCH_QUEUE, OptionError CONFLICT or MISSING.
     """
@@ -83,7 +83,7 @@ def check_queue(log: Log, queue: MessageQueue) -> None:
 
 
 def resolve(log: Log, target: Target, queues: Sequence[MessageQueue]) -> dict[MessageQueue, int]:
-    """The offset of each queue. Raises OffsetError for one that is not between the queue's first message and its end."""
+    """Return the offset of each queue. Raises OffsetError for one that is not between the queue's first message and its end."""
     offsets: dict[MessageQueue, int] = {}
     for queue, at in log.bounds(queues).items():
         offset = (target.offsets or {}).get(queue, EARLIEST if target.kind == "earliest" else LATEST)

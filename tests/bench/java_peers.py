@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from orderedmq.java import ensure_java
-from orderedmq.rocketmq.local.jars import jars
+from orderedmq.rocketmq.local.jars import fetch_jars
 
 SOURCE: Final = Path(__file__).parent / "java" / "Peers.java"
 #: Thousand messages a second by way, where they cannot be measured.
@@ -31,12 +31,12 @@ class JavaPeers:
         if not self.measured:
             return
         # It logs to its home. It ends with its standard input, however this process ends.
-        command = [java, "-Xmx1g", f"-Duser.home={home}", "-cp", f"{jars()}/*", str(SOURCE), namesrv]
+        command = [java, "-Xmx1g", f"-Duser.home={home}", "-cp", f"{fetch_jars()}/*", str(SOURCE), namesrv]
         with open(home / "peers.log", "w") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
     def speed(self, way: str, topic: str, count: int) -> dict[str, float]:
-        """Thousand messages a second: ``pull`` and ``push`` read the first ``count`` ones, ``batch`` and ``ordered`` send so many."""
+        """Thousand messages a second: ``pull`` and ``push`` read the first ``count`` messages, ``batch`` and ``ordered`` send ``count``."""
         if self._process is None:
             return {"speed": RECORDED[way]}
         assert self._process.stdin is not None

@@ -17,12 +17,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
 from ordered_source.columns import full_schema
-from ordered_source.partition_reader import QueuePartition, read
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
 from orderedmq.endpoint import Endpoint
@@ -35,11 +33,11 @@ from orderedmq.rocketmq.wire import message_requests
 from tests.bench import latency
 from tests.bench.java_peers import JavaPeers
 from tests.bench.measure import ROOT, Bench, Figure, Skipped, interleaved, median, status
+from tests.bench.one_task import CHUNK, read_away, whole_queue
 from tests.bench.throughput import COLUMNS, KEYED
 
 QUEUES: Final = 4
 MANY: Final = 64
-CHUNK: Final = 16_384
 #: Messages of one request to append.
 STEP: Final = 100_000
 
@@ -99,7 +97,7 @@ def rig(bench: Bench) -> Rig:
 
 
 def fill(broker: Broker, topic: str, each: int) -> None:
-    """So many messages into each queue."""
+    """Append ``each`` messages to each queue."""
     made = messages(min(each, STEP))
     for queue in broker.log.queues(topic):
         for begin in range(0, each, STEP):
@@ -325,13 +323,6 @@ def memory(bench: Bench) -> list[Figure]:
 def read_all(address: str, topic: str, rows: int) -> None:
     """In a process of its own: read a queue and print the peak of RSS, in KiB."""
     with orderedmq.connect(namesrv_addr=address) as broker:
-        (queue,) = broker.log.queues(topic)
-        incarnation = broker.log.topic(topic).incarnation
-        endpoint = Endpoint(namesrv_addr=address)
-        partition = QueuePartition(endpoint, broker.identity, queue, 0, rows, None, incarnation, True, CHUNK, streaming=False)
-    with pa.OSFile("/dev/null", "wb") as out:
-        writer = None
-        for batch in read(partition, DEFAULT_COLUMNS, to_arrow_schema(full_schema(False), timezone="UTC")):
-            writer = writer or pa.ipc.new_stream(out, batch.schema)
-            writer.write_batch(batch)
+        partition = whole_queue(broker, Endpoint(namesrv_addr=address), topic, rows)
+    read_away(partition)
     print(status("VmHWM"))

@@ -9,19 +9,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
 from ordered_source.columns import full_schema
-from ordered_source.partition_reader import QueuePartition, read
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from tests.bench import data
 from tests.bench.measure import ROOT, Bench, Figure, interleaved, median, status
+from tests.bench.one_task import CHUNK, read_away, whole_queue
 
 QUEUES = 1000
 
@@ -140,7 +138,7 @@ def small_batches(bench: Bench) -> list[Figure]:
             for _ in range(20):
                 begin, position = time.perf_counter(), 0
                 while position < 2 * batches:
-                    position += broker.log.pull(queue, position, 16384, 1 << 24, DEFAULT_COLUMNS).num_rows
+                    position += broker.log.pull(queue, position, CHUNK, 1 << 24, DEFAULT_COLUMNS).num_rows
                 speeds.append(position / (time.perf_counter() - begin) / 1e6)
             return {"speed": median(speeds)}
 
@@ -180,15 +178,7 @@ def memory(bench: Bench) -> list[Figure]:
 def read_all(path: str, rows: int) -> None:
     """In a process of its own: read a queue and print RSS before, its peak, and the pages of files at the end, in KiB."""
     with orderedmq.connect(path) as broker:
-        (queue,) = broker.log.queues("t")
-        incarnation = broker.log.topic("t").incarnation
-        partition = QueuePartition(
-            Endpoint(path), broker.identity, queue, 0, rows, None, incarnation, True, 16384, streaming=False
-        )
+        partition = whole_queue(broker, Endpoint(path), "t", rows)
     before = status("VmRSS")
-    with pa.OSFile("/dev/null", "wb") as sink:
-        writer = None
-        for batch in read(partition, DEFAULT_COLUMNS, to_arrow_schema(full_schema(False), timezone="UTC")):
-            writer = writer or pa.ipc.new_stream(sink, batch.schema)
-            writer.write_batch(batch)
+    read_away(partition)
     print(before, status("VmHWM"), status("RssFile"))

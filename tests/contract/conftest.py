@@ -76,16 +76,18 @@ def _version(item: pytest.Item) -> str | None:
     return kind.removeprefix(_ROCKETMQ) if isinstance(kind, str) and kind.startswith(_ROCKETMQ) else None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if _version(item) is not None:
+        item.add_marker(pytest.mark.rocketmq)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_SERVERS_TIMEOUT))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("all_versions"):
         left = {item for item in items if _version(item) not in (None, *_USUAL)}
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
-    for item in items:
-        if _version(item) is not None:
-            item.add_marker(pytest.mark.servers)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(_SERVERS_TIMEOUT))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

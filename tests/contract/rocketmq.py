@@ -7,7 +7,6 @@ because the machine is slow. tests/rocketmq/test_locks.py tests that locks expir
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,22 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import pytest
-
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LOCK_LIFE
 from orderedmq.core.lock import Client as Identity
-from orderedmq.errors import ServersError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
-from orderedmq.rocketmq.group.held_locks import Holding, Holdings
+from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks
 from orderedmq.rocketmq.group.lock_rules import lock_names
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.route import user_topics
 from tests.contract.support import FakeClock
+from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.waits import soon
 
@@ -64,16 +61,16 @@ def lacks(version: str) -> Mapping[str, str]:
     return {**LACKS, **LACKS_OF.get(version, {})}
 
 
-class Granted(Holdings):
+class Granted(HeldLocks):
     """The grants of a connection's clients, including those that the clients forgot and the broker did not."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.all: list[Holding] = []
+        self.all: list[HeldLock] = []
 
-    def put(self, holding: Holding) -> None:
-        super().put(holding)
-        self.all.append(holding)
+    def put(self, held: HeldLock) -> None:
+        super().put(held)
+        self.all.append(held)
 
 
 @dataclass
@@ -85,9 +82,9 @@ class LockClock(FakeClock):
 
     def pass_(self, seconds: float) -> None:
         super().pass_(seconds)
-        for holding in self._holdings():
-            holding.confirmed -= seconds
-            holding.looked -= seconds
+        for held in self._held():
+            held.confirmed -= seconds
+            held.fence_read -= seconds
         self.end(LOCK_LIFE)
         # Messages written before and after get different times.
         time.sleep(0.002)
@@ -95,9 +92,9 @@ class LockClock(FakeClock):
     def end(self, age: float) -> None:
         """End the locks that were not renewed for ``age``."""
         newest: dict[tuple[str, str, MessageQueue], float] = {}
-        for holding in self._holdings():
-            lock = holding.token.group, holding.name, holding.token.queue
-            newest[lock] = max(holding.confirmed, newest.get(lock, holding.confirmed))
+        for held in self._held():
+            lock = held.token.group, held.name, held.token.queue
+            newest[lock] = max(held.confirmed, newest.get(lock, held.confirmed))
         over: dict[tuple[str, str], list[MessageQueue]] = {}
         now = time.monotonic()
         for (group, name, queue), confirmed in newest.items():
@@ -107,8 +104,8 @@ class LockClock(FakeClock):
             with Client(self.address) as client:
                 _unlock(client, over)
 
-    def _holdings(self) -> list[Holding]:
-        return [holding for granted in self.granted for holding in granted.all]
+    def _held(self) -> list[HeldLock]:
+        return [held for granted in self.granted for held in granted.all]
 
 
 def _unlock(client: Client, locks: Mapping[tuple[str, str], list[MessageQueue]]) -> None:
@@ -147,12 +144,8 @@ class Servers:
         """The running cluster of a version. Skips the test if the jars cannot be fetched, except in CI."""
         while version not in self._starting:
             self._next()
-        try:
+        with jars_required():
             found = self._starting[version].result()
-        except ServersError as error:
-            if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
-                pytest.skip(str(error))
-            raise
         if len(self._starting) == 1:
             self._next()
         return found
@@ -193,9 +186,9 @@ class RocketMQPlace:
     def connect(self) -> Broker:
         broker = RocketMQBroker(self._cluster.address)
         self._clock.granted.append(Granted())
-        broker.groups._holdings = self._clock.granted[-1]
+        broker.groups._held_locks = self._clock.granted[-1]
         # Tests look at once at what others did, so nothing is cached; tests/rocketmq/test_groups.py tests the cache.
-        broker.groups.believed = 0.0
+        broker.groups.fence_age = 0.0
         self._connections.append(broker)
         return broker
 

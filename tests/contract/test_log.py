@@ -219,7 +219,7 @@ def test_a_pull_stops_at_max_bytes_but_returns_one_message_whatever_its_size(bro
 
 
 @needs("empty recreation")
-def test_a_pull_under_another_incarnation_is_refused(broker: Broker):
+def test_a_pull_under_another_anchor_is_refused(broker: Broker):
     queue = queues_of(broker)[0]
     old = broker.log.topic("orders").incarnation
     broker.log.append(queue, rows(["old"]))

@@ -17,19 +17,22 @@ from pyspark.sql.streaming.query import StreamingQuery
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.embedded.check import check
-from orderedmq.embedded.store import Store
 from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
 from tests import checker
 from tests.faults import faulty
 from tests.faults.drivers import Driver
-from tests.faults.leases import age
 from tests.faults.points import Points
+from tests.faults.store_access import age, staged
 from tests.waits import STEP, until
 
 GROUP = "g"
 #: Rows per RecordBatch of the source: points count rows in these steps.
 PULL = 10
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.spark)
 
 
 class Observer:
@@ -159,12 +162,7 @@ class World:
 
     def tokens(self) -> int:
         """Number of attempts whose rows are staged and not published."""
-        store = Store.open(Path(self.path))
-        try:
-            with store.read() as txn:
-                return sum(1 for _ in txn.scan("tokens"))
-        finally:
-            store.close()
+        return staged(self.path)
 
     def log(self) -> str:
         """The warnings of the source and the sink."""

@@ -102,10 +102,10 @@ class FaultyReader(StreamReader):
         context = TaskContext.get()
         run = run_of(context.getLocalProperty) if context is not None else None
         if run is not None:
-            proof = partition.token
+            token = partition.token
             points.tell(
                 "read", query=run.query_id, run=run.run_id, batch=run.batch_id, queue=str(partition.queue),
-                group=proof.group if proof else None, epoch=proof.epoch if proof else 0, begin=partition.begin, end=partition.end,
+                group=token.group if token else None, epoch=token.epoch if token else 0, begin=partition.begin, end=partition.end,
             )  # fmt: skip
         count = 0
         for batch in super().read(partition):

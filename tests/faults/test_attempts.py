@@ -23,11 +23,11 @@ from orderedmq.broker import Broker, Receipt
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import BATCH, QUERY, RUN, SourceRun
 from orderedmq.embedded.check import check
-from orderedmq.embedded.store import Store
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, SinkError
 from orderedmq.model import MessageQueue
 from tests import checker
+from tests.faults.store_access import staged
 
 SCHEMA = StructType(
     [StructField("body", BinaryType()), StructField("sharding_key", StringType()), StructField("keys", StringType())]
@@ -100,14 +100,6 @@ class Rig:
     def count(self) -> int:
         return sum(at.max_offset for at in self.broker.log.bounds(self.broker.log.queues("out")).values())
 
-    def tokens(self) -> int:
-        store = Store.open(Path(self.path))
-        try:
-            with store.read() as txn:
-                return sum(1 for _ in txn.scan("tokens"))
-        finally:
-            store.close()
-
     def judge(self, drained: bool = True) -> None:
         history = [*checker.sent(self.broker, "in"), *checker.delivered(self.broker, "out")]
         assert checker.judge(history, drained=drained) == []
@@ -129,7 +121,7 @@ def run(batch: int, run_id: str = "r1") -> SourceRun:
 def test_two_attempts_of_each_task_may_all_be_offered_in_any_order(order: tuple[int, ...], rig: Rig) -> None:
     messages = [rig.attempt(run(0), partition, 0, 20) for partition in (0, 0, 1, 1)]
     rig.sink().commit([messages[place] for place in order], 0)
-    assert rig.tokens() == 0
+    assert staged(rig.path) == 0
     rig.judge()
 
 
@@ -137,7 +129,7 @@ def test_an_attempt_that_nobody_offers_is_never_visible_and_is_swept(rig: Rig) -
     failed = rig.attempt(run(0), 0, 0, 10)
     messages = [rig.attempt(run(0), partition, 0, 10) for partition in (0, 1)]
     rig.sink().commit(messages, 0)
-    assert rig.tokens() == 0
+    assert staged(rig.path) == 0
     rig.judge(drained=False)
     # It is offered after all, in a commit of its own.
     rig.sink().commit([failed], 0)
@@ -153,7 +145,7 @@ def test_an_attempt_that_breaks_off_leaves_nothing(rig: Rig) -> None:
     rig.be(run(0), 0)
     with pytest.raises(RuntimeError, match="breaks off"):
         rig.sink().write(broken())
-    assert rig.tokens() == 0
+    assert staged(rig.path) == 0
     assert rig.count() == 0
 
 
@@ -163,10 +155,10 @@ def test_a_write_that_ends_after_the_abort_is_never_visible(known: tuple[int, ..
     rig.sink().abort([early[partition] if partition in known else None for partition in (0, 1)], 0)
     late = rig.attempt(run(0), 0, 0, 20)
     assert rig.count() == 0
-    assert rig.tokens() == 3 - len(known)
+    assert staged(rig.path) == 3 - len(known)
     # The next run repeats the batch.
     rig.sink().commit([rig.attempt(run(0, "r2"), partition, 0, 20) for partition in (0, 1)], 0)
-    assert rig.tokens() == 0
+    assert staged(rig.path) == 0
     rig.judge()
     # An attempt that the abort did not know is offered late.
     rig.sink().commit([late], 0)
@@ -187,7 +179,7 @@ def test_a_batch_that_comes_again_with_the_same_content_does_nothing(rig: Rig) -
         messages = [rig.attempt(run(0, run_id), queue.queue_id, 0, 20, token) for queue, token in tokens.items()]
         for _ in range(2):
             rig.sink().commit(messages, 0)
-        assert rig.tokens() == 0
+        assert staged(rig.path) == 0
         rig.judge()
     assert rig.broker.groups.offsets("g", rig.source) == dict.fromkeys(rig.source, 20)
 
@@ -234,7 +226,7 @@ def test_a_task_of_an_earlier_run_reads_nothing_once_another_query_has_the_queue
     rig.own("second")
     with pytest.raises(LockError, match="LOST"):
         rig.attempt(run(0), 0, 0, 20, stale)
-    assert rig.tokens() == 0
+    assert staged(rig.path) == 0
 
 
 def test_a_commit_that_is_refused_for_its_keys_is_aborted_without_a_trace(rig: Rig) -> None:
@@ -245,7 +237,7 @@ def test_a_commit_that_is_refused_for_its_keys_is_aborted_without_a_trace(rig: R
     with pytest.raises(SinkError, match="KEY_CONFLICT"):
         rig.sink().commit(messages, 0)
     rig.sink().abort(messages, 0)
-    assert rig.tokens() == 0
+    assert staged(rig.path) == 0
     assert rig.count() == 0
 
 

@@ -13,7 +13,7 @@ from orderedmq.endpoint import Credentials
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.request import Request, nothing
+from orderedmq.rocketmq.wire.request import Request, ignore_answer
 from tests.waits import soon
 
 ROOT = Path(__file__).parents[2]
@@ -111,7 +111,7 @@ class Accounts:
         number = next(self._numbers)
         made = Credentials(f"account-{number}", f"never-shown-{number}")
         for code, ext, body in _second(made, given) if self.cluster.version.startswith("5") else _first(made, given):
-            request = Request(cast(RequestCode, code), "making of an account", made.access_key, nothing, ext, body)
+            request = Request(cast(RequestCode, code), "making of an account", made.access_key, ignore_answer, ext, body)
             self._client.call_address(self.cluster.broker.address, request, soon())
         return made
 

@@ -7,19 +7,19 @@ in CI. Before each test, servers that another one killed or paused run again.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from orderedmq.errors import ServersError
-from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, jars
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.servers import Cluster
 from tests import scopes
+from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers
 
@@ -62,7 +62,7 @@ class Clusters:
         """Fetch them, or find out once that they cannot be had."""
         if version not in self._jars:
             try:
-                jars(version)
+                fetch_jars(version)
                 self._jars[version] = None
             except ServersError as error:
                 self._jars[version] = error
@@ -135,16 +135,17 @@ class Clusters:
 _clusters = Clusters()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.rocketmq)
+    if _wants_servers(item) and item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(_TIMEOUT))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("all_versions"):
         left = [item for item in items if set(_versions(item)) - {DEFAULT_VERSION}]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
-    for item in items:
-        if _wants_servers(item):
-            item.add_marker(pytest.mark.servers)
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(_TIMEOUT))
     places = [place for place, item in enumerate(items) if Path(__file__).parent in item.path.parents]
     for place, item in zip(places, sorted((items[place] for place in places), key=_turn)):
         items[place] = item
@@ -186,18 +187,9 @@ def _versions(item: pytest.Item) -> list[str]:
     return [version for name, version in parameters.items() if name == "every_version"]
 
 
-def _cannot(error: ServersError) -> NoReturn:
-    """Without the jars there is nothing to test. A server that does not come up is a failure everywhere."""
-    if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
-        pytest.skip(str(error))
-    raise error
-
-
 def _started(start: Callable[[], Cluster]) -> Cluster:
-    try:
+    with jars_required():
         return start()
-    except ServersError as error:
-        _cannot(error)
 
 
 @pytest.fixture(scope="session")
@@ -238,11 +230,9 @@ def every_version(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
     """RocketMQ's Java client."""
-    try:
+    with jars_required():
         _clusters.jars(DEFAULT_VERSION)
         made = Peers(tmp_path_factory.mktemp("peers"))
-    except ServersError as error:
-        _cannot(error)
     yield made
     made.close()
 

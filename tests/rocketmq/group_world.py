@@ -1,9 +1,10 @@
-"""A topic and a group of a test's own, for tests of groups."""
+"""A topic and a group of a test's own, for tests of messages, groups and locks."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import pytest
 
@@ -14,33 +15,41 @@ from orderedmq.errors import OrderedMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from tests.contract.support import ids, locked, rows
 
 
 class World:
-    """A cluster, a topic of four queues, and a group that nobody knows yet."""
+    """A cluster, a topic, and a group that nobody knows yet."""
 
-    def __init__(self, cluster: Cluster, queues: int = 4) -> None:
+    def __init__(self, cluster: Cluster, queues: int = 4, address: str | None = None) -> None:
+        """``address``: of a nameserver's proxy, if the connections are to go through proxies."""
         self.cluster = cluster
+        self._address = address or cluster.address
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
         self.group = f"g-{self.topic}"
         self._connections: list[RocketMQBroker] = []
         self.broker = self.connect()
         self.broker.admin.create_topic(self.topic, queues)
-        self.queues = self.broker.log.queues(self.topic)
+        self.log: RocketMQLog = self.broker.log
+        self.queues = self.log.queues(self.topic)
+        self.queue = self.queues[0]
 
     def connect(self, trust: float = 30.0) -> RocketMQBroker:
-        made = RocketMQBroker(self.cluster.address)
+        made = RocketMQBroker(self._address)
         made.groups.trust = trust
         self._connections.append(made)
         return made
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for broker in self._connections:
             broker.close()
 
     def send(self, queue: MessageQueue, count: int) -> None:
-        self.broker.log.append(queue, rows(range(count)))
+        self.log.append(queue, rows(range(count)))
 
     def lock(self, broker: RocketMQBroker, client: Identity, queues: Sequence[MessageQueue] | None = None) -> list[LockToken]:
         return locked(broker, self.group, client, self.queues if queues is None else queues)

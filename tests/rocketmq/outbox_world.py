@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import pyarrow as pa
 import pytest
@@ -96,7 +97,10 @@ class World:
             at += found.num_rows
         return out
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for client in self._clients:
             client.close()
 

@@ -21,7 +21,7 @@ from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaG
 from py4j.protocol import STATIC_PREFIX, Py4JJavaError
 
 from orderedmq.java import ensure_java
-from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, jars
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, fetch_jars
 from tests.quick_spark import QUICK_JVM
 
 #: A broker's name and a queue's id.
@@ -61,7 +61,7 @@ class Peers:
         java = ensure_java()
         self._names = itertools.count()
         port, token, self._process = launch_gateway(
-            classpath=f"{jars(version)}/*",
+            classpath=f"{fetch_jars(version)}/*",
             jarpath=str(py4j_jar),
             # It logs to its home; and it ends with this process, also after kill -9.
             javaopts=["-Xmx256m", *QUICK_JVM, f"-Duser.home={home}"],
@@ -135,18 +135,9 @@ class Producer:
         self._select = peers.rocketmq.client.producer.selector.SelectMessageQueueByHash()
         self._send_by: Any = None
 
-    def send(
-        self,
-        topic: str,
-        body: bytes,
-        key: str | None = None,
-        *,
-        tags: str | None = None,
-        keys: str | None = None,
-        properties: Mapping[str, str] | None = None,
-    ) -> Sent:
-        """To the queue that Java's hash of ``key`` selects, or with no key to the next one."""
-        message = self.message(topic, body, key, tags=tags, keys=keys, properties=properties)
+    def send(self, topic: str, body: bytes, key: str | None = None, **fields: Any) -> Sent:
+        """Send to the queue that Java's hash of ``key`` selects, or with no key to the next one. ``fields``: see `message`."""
+        message = self.message(topic, body, key, **fields)
         return self._sent(self.client.send(message) if key is None else self.client.send(message, self._select, key))
 
     def send_by(self, topic: str, key: Any, kind: str, select: Callable[[Any, int], int] | None = None) -> Sent:
@@ -230,7 +221,7 @@ class Consumer:
         client.start()
 
     def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
-        """Until the listener was given so many messages."""
+        """Wait until the listener has received ``count`` messages."""
         deadline = time.monotonic() + timeout
         while len(self.received) < count:
             assert time.monotonic() < deadline, f"{len(self.received)} of {count} messages after {timeout:.0f} s"

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from orderedmq.rocketmq.local.servers import Cluster
+
 T = TypeVar("T")
 
 HOST: Final = "127.0.0.1"
@@ -35,12 +37,12 @@ class Way:
 
     #: Seconds that each byte is under way; those behind it are under way at the same time.
     delay: float = 0.0
-    #: No more bytes than this are sent in one piece, with a pause of so many seconds between the pieces.
+    #: Maximum bytes of a piece, and seconds of pause between two pieces.
     slice: int = _PIECE
     pause: float = 0.001
-    #: After so many bytes the connection is closed, in both directions.
+    #: Number of bytes after which the connection is closed in both directions.
     cut_after: int | None = None
-    #: After so many bytes nothing comes any more, and nobody is told.
+    #: Number of bytes after which nothing arrives any more, without an error.
     hold_after: int | None = None
     #: With ``cut_after``: a reset instead of an end.
     reset: bool = False
@@ -353,12 +355,17 @@ class Network:
         self.namesrv = Proxy(namesrv, {proxy.target: proxy.address for proxy in self.brokers})
         self.address = self.namesrv.address
 
+    @classmethod
+    def before(cls, cluster: Cluster) -> Network:
+        """Proxies before the nameserver and every broker of a cluster."""
+        return cls(cluster.address, [broker.address for broker in cluster.brokers])
+
     @property
     def broker(self) -> Proxy:
         return self.brokers[0]
 
     def slow(self, seconds: float) -> None:
-        """Every byte takes so long, both ways, on all connections that are made from now on."""
+        """Delay every byte by ``seconds``, both ways, on all connections that are made from now on."""
         for proxy in (self.namesrv, *self.brokers):
             proxy.default = replace(proxy.default, up=Way(delay=seconds), down=Way(delay=seconds))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import signal
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -18,6 +19,8 @@ from orderedmq.core.membership import Subscription
 from orderedmq.endpoint import Credentials
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
+from tests.contract.support import locked
+from tests.stopped_readers import stopped
 
 _numbers = itertools.count()
 
@@ -46,20 +49,15 @@ def source(cluster: Cluster, account: Credentials, **options: str | None) -> int
     }
     given = {name: value for name, value in wanted.items() if value is not None}
     reader = StreamReader(given, planned_schema(given))
-    # It takes the handler, which is the test run's.
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        count = 0
+    count = 0
+    with stopped(reader):
         start = reader.initialOffset()
         for _ in range(2):
             end = reader.latestOffset(start, ReadAllAvailable())
             for partition in reader.partitions(start, end):
                 count += sum(rows.num_rows for rows in reader.read(partition))
             start = end
-        return count
-    finally:
-        reader.stop()
-        signal.signal(signal.SIGTERM, handler)
+    return count
 
 
 def sink(cluster: Cluster, account: Credentials, topic: str, group: str | None = None, name: str | None = None) -> str:
@@ -87,16 +85,22 @@ def write(cluster: Cluster, account: Credentials, topic: str) -> None:
         broker.outbox.publish(SinkBatch(None), [staging.receipt()])
 
 
-def put_aside(cluster: Cluster, account: Credentials, group: str) -> int:
-    """What a listener's task does with two messages that it cannot process; the second time there is nothing to do."""
+@contextlib.contextmanager
+def owner(cluster: Cluster, account: Credentials, group: str, name: str) -> Iterator[tuple[RocketMQBroker, LockToken]]:
+    """A member of a group that has locked the queue of topic ``orders``: its connection and its token."""
     with connect(cluster, account) as broker:
         queue = broker.log.queues("orders")[0]
-        me = broker.groups.join("listener")
+        me = broker.groups.join(name)
         broker.groups.heartbeat(group, me, Subscription("shared", "orders", "AVG"))
-        token = broker.groups.lock(group, me, [queue])[queue]
-        assert isinstance(token, LockToken)
-        letters = pa.concat_batches([row(), row()])
-        put = []
+        [token] = locked(broker, group, me, [queue])
+        yield broker, token
+
+
+def put_aside(cluster: Cluster, account: Credentials, group: str) -> int:
+    """What a listener's task does with two messages that it cannot process; the second time there is nothing to do."""
+    letters = pa.concat_batches([row(), row()])
+    put = []
+    with owner(cluster, account, group, "listener") as (_, token):
         for _ in range(2):
             with connect(cluster, account) as task:
                 put.append(task.groups.dead_letter(token, letters, [0, 1]))
@@ -115,21 +119,11 @@ def command(cluster: Cluster, account: Credentials, *arguments: str, given: str 
 
 def held(cluster: Cluster, admin: Credentials, group: str, account: Credentials, *arguments: str) -> str:
     """A command while a query has the group's queue."""
-    with connect(cluster, admin) as broker:
-        queue = broker.log.queues("orders")[0]
-        me = broker.groups.join("holder")
-        broker.groups.heartbeat(group, me, Subscription("shared", "orders", "AVG"))
-        token = broker.groups.lock(group, me, [queue])[queue]
-        assert isinstance(token, LockToken)
+    with owner(cluster, admin, group, "holder"):
         return command(cluster, account, *arguments)
 
 
 def commit(cluster: Cluster, admin: Credentials, group: str) -> None:
     """Make a group with an offset."""
-    with connect(cluster, admin) as broker:
-        queue = broker.log.queues("orders")[0]
-        me = broker.groups.join("earlier")
-        broker.groups.heartbeat(group, me, Subscription("shared", "orders", "AVG"))
-        token = broker.groups.lock(group, me, [queue])[queue]
-        assert isinstance(token, LockToken)
+    with owner(cluster, admin, group, "earlier") as (broker, token):
         broker.groups.commit({token: 0})

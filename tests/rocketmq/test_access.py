@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import uuid
@@ -21,9 +20,9 @@ from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_
 from orderedmq.core.filters import Filter
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Credentials
-from orderedmq.errors import RocketMQError, ServersError
+from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
@@ -33,6 +32,7 @@ from orderedmq.rocketmq.wire import admin_requests as admin
 from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.request import Request
+from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq import roles
 from tests.rocketmq.accounts import ADMIN, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
@@ -54,17 +54,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster that lets nobody in without a signature, with a topic."""
     folder: Path = tmp_path_factory.mktemp("guarded")
-    try:
+    with jars_required():
         cluster = Cluster(folder, request.param, properties=PROPERTIES[request.param], jvm=QUICK_SERVER)
         if request.param == "4.9.7":
             conf = cluster.broker.home / "conf"
             conf.mkdir(parents=True)
             (conf / "plain_acl.yml").write_text(PLAIN_ACL)
         cluster.start()
-    except ServersError as error:
-        if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
-            pytest.skip(str(error))
-        raise
     with cluster:
         ask(cluster, ADMIN, admin.create_topic(QUEUE.topic, 1))
         ask(cluster, ADMIN, admin.create_topic("invoices", 1))
@@ -130,10 +126,10 @@ def test_an_account_of_one_group_reads_in_its_name(guarded: Cluster, accounts: A
         queue = broker.log.queues(QUEUE.topic)[0]
         begin = broker.log.append(queue, pa.record_batch({"body": pa.array([b"x"]), "tags": ["a"]})).begin
     with RocketMQBroker(guarded.address, credentials=reader) as broker:
-        for log in (broker.log, broker.log.reading(Reading("shipping"))):
+        for log in (broker.log, broker.log.reading(PullSettings("shipping"))):
             with pytest.raises(RocketMQError, match="NO_PERMISSION"):
                 log.pull(queue, begin, 1, 10, ("body",))
-        log = broker.log.reading(Reading("billing"))
+        log = broker.log.reading(PullSettings("billing"))
         anchor = log.anchor(queue.topic, {queue: begin + 1})
         assert log.pull(queue, begin, 1, 10, ("body",), anchor).column(0).to_pylist() == [b"x"]
         assert log.pull_matching(queue, begin, 1, 10, ("body",), Filter(tags=("a",)), anchor)[1] == begin + 1

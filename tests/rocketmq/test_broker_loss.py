@@ -5,6 +5,7 @@ They have a cluster of their own, whose files are small.
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,39 +16,25 @@ from orderedmq.errors import DataLossError, OrderedMQError
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_queue import Timing
 from tests.quick_spark import QUICK_SERVER
+from tests.rocketmq.conftest import AGING
 from tests.rocketmq.outbox_world import World, numbered
 
 #: A minute and a half are long for a test that waits for a broker that has no room.
 IMPATIENT = Timing(patience=2.0)
-SMALL = {"mappedFileSizeCommitLog": 4 << 20, "mappedFileSizeConsumeQueue": 2000}
 
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster to be spoiled; the usual one says whether there are jars at all."""
-    made = Cluster(
-        tmp_path_factory.mktemp("own"),
-        cluster.version,
-        properties={**SMALL, "fileReservedTime": 0, "cleanResourceInterval": 500},
-        jvm=QUICK_SERVER,
-    )
-    made.start()
-    yield made
-    made.stop()
+    with Cluster(tmp_path_factory.mktemp("own"), cluster.version, properties=AGING, jvm=QUICK_SERVER) as made:
+        yield made
 
 
 @pytest.fixture
 def make_world(own: Cluster) -> Iterator[Callable[[], World]]:
     """Makes topics, each with a sink."""
-    made: list[World] = []
-
-    def make() -> World:
-        made.append(World(own))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
+    with contextlib.ExitStack() as made:
+        yield lambda: made.enter_context(World(own))
 
 
 def test_rows_that_a_broker_lost_with_its_machine_are_sent_again_only_if_spark_had_not_committed_them(

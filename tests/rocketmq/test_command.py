@@ -1,4 +1,4 @@
-"""The command over a cluster of two brokers, each of which has a queue 0."""
+"""The command over a cluster of two brokers that both have a queue 0."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def world(two_brokers: Cluster) -> Iterator[World]:
-    made = World(two_brokers)
-    yield made
-    made.close()
+    with World(two_brokers) as made:
+        yield made
 
 
 @pytest.fixture

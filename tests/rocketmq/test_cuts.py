@@ -101,7 +101,7 @@ class Recorded:
 
 
 class Server:
-    """Reads so many bytes from a connection, writes these, and closes it: the next connection's fate is `fate`."""
+    """Reads a number of bytes from each connection, writes an answer and closes it, as `fate` says for the next connection."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server((HOST, 0))
@@ -234,7 +234,7 @@ def state(world: World) -> dict[str, Any]:
         "offset": world.ask(group_requests.consumer_offset(world.group, world.queue)),
         "group is there": f"{world.group}-cut" in world.ask(admin_requests.groups()),
         "topic is there": f"{world.topic}-cut" in {topic.name for topic in world.broker.log.topics()},
-        # Whoever asks gets it, if nobody has it.
+        # A lock that nobody has is granted.
         "lock is free": bool(world.ask(group_requests.lock(world.group, "other", [world.queue]))),
     }
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from orderedmq.rocketmq.servers import Cluster
 from pyspark.sql import SparkSession
 
 import orderedmq
+from orderedmq.rocketmq.local.servers import Cluster
 from tests.snippets import name, pages, run
+
+pytestmark = pytest.mark.spark
 
 PAGES = pages("rocketmq")
 #: What `orderedmq rocketmq up` says, and the documents with it.

@@ -37,16 +37,14 @@ UPDATE_BROKER_CONFIG = 25
 
 @pytest.fixture
 def world(every_version: Cluster) -> Iterator[World]:
-    made = World(every_version)
-    yield made
-    made.close()
+    with World(every_version) as made:
+        yield made
 
 
 @pytest.fixture
 def usual(cluster: Cluster) -> Iterator[World]:
-    made = World(cluster)
-    yield made
-    made.close()
+    with World(cluster) as made:
+        yield made
 
 
 # -- offsets of every version -----------------------------------------------------------------------------------------------------
@@ -102,7 +100,7 @@ def test_a_group_that_brokers_may_not_make_is_named(world: World) -> None:
 
 def test_a_group_from_outside(world: World) -> None:
     broker, groups = world.connect(), world.broker.groups
-    groups.believed = 0.0
+    groups.fence_age = 0.0
     admin = broker.admin
     me = groups.join("me")
     groups.heartbeat(world.group, me, world.shared(), "room-1")
@@ -138,8 +136,7 @@ def test_a_group_from_outside(world: World) -> None:
 
 def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(two_brokers: Cluster) -> None:
     """Not only with the next renewal: a task looks whether its driver is a member there."""
-    world = World(two_brokers)
-    try:
+    with World(two_brokers) as world:
         topic = f"{world.topic}-grows"
         me = world.broker.groups.join("me")
         with Client(two_brokers.address) as client:
@@ -151,13 +148,11 @@ def test_a_broker_that_comes_into_the_route_knows_the_member_before_its_locks(tw
                 world.lock(world.broker, me, [here])
                 at_broker = client.call_address(broker.address, group_requests.consumer_list(world.group), soon(10))
                 assert at_broker == (me.client_id,)
-    finally:
-        world.close()
 
 
 def test_a_client_knows_when_its_membership_went_with_its_connection(usual: World) -> None:
     """And that a heartbeat is due: tasks wait for their driver to be a member."""
-    with Network(usual.cluster.address, [usual.cluster.broker.address]) as network, RocketMQBroker(network.address) as broker:
+    with Network.before(usual.cluster) as network, RocketMQBroker(network.address) as broker:
         groups = broker.groups
         me = groups.join("me")
         assert not groups.cut_off(me)

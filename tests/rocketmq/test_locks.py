@@ -6,7 +6,6 @@ Trap held: 11 (locks are advisory, and a renewal is no proof).
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -25,10 +24,11 @@ from ordered_source.stream_reader import StreamReader
 from orderedmq.core.lock import LockToken
 from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.group.groups import BELIEVED
+from orderedmq.rocketmq.group.groups import FENCE_AGE
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.contract.support import letters
 from tests.rocketmq.group_world import World, condition, error_of, granted, refused
+from tests.stopped_readers import stopped
 from tests.waits import first_good
 
 pytestmark = pytest.mark.usefixtures("unhurried")
@@ -40,23 +40,20 @@ LIFE = 3.0
 
 @pytest.fixture
 def world(every_version: Cluster) -> Iterator[World]:
-    made = World(every_version)
-    yield made
-    made.close()
+    with World(every_version) as made:
+        yield made
 
 
 @pytest.fixture
 def usual(cluster: Cluster) -> Iterator[World]:
-    made = World(cluster)
-    yield made
-    made.close()
+    with World(cluster) as made:
+        yield made
 
 
 @pytest.fixture
 def quick(quick_locks: Cluster) -> Iterator[World]:
-    made = World(quick_locks)
-    yield made
-    made.close()
+    with World(quick_locks) as made:
+        yield made
 
 
 # -- locks that live 3 s ----------------------------------------------------------------------------------------------------------
@@ -76,7 +73,7 @@ def test_a_renewal_that_comes_too_late_is_a_loss_though_the_broker_grants_it(usu
     assert condition(lambda: groups.commit({tokens[0]: 1})) == "LOCK.LOST"
     groups.trust = 30.0
     [again] = usual.lock(usual.broker, me, usual.queues[:1])
-    assert again.tenure == again.epoch > tokens[0].epoch, "whoever goes on enters the queue anew"
+    assert again.tenure == again.epoch > tokens[0].epoch, "the next owner enters the queue anew"
 
 
 def test_locks_are_anothers_when_they_were_not_renewed(quick: World) -> None:
@@ -99,8 +96,7 @@ def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World
     options = {"namesrvAddr": quick.cluster.address, "topic": quick.topic, "consumerGroup": quick.group, "lockTimeout": "30s"}
     options |= {"assignment": assignment, "consumeFromWhere": "first"}
     former, again = (StreamReader(options, full_schema(False)) for _ in range(2))
-    before = signal.getsignal(signal.SIGTERM)
-    try:
+    with stopped(former, again):
         batch = former.latestOffset(former.initialOffset(), ReadAllAvailable())
         assert Checkpoint.from_spark(batch).next[queue] == 20
         spans = [(one.begin, one.end) for one in again.partitions({}, batch) if isinstance(one, QueuePartition)]
@@ -115,10 +111,6 @@ def test_a_restart_beside_a_former_run_that_is_paused_skips_nothing(quick: World
             following = first_good(lambda: again.latestOffset(batch, ReadAllAvailable()), lambda offset: offset != batch, 60)
             span = ranges(Checkpoint.from_spark(batch), Checkpoint.from_spark(following))[queue]
             assert (span.begin, span.end) == (0, 20), "it is entered at the group's offset, not behind the batch"
-    finally:
-        again.stop()
-        former.stop()
-        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("how", ["given up", "left"])
@@ -291,7 +283,7 @@ def test_a_killed_broker_forgets_locks_and_offsets_and_a_renewal_brings_them_bac
 
 
 def test_a_renewal_never_takes_back_what_is_committed_beside_it(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds the broker behind, and is held up before it writes: whoever takes the queue then must not begin there."""
+    """It finds the broker behind and is delayed before it writes: the next owner must not begin at the old offset."""
     groups, [queue] = usual.broker.groups, usual.queues[:1]
     [token] = usual.lock(usual.broker, groups.join("me"), [queue])
     groups.commit({token: 4})
@@ -356,9 +348,9 @@ def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: W
     me = groups.join("me")
     groups.heartbeat(world.group, me, world.shared())
     tokens = world.lock(world.broker, me)
-    assert groups.believed == BELIEVED == 1.0
+    assert groups.fence_age == FENCE_AGE == 1.0
     # However long a busy machine takes for 50 questions.
-    groups.believed = 60.0
+    groups.fence_age = 60.0
     asked: list[int] = []
     fenced = type(groups)._fenced
 
@@ -376,5 +368,5 @@ def test_what_others_do_is_known_after_a_second_and_to_a_commit_at_once(world: W
     admin.seek(world.group, {tokens[1].queue: 0}, force=True)
     assert not groups.check(tokens[1])
     admin.seek(world.group, {tokens[2].queue: 0}, force=True)
-    groups.believed = BELIEVED
+    groups.fence_age = FENCE_AGE
     first_good(lambda: groups.stale(tokens), lambda gone: tokens[2] in gone)

@@ -25,7 +25,6 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
@@ -33,6 +32,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand
 from orderedmq.tools.producer import Producer
 from tests.contract.support import rows
+from tests.rocketmq.group_world import World
 from tests.rocketmq.proxy import Connection, Network, Path, Way
 from tests.waits import soon, until
 
@@ -52,33 +52,16 @@ def read(broker: Broker, queue: MessageQueue, begin: int, end: int) -> list[byte
     return found
 
 
-class World:
-    """A cluster, a connection to it, and a topic of two queues."""
-
-    def __init__(self, cluster: Cluster, address: str | None = None) -> None:
-        self.cluster = cluster
-        self.broker = RocketMQBroker(address or cluster.address)
-        self.log: RocketMQLog = self.broker.log
-        self.topic = f"t-{uuid.uuid4().hex[:8]}"
-        self.broker.admin.create_topic(self.topic, 2)
-        self.queue = self.log.queues(self.topic)[0]
-
-    def close(self) -> None:
-        self.broker.close()
-
-
 @pytest.fixture
 def everywhere(every_version: Cluster) -> Iterator[World]:
-    made = World(every_version)
-    yield made
-    made.close()
+    with World(every_version, queues=2) as made:
+        yield made
 
 
 @pytest.fixture
 def world(cluster: Cluster) -> Iterator[World]:
-    made = World(cluster)
-    yield made
-    made.close()
+    with World(cluster, queues=2) as made:
+        yield made
 
 
 # -- every version
@@ -284,8 +267,7 @@ def test_a_nameserver_that_was_restarted_does_not_make_topics_disappear(world: W
 
 
 def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster) -> None:
-    with Network(cluster.address, [cluster.broker.address]) as network:
-        world = World(cluster, network.address)
+    with Network.before(cluster) as network, World(cluster, queues=2, address=network.address) as world:
         world.log.append(world.queue, numbers(10_000))
         # Each connection brings some of them, and then no more.
         network.broker.default = Path(down=Way(cut_after=300_000, reset=True))
@@ -293,13 +275,15 @@ def test_connections_that_are_cut_while_reading_cost_no_message(cluster: Cluster
         network.broker.each(Connection.reset)
         assert read(world.broker, world.queue, 0, 10_000) == [b"%d" % number for number in range(10_000)]
         assert len(network.broker.connections) > before + 3
-        world.close()
 
 
 def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker stored a batch and its answer was lost, or the batch itself was."""
-    with Network(cluster.address, [cluster.broker.address]) as network, RocketMQBroker(cluster.address) as beside:
-        world = World(cluster, network.address)
+    with (
+        Network.before(cluster) as network,
+        RocketMQBroker(cluster.address) as beside,
+        World(cluster, queues=2, address=network.address) as world,
+    ):
         looks: list[int | None] = []
         look, send, lose = Sender._settle_and_look, message_requests.send, ["answer", "request"]
 
@@ -333,7 +317,6 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
         assert read(world.broker, world.queue, 0, 30) == [b"%d" % number for number in range(30)]
         assert world.log.bounds([world.queue])[world.queue].max_offset == 30
         assert looks == [0, None]
-        world.close()
 
 
 def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

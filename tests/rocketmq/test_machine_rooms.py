@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -14,24 +13,20 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.core.key_hash import java_string_hash
 from orderedmq.core.selector import select_by_hash
-from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.servers import Cluster
+from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.servers]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster with a broker in room a and one in room b."""
     made = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"), jvm=QUICK_SERVER)
-    try:
+    with jars_required():
         made.start()
-    except ServersError as error:
-        if error.sub == "NO_JARS" and os.environ.get("CI") != "true":
-            pytest.skip(str(error))
-        raise
     yield made
     made.stop()
 

@@ -17,6 +17,8 @@ import orderedmq
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.spark.test_notebooks import FOLDER, ON_A_CLUSTER, assert_says_what_is_kept, code_cells, run
 
+pytestmark = pytest.mark.spark
+
 
 class Shared:
     """The tests' session, which outlives the notebook."""

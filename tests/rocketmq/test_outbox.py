@@ -29,28 +29,20 @@ from tests.waits import soon, until
 
 
 @pytest.fixture
-def worlds() -> Iterator[list[World]]:
-    made: list[World] = []
-    yield made
-    for world in made:
-        world.close()
+def everywhere(every_version: Cluster) -> Iterator[World]:
+    with World(every_version) as made:
+        yield made
 
 
 @pytest.fixture
-def everywhere(every_version: Cluster, worlds: list[World]) -> World:
-    worlds.append(World(every_version))
-    return worlds[-1]
-
-
-@pytest.fixture
-def usual(cluster: Cluster, worlds: list[World]) -> World:
-    worlds.append(World(cluster))
-    return worlds[-1]
+def usual(cluster: Cluster) -> Iterator[World]:
+    with World(cluster) as made:
+        yield made
 
 
 @pytest.fixture
 def network(usual: World) -> Iterator[Network]:
-    with Network(usual.cluster.address, [broker.address for broker in usual.cluster.brokers]) as made:
+    with Network.before(usual.cluster) as made:
         yield made
 
 
@@ -102,10 +94,15 @@ def test_every_column_and_an_empty_body_arrive_and_are_known_again(everywhere: W
     assert dict(got[0]["properties"])["x"] == "1"
 
 
-def test_a_batch_over_two_brokers(two_brokers: Cluster, worlds: list[World], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def on_two(two_brokers: Cluster) -> Iterator[World]:
+    with World(two_brokers) as made:
+        yield made
+
+
+def test_a_batch_over_two_brokers(two_brokers: Cluster, on_two: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of them is killed while the batch is written."""
-    world = World(two_brokers)
-    worlds.append(world)
+    world = on_two
     until(lambda: len(world.log.queues(world.topic)) == 6)
     world.queues = world.log.queues(world.topic)
     fill(world, 3000)
@@ -137,7 +134,7 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, worlds: list[World], mon
 
 
 def test_a_batch_that_is_written_again_in_other_partitions_is_there_once(everywhere: World) -> None:
-    """By a job of two tasks, of which one was interrupted; by one of three that dies before its commit; by one of one."""
+    """First a job of two tasks, one of them interrupted; then a job of three that dies before its commit; then a job of one."""
     world = everywhere
     names = numbered(300)
     # What the release before sent has no run in its stamps.

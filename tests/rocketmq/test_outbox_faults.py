@@ -35,35 +35,27 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
-def worlds() -> Iterator[list[World]]:
-    made: list[World] = []
-    yield made
-    for world in made:
-        world.close()
+def quick(quick_locks: Cluster) -> Iterator[World]:
+    with World(quick_locks, QUICK) as made:
+        yield made
 
 
 @pytest.fixture
-def quick(quick_locks: Cluster, worlds: list[World]) -> World:
-    worlds.append(World(quick_locks, QUICK))
-    return worlds[-1]
-
-
-@pytest.fixture
-def usual(cluster: Cluster, worlds: list[World]) -> World:
+def usual(cluster: Cluster) -> Iterator[World]:
     """For what needs no lock to end."""
-    worlds.append(World(cluster, SHORT_SENDS))
-    return worlds[-1]
+    with World(cluster, SHORT_SENDS) as made:
+        yield made
 
 
 @pytest.fixture
 def network(usual: World) -> Iterator[Network]:
-    with Network(usual.cluster.address, [broker.address for broker in usual.cluster.brokers]) as made:
+    with Network.before(usual.cluster) as made:
         yield made
 
 
 @pytest.fixture
 def quick_network(quick: World) -> Iterator[Network]:
-    with Network(quick.cluster.address, [broker.address for broker in quick.cluster.brokers]) as made:
+    with Network.before(quick.cluster) as made:
         yield made
 
 
@@ -253,9 +245,9 @@ def test_a_broker_that_stops_for_longer_than_a_send_may_take(
 
 
 def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of this attempt nothing is heard after so many sends, no more than of a process that was killed."""
-    line = staging._lines[next(iter(staging._lines))]
-    real, done = line.writer._place.send, 0
+    """Silence this attempt after ``sends`` sends, like a process that was killed."""
+    backlog = staging._backlogs[next(iter(staging._backlogs))]
+    real, done = backlog.writer._port.send, 0
 
     def send(body: SendBody) -> int:
         nonlocal done
@@ -264,7 +256,7 @@ def die_after(staging: RocketMQStaging, sends: int, monkeypatch: pytest.MonkeyPa
         done += 1
         return real(body)
 
-    monkeypatch.setattr(line.writer._place, "send", send)
+    monkeypatch.setattr(backlog.writer._port, "send", send)
 
 
 @pytest.mark.usefixtures("small_requests")

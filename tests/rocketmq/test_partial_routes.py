@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import signal
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,6 +33,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.tools.producer import Producer
 from tests.rocketmq.peers import Peers
+from tests.stopped_readers import stopped
 from tests.waits import soon, until
 
 UPDATE_BROKER_CONFIG = 25
@@ -55,12 +55,8 @@ class World:
     def reader(self, **options: str) -> Iterator[StreamReader]:
         common = {"namesrvAddr": self.cluster.address, "topic": self.topic, "consumerGroup": f"{self.topic}-g"}
         made = StreamReader({**common, "consumeFromWhere": "first", **options}, full_schema(False))
-        before = signal.getsignal(signal.SIGTERM)
-        try:
+        with stopped(made):
             yield made
-        finally:
-            made.stop()
-            signal.signal(signal.SIGTERM, before)
 
     def started(self) -> dict[str, Any]:
         """A query that has planned and processed everything, and died before it could say so to the group."""

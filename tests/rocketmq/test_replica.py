@@ -11,7 +11,7 @@ import pytest
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
-from orderedmq.rocketmq.local.probe import ask, free_port
+from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import Broker as BrokerServer
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire.codes import RequestCode
@@ -39,7 +39,9 @@ def replicated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
         (home / "store" / "config").mkdir(parents=True)
         shutil.copy(servers.broker.home / "store" / "config" / "topics.json", home / "store" / "config")
         role = {"brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": True}
-        replica = BrokerServer(home, DEFAULT_VERSION, free_port(-2, 0, 1), servers.address, servers.name, role, QUICK_SERVER)
+        replica = BrokerServer(
+            home, DEFAULT_VERSION, find_free_port(-2, 0, 1), servers.address, servers.name, role, QUICK_SERVER
+        )
         try:
             replica.start()
             yield servers, replica

@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 from orderedmq.cli import app
 from orderedmq.errors import OptionError, ServersError
 from orderedmq.rocketmq.local import jars
-from orderedmq.rocketmq.local.probe import ask, free, free_port
+from orderedmq.rocketmq.local.probe import ask, find_free_port, is_free
 from orderedmq.rocketmq.local.servers import Cluster
+from tests.command import COMMAND
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers, Received
 from tests.rocketmq.proxy import Network
@@ -154,7 +155,7 @@ def test_quick_locks(quick_locks: Cluster, peers: Peers) -> None:
 
 def test_java_peers_behind_a_network_of_proxies(cluster: Cluster, peers: Peers) -> None:
     peers.admin(cluster.address).create_topic(cluster.broker.address, "behind", 2)
-    with Network(cluster.address, [cluster.broker.address]) as network:
+    with Network.before(cluster) as network:
         producer = peers.producer(network.address)
         assert producer.send("behind", b"x", "k").status == "SEND_OK"
         assert [e.fields["topic"] for e in network.namesrv.requests(GET_ROUTE)][:1] == ["behind"]
@@ -183,8 +184,8 @@ def test_servers_end_with_the_process_that_started_them(cluster: Cluster, tmp_pa
 @pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) -> None:
     """The first one ends the servers in order, which takes 12 s, the second one at once. ``cluster`` only says whether jars can be had."""
-    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", str(tmp_path), "rocketmq", "up"]
-    command += ["--port", str(free_port())]
+    command = [*COMMAND, "--path", str(tmp_path), "rocketmq", "up"]
+    command += ["--port", str(find_free_port())]
     env = {**os.environ, "JAVA_TOOL_OPTIONS": " ".join(QUICK_SERVER)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -203,6 +204,22 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
     assert (tmp_path / "broker-a" / "store").is_dir()
 
 
+def test_ctrl_c_while_servers_start_leaves_none(cluster: Cluster, tmp_path: Path) -> None:
+    """The first server was just started, or is about to be. ``cluster`` only says whether jars can be had."""
+    port = Cluster(tmp_path / "unused", brokers=0).namesrv.port
+    command = [sys.executable, "-m", "orderedmq", "--path", str(tmp_path), "rocketmq", "up", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        until((tmp_path / "namesrv" / "out.log").exists, "the nameserver's output is there")
+        process.send_signal(signal.SIGINT)
+        said, noted = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+    assert noted.splitlines()[-1] == "orderedmq: interrupted"
+    started = [
+        process for process in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(process.info["cmdline"] or ())
+    ]
+    assert started == []
+
+
 def test_no_jars_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that reaches no repository: here Spark is told of an empty one alone."""
     (tmp_path / "ivysettings.xml").write_text(
@@ -215,7 +232,7 @@ def test_no_jars_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(
         ServersError, match=r"RocketMQ 5\.3\.3 cannot be fetched.*unresolved dependency: org.apache.rocketmq"
     ) as raised:
-        jars.jars("5.3.3")
+        jars.fetch_jars("5.3.3")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "cache" / "orderedmq" / "rocketmq-5.3.3").exists()
 
@@ -226,12 +243,12 @@ def test_jars_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest
     folder = tmp_path / "orderedmq" / "rocketmq-1.2"
     folder.mkdir(parents=True, mode=0o700)
     folder.parent.chmod(0o700)
-    assert jars.jars("1.2") == folder
+    assert jars.fetch_jars("1.2") == folder
 
 
 def test_a_wrong_release(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="not a release"):
-        jars.jars("../5")
+        jars.fetch_jars("../5")
 
 
 def test_a_server_that_does_not_come_up_says_why(cluster: Cluster, tmp_path: Path) -> None:
@@ -245,7 +262,7 @@ def test_a_server_that_does_not_come_up_says_why(cluster: Cluster, tmp_path: Pat
 
 
 def test_up_on_a_port_in_use(cluster: Cluster, tmp_path: Path) -> None:
-    assert not free(cluster.namesrv.port)
+    assert not is_free(cluster.namesrv.port)
     done = CliRunner().invoke(app, ["--path", str(tmp_path), "rocketmq", "up", "--port", str(cluster.namesrv.port)])
     assert done.exit_code == 1
     assert "SERVERS.PORT_IN_USE" in done.stderr

@@ -33,6 +33,8 @@ from orderedmq.rocketmq.local.servers import Cluster
 from tests.sink_tasks import written
 from tests.waits import until
 
+pytestmark = pytest.mark.spark
+
 ROWS = 3000
 ROOT = Path(__file__).parents[2]
 

@@ -21,6 +21,8 @@ from orderedmq.rocketmq.local.servers import Cluster
 from tests.rocketmq.peers import Peers
 from tests.waits import until
 
+pytestmark = pytest.mark.spark
+
 
 @dataclass
 class Rig:

@@ -33,6 +33,8 @@ from tests import checker
 from tests.rocketmq.proxy import Connection, Network
 from tests.waits import soon, until
 
+pytestmark = pytest.mark.spark
+
 TRIGGER = 0.3
 GROUP = "flow-group"
 #: Seconds after which all brokers have reported to a nameserver that was restarted.
@@ -51,7 +53,7 @@ class Flow:
         self.broker = orderedmq.connect(namesrv_addr=cluster.address)
         for topic in ("flow-in", "flow-out"):
             self.create(topic, 0, 4)
-        self.network = Network(cluster.address, [broker.address for broker in cluster.brokers])
+        self.network = Network.before(cluster)
         #: What the query failed with, whenever it did.
         self.failures: list[str] = []
         self._queries: list[StreamingQuery] = []

@@ -25,6 +25,8 @@ from orderedmq.rocketmq.local.servers import Cluster
 from tests.quick_spark import QUICK_JVM
 from tests.waits import until
 
+pytestmark = pytest.mark.spark
+
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(pyspark.__file__).parent
 URL = re.compile(r"spark://127\.0\.0\.1:\d+")
@@ -132,7 +134,7 @@ def standalone(tmp_path: Path) -> Iterator[Standalone]:
 
 
 def send(broker: Broker, topic: str, rows: int) -> None:
-    """So many more to each queue; the body is the place."""
+    """Append ``rows`` messages to each queue; the body is queue and offset."""
     queues = broker.log.queues(topic)
     ends = broker.log.bounds(queues)
     for queue in queues:

@@ -23,7 +23,7 @@ def _instead(where: Any, name: str, by: Callable[..., Any]) -> AbstractContextMa
 
 def no_epoch_check() -> AbstractContextManager[Any]:
     """A mutation is accepted under any epoch."""
-    return _instead(rules, "is_current", lambda lock, proof: lock is not None)
+    return _instead(rules, "is_current", lambda lock, token: lock is not None)
 
 
 @contextlib.contextmanager
@@ -73,11 +73,11 @@ def renew_that_grants_a_free_queue() -> AbstractContextManager[Any]:
     """A client that lost a queue and finds it free gets it back by a renewal, and goes on where it was."""
     renew = rules.renew
 
-    def grants(lock: QueueLock | None, proof: LockToken, now: Instant) -> QueueLock | None:
+    def grants(lock: QueueLock | None, token: LockToken, now: Instant) -> QueueLock | None:
         if lock is not None and not lock.held:
-            mine = replace(lock, owner=proof.owner, client_id=proof.client_id, epoch=proof.epoch, tenure=proof.tenure)
+            mine = replace(lock, owner=token.owner, client_id=token.client_id, epoch=token.epoch, tenure=token.tenure)
             return replace(mine, held=True, renewed=now)
-        return renew(lock, proof, now)
+        return renew(lock, token, now)
 
     return _instead(rules, "renew", grants)
 

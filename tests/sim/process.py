@@ -16,7 +16,7 @@ from orderedmq.broker import EMBEDDED, QueueBounds, TopicInfo
 from orderedmq.conditions import StoreCondition
 from orderedmq.core.lock import Client, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
 from tests.sim.world import TICK, World
@@ -169,7 +169,7 @@ class Process:
 
     tail_loss = "the simulation lost it"
 
-    def reading(self, how: Reading) -> Process:
+    def reading(self, how: PullSettings) -> Process:
         return self
 
     def change(self) -> int:

@@ -188,23 +188,23 @@ class Query:
         end = self.checkpoint.log[self.logged - 1]
         partitions = reader.partitions(self.start, end)
         self.tasks = [self._task(one) for one in partitions if isinstance(one, QueuePartition)]
-        if len({task.proof.queue for task in self.tasks}) < len(self.tasks):
+        if len({task.token.queue for task in self.tasks}) < len(self.tasks):
             self.world.fail(f"{self.name}: a queue has two partitions")
         self.phase = "running"
         if self.world.trace is not None:
-            spans = " ".join(f"{task.proof.queue.queue_id}:{task.span.begin}-{task.span.end}" for task in self.tasks)
+            spans = " ".join(f"{task.token.queue.queue_id}:{task.span.begin}-{task.span.end}" for task in self.tasks)
             self.world.note(f"{self.name}: batch {self.run.batch} reads {spans or 'nothing'}")
 
     def _task(self, partition: QueuePartition) -> Task:
-        span, proof = OffsetRange(partition.begin, partition.end), partition.token
-        assert proof is not None
-        if not 0 <= span.begin < span.end <= self.world.ends[proof.queue]:
-            self.world.fail(f"{self.name}: {proof.queue} is to be read from {span.begin} to {span.end}")
+        span, token = OffsetRange(partition.begin, partition.end), partition.token
+        assert token is not None
+        if not 0 <= span.begin < span.end <= self.world.ends[token.queue]:
+            self.world.fail(f"{self.name}: {token.queue} is to be read from {span.begin} to {span.end}")
         kind = self.kind
         if not kind.listener:
-            return Task(self.world, self.sink, self.run, span, proof, staged=kind.atomic)
+            return Task(self.world, self.sink, self.run, span, token, staged=kind.atomic)
         auto, staged = kind.auto_commit, kind.atomic
-        return ListenerTask(self.world, self.sink, self.run, span, proof, self.settings, auto=auto, staged=staged)
+        return ListenerTask(self.world, self.sink, self.run, span, token, self.settings, auto=auto, staged=staged)
 
     def _running(self) -> None:
         waiting = [task for task in self.tasks if not task.done]
@@ -363,15 +363,15 @@ class Query:
         for task in self.tasks:
             task.invariants()
 
-    def at_work(self, proof: LockToken) -> bool:
+    def at_work(self, token: LockToken) -> bool:
         """Whether a task works on a queue under this token. A task that only repeats published messages does not count."""
 
         def repeats(task: Task) -> bool:
             return task.staged or not self.alone
 
-        out = self.world.group_offsets.get(proof.queue, 0)
+        out = self.world.group_offsets.get(token.queue, 0)
         return any(
-            task.proof == proof and task.checked is not None and not task.done and (task.span.end > out or not repeats(task))
+            task.token == token and task.checked is not None and not task.done and (task.span.end > out or not repeats(task))
             for task in (*self.tasks, *self.zombies)
         )
 

@@ -291,8 +291,8 @@ class Simulation:
         self.world.note(f"an operator seeks {', '.join(f'{queue} to {at}' for queue, at in offsets.items())}")
         self.world.seek(offsets)
 
-    def _at_work(self, proof: LockToken) -> bool:
-        return any(query.at_work(proof) for query in self.queries)
+    def _at_work(self, token: LockToken) -> bool:
+        return any(query.at_work(token) for query in self.queries)
 
     # -- the end -------------------------------------------------------------------------------------------------------------
 

@@ -30,8 +30,8 @@ class Sink:
     registered: dict[Run, Sources] = field(default_factory=dict)
     records: dict[tuple[str, int], dict[MessageQueue, OffsetRange]] = field(default_factory=dict)
 
-    def register(self, run: Run, span: OffsetRange, proof: LockToken) -> None:
-        self.registered.setdefault(run, {})[proof.queue] = (span, proof)
+    def register(self, run: Run, span: OffsetRange, token: LockToken) -> None:
+        self.registered.setdefault(run, {})[token.queue] = (span, token)
 
     def publish(self, run: Run) -> None:
         """Publish the batch of ``run``, or do nothing if it was published. Raises LockError LOST, SinkError REPLAY_DIFFERS."""
@@ -46,18 +46,18 @@ class Sink:
                         SinkCondition.REPLAY_DIFFERS, f"batch {run.batch} of {run.query}: {queue} had {then}, now {span}"
                     )
             return
-        for _, proof in sources.values():
-            self.world.require_current(proof)
+        for _, token in sources.values():
+            self.world.require_current(token)
         self._require_new(run, sources)
         self.records[run.query, run.batch] = {queue: span for queue, (span, _) in sources.items()}
         name = {"query": run.query, "run": run.number, "batch": run.batch}
-        for queue, (span, proof) in sources.items():
-            self.world.accepted(proof)
-            read = {"event": "read", **name, "group": GROUP, "queue": str(queue), "epoch": proof.epoch}
+        for queue, (span, token) in sources.items():
+            self.world.accepted(token)
+            read = {"event": "read", **name, "group": GROUP, "queue": str(queue), "epoch": token.epoch}
             self.world.history.append({**read, "begin": span.begin, "end": span.end})
         self.world.history.append({"event": "publish", **name, "accepted": True})
-        for queue, (span, proof) in sources.items():
-            self.world.ledger.out(run.query, proof, span)
+        for queue, (span, token) in sources.items():
+            self.world.ledger.out(run.query, token, span)
             self.world.forward(queue, span.end)
 
     def _require_new(self, run: Run, sources: Sources) -> None:

@@ -28,8 +28,8 @@ _ANSWERS: Final = (
 class Task:
     """Delivers its range to a sink: staged messages come out when the batch is published, others at once (a foreign sink)."""
 
-    def __init__(self, world: World, sink: Sink, run: Run, span: OffsetRange, proof: LockToken, *, staged: bool) -> None:
-        self.world, self.sink, self.run, self.span, self.proof = world, sink, run, span, proof
+    def __init__(self, world: World, sink: Sink, run: Run, span: OffsetRange, token: LockToken, *, staged: bool) -> None:
+        self.world, self.sink, self.run, self.span, self.token = world, sink, run, span, token
         self.staged = staged
         self.position = span.begin
         self.checked: float | None = None
@@ -37,22 +37,22 @@ class Task:
 
     def __str__(self) -> str:
         span = self.span
-        return f"{self.run.query}'s task of batch {self.run.batch}, {self.proof.queue} {span.begin}-{span.end} under {self.proof.epoch}"
+        return f"{self.run.query}'s task of batch {self.run.batch}, {self.token.queue} {span.begin}-{span.end} under {self.token.epoch}"
 
     def step(self, random: Random) -> None:
         """Check the lock when it is due, then work on some messages. Raises LockError LOST."""
         now = self.world.now
         if self.checked is None:
             self.check()
-            self.sink.register(self.run, self.span, self.proof)
+            self.sink.register(self.run, self.span, self.token)
             self.start()
         elif now - self.checked > CHECK_INTERVAL:
             self.check()
         self.work(random)
 
     def check(self) -> None:
-        if not self.world.check(self.proof):
-            raise LockError(LockCondition.LOST, f"{self.proof.queue} was lost by {self.proof.client_id}")
+        if not self.world.check(self.token):
+            raise LockError(LockCondition.LOST, f"{self.token.queue} was lost by {self.token.client_id}")
         self.checked = self.world.now
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class Task:
     def work(self, random: Random) -> None:
         end = min(self.span.end, self.position + random.randint(1, 6))
         if not self.staged:
-            self.world.ledger.out(self.run.query, self.proof, OffsetRange(self.position, end))
+            self.world.ledger.out(self.run.query, self.token, OffsetRange(self.position, end))
         self.position = end
         self.done = end == self.span.end
 
@@ -82,13 +82,13 @@ class ListenerTask(Task):
         sink: Sink,
         run: Run,
         span: OffsetRange,
-        proof: LockToken,
+        token: LockToken,
         settings: OrderlySettings,
         *,
         auto: bool,
         staged: bool,
     ) -> None:
-        super().__init__(world, sink, run, span, proof, staged=staged)
+        super().__init__(world, sink, run, span, token, staged=staged)
         self.settings = settings
         self.auto = auto
         #: False: the listener accepts every message.
@@ -97,7 +97,7 @@ class ListenerTask(Task):
 
     def start(self) -> None:
         self.position = self.span.begin
-        self.engine = OrderlyQueue(self.proof.queue, self.settings, self.world.now)
+        self.engine = OrderlyQueue(self.token.queue, self.settings, self.world.now)
         self.outcomes: list[Outcome] = []
 
     def work(self, random: Random) -> None:
@@ -105,17 +105,17 @@ class ListenerTask(Task):
             now = self.world.now
             match self.engine.next(now):
                 case CheckLock():
-                    self.engine.lock(self.world.check(self.proof), now)
+                    self.engine.lock(self.world.check(self.token), now)
                 case Pull():
                     self._pull(random)
                 case Consume(batch):
-                    self.world.ledger.called(self.proof.queue, batch.begin, batch.end)
+                    self.world.ledger.called(self.token.queue, batch.begin, batch.end)
                     status, auto = self._answer(random, batch.end)
-                    self.outcomes += self.engine.consumed(ConsumeOrderlyContext(self.proof.queue, auto), status, None, now)
+                    self.outcomes += self.engine.consumed(ConsumeOrderlyContext(self.token.queue, auto), status, None, now)
                 case DeadLetter():
                     # Fenced by the token, as a commit is.
-                    self.world.require_current(self.proof)
-                    self.world.accepted(self.proof)
+                    self.world.require_current(self.token)
+                    self.world.accepted(self.token)
                     self.outcomes += self.engine.dead_lettered(random.random() < 0.9 or not self.moody, "no answer", now)
                 case Suspend():
                     return
@@ -148,7 +148,7 @@ class ListenerTask(Task):
         if at != self.span.end:
             self.world.fail(f"{self}: outcomes {covered}")
         if not self.staged:
-            self.world.ledger.out(self.run.query, self.proof, self.span)
+            self.world.ledger.out(self.run.query, self.token, self.span)
         self.done = True
 
     def invariants(self) -> None:

@@ -186,7 +186,7 @@ class World:
                 out[queue] = rules.refusal(before, queue, now, before.client_id in self.alive)
                 continue
             self._granted(queue, before, after, client)
-            out[queue] = rules.token(after, GROUP, queue)
+            out[queue] = rules.token_of(after, GROUP, queue)
         return out
 
     def _granted(self, queue: MessageQueue, before: QueueLock | None, after: QueueLock, client: Client) -> None:
@@ -215,63 +215,63 @@ class World:
     def renew(self, tokens: Iterable[LockToken]) -> list[LockToken]:
         gone: list[LockToken] = []
         now = self.instant()
-        for proof in tokens:
-            after = rules.renew(self.locks.get(proof.queue), proof, now)
+        for token in tokens:
+            after = rules.renew(self.locks.get(token.queue), token, now)
             if after is None:
-                gone.append(proof)
+                gone.append(token)
                 continue
-            if after.epoch != self.highest[proof.queue]:
-                self.fail(f"{proof.queue} was renewed under epoch {after.epoch}, {self.highest[proof.queue]} was granted since")
-            holding = self.holdings.get(proof.queue)
+            if after.epoch != self.highest[token.queue]:
+                self.fail(f"{token.queue} was renewed under epoch {after.epoch}, {self.highest[token.queue]} was granted since")
+            holding = self.holdings.get(token.queue)
             if holding is None:
-                self.fail(f"{proof.queue} was renewed for {proof.client_id}, though it was free")
+                self.fail(f"{token.queue} was renewed for {token.client_id}, though it was free")
             else:
                 holding.since = self.now
-            self._put(proof.queue, after)
+            self._put(token.queue, after)
         return gone
 
     def unlock(self, tokens: Iterable[LockToken], linger: float) -> None:
         now = self.instant()
-        for proof in tokens:
-            after = rules.unlock(self.locks.get(proof.queue), proof, now, linger)
+        for token in tokens:
+            after = rules.unlock(self.locks.get(token.queue), token, now, linger)
             if after is None:
                 continue
-            holding = self.holdings.get(proof.queue)
+            holding = self.holdings.get(token.queue)
             if holding is None:
-                self.fail(f"{proof.queue} was given back by {proof.client_id}, though it was free")
+                self.fail(f"{token.queue} was given back by {token.client_id}, though it was free")
             elif linger:
                 left = max(0.0, holding.life - (self.now - holding.since))
-                self.holdings[proof.queue] = Holding(holding.client, self.now, min(left, linger), lingering=True)
+                self.holdings[token.queue] = Holding(holding.client, self.now, min(left, linger), lingering=True)
             else:
-                self.ledger.unlocked(proof)
-                del self.holdings[proof.queue]
-            self._put(proof.queue, after)
+                self.ledger.unlocked(token)
+                del self.holdings[token.queue]
+            self._put(token.queue, after)
 
     def stale(self, tokens: Iterable[LockToken]) -> list[LockToken]:
-        return [proof for proof in tokens if not rules.is_held(self.locks.get(proof.queue), proof)]
+        return [token for token in tokens if not rules.is_held(self.locks.get(token.queue), token)]
 
-    def check(self, proof: LockToken) -> bool:
-        return rules.is_held(self.locks.get(proof.queue), proof)
+    def check(self, token: LockToken) -> bool:
+        return rules.is_held(self.locks.get(token.queue), token)
 
     def offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
         known = self.group_offsets
         return {queue: known[queue] for queue in queues if queue in known}
 
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
-        for proof in offsets:
-            self.require_current(proof)
-        for proof, offset in offsets.items():
-            self.accepted(proof)
-            self.forward(proof.queue, offset)
+        for token in offsets:
+            self.require_current(token)
+        for token, offset in offsets.items():
+            self.accepted(token)
+            self.forward(token.queue, offset)
 
-    def require_current(self, proof: LockToken) -> None:
-        if not rules.is_current(self.locks.get(proof.queue), proof):
-            raise LockError(LockCondition.LOST, f"{proof.queue} was lost by {proof.client_id}")
+    def require_current(self, token: LockToken) -> None:
+        if not rules.is_current(self.locks.get(token.queue), token):
+            raise LockError(LockCondition.LOST, f"{token.queue} was lost by {token.client_id}")
 
-    def accepted(self, proof: LockToken) -> None:
-        """A change under the token ``proof`` was accepted. Fail if the queue was granted under a later epoch."""
-        if proof.epoch < self.highest[proof.queue]:
-            self.fail(f"{proof.queue}: accepted under epoch {proof.epoch}, {self.highest[proof.queue]} was granted before")
+    def accepted(self, token: LockToken) -> None:
+        """A change under ``token`` was accepted. Fail if the queue was granted under a later epoch."""
+        if token.epoch < self.highest[token.queue]:
+            self.fail(f"{token.queue}: accepted under epoch {token.epoch}, {self.highest[token.queue]} was granted before")
 
     def forward(self, queue: MessageQueue, offset: int) -> None:
         known = self.group_offsets.get(queue)
@@ -310,7 +310,7 @@ class Ledger:
         #: Messages that come out under an epoch up to this one were planned before the last seek.
         self.before_seek: dict[MessageQueue, int] = {}
         #: Whether a task works on a queue under a token.
-        self.at_work: Callable[[LockToken], bool] = lambda proof: False
+        self.at_work: Callable[[LockToken], bool] = lambda token: False
         self.repeats = 0
 
     def add(self, queue: MessageQueue) -> None:
@@ -330,20 +330,20 @@ class Ledger:
             self.world.fail(f"{queue}: {begin} is at the listener before {self.seen[queue]} was")
         self.seen[queue] = max(end, self.seen[queue])
 
-    def out(self, query: str, proof: LockToken, span: OffsetRange) -> None:
+    def out(self, query: str, token: LockToken, span: OffsetRange) -> None:
         """Messages came out. Fail if one comes before its predecessor or, if ``exact``, a second time."""
-        queue = proof.queue
+        queue = token.queue
         if span.begin > self.seen[queue]:
             self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {self.seen[queue]} never came out")
         self.seen[queue] = max(span.end, self.seen[queue])
-        if proof.epoch <= self.before_seek.get(queue, 0):
+        if token.epoch <= self.before_seek.get(queue, 0):
             return
         at = self.processed[queue]
         if span.begin > at:
             self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {at} did not come out yet")
         if span.begin < at:
             group = self.world.group_offsets.get(queue, 0)
-            if self.strict and proof.epoch == self.world.highest[queue] and span.begin < group:
+            if self.strict and token.epoch == self.world.highest[queue] and span.begin < group:
                 self.world.fail(f"{queue}: {query} delivers {span.begin} again, the group is at {group} already")
             if self.exact:
                 self.world.fail(f"{queue}: {query} delivers {span.begin} to {span.end - 1} again, {at - 1} was there before")
@@ -353,10 +353,10 @@ class Ledger:
             rows = [[str(queue), offset, *message(queue, offset)] for offset in range(at, span.end)]
             self.world.history.append({"event": "deliver", "lane": str(queue), "rows": rows})
 
-    def unlocked(self, proof: LockToken) -> None:
+    def unlocked(self, token: LockToken) -> None:
         """A queue became free without a delay. Fail if a task is at work on it."""
-        if self.at_work(proof):
-            self.world.fail(f"{proof.queue} was unlocked by {proof.client_id} while a task is at work on it")
+        if self.at_work(token):
+            self.world.fail(f"{token.queue} was unlocked by {token.client_id} while a task is at work on it")
 
 
 def message(queue: MessageQueue, offset: int) -> tuple[str, str]:

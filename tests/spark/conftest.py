@@ -17,6 +17,10 @@ from tests.contract.support import bodies
 from tests.waits import until
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.spark)
+
+
 @dataclass
 class Rig:
     """One store, with the actions and checks of a test."""

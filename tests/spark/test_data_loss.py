@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.model import MessageQueue
 from tests.spark.conftest import Rig, copied, numbers
+from tests.stopped_readers import stopped
 
 
 def fails(rig: Rig, **options: Any) -> str:
@@ -23,27 +23,26 @@ def fails(rig: Rig, **options: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.slow
-def test_retention_that_overtakes_a_reader_names_the_range_that_is_lost(rig: Rig) -> None:
+def overtaken(rig: Rig) -> None:
+    """A query has copied 10 messages of topic in; retention deletes the 20 that come next; then 5 more come."""
     rig.topic("in", 1, rows=10)
     copied(rig)
     rig.fill("in", 20, first=10)
-    queue = rig.broker.log.queues("in")[0]
-    gone = rig.broker.admin.trim("in", {queue: 30})
+    gone = rig.broker.admin.trim("in", {rig.broker.log.queues("in")[0]: 30})
     assert sum(gone.values()) == 30, "the test needs something to be lost"
     rig.fill("in", 5, first=30)
+
+
+@pytest.mark.slow
+def test_retention_that_overtakes_a_reader_names_the_range_that_is_lost(rig: Rig) -> None:
+    overtaken(rig)
     assert "[ORDEREDMQ_DATA_LOSS.AGED_OUT] messages 10 to 29 (20) of queue in/embedded/0" in fails(rig)
     assert numbers(rig.bodies("out")) == list(range(10))
 
 
 @pytest.mark.slow
 def test_an_accepted_loss_goes_on_behind_it_once(rig: Rig) -> None:
-    rig.topic("in", 1, rows=10)
-    copied(rig)
-    rig.fill("in", 20, first=10)
-    queue = rig.broker.log.queues("in")[0]
-    rig.broker.admin.trim("in", {queue: 30})
-    rig.fill("in", 5, first=30)
+    overtaken(rig)
     assert copied(rig, failOnDataLoss="false") == [5]
     assert numbers(rig.bodies("out")) == [*range(10), *range(30, 35)]
     assert copied(rig) == []
@@ -136,13 +135,9 @@ def test_an_accepted_loss_is_warned_of_with_its_exact_count(rig: Rig, caplog: py
     options = {"path": rig.path, "topic": "in", "consumerGroup": "g", "startingOffsets": start, "failOnDataLoss": "false"}
     rig.fill("in", 20, first=10)
     rig.broker.admin.trim("in", {rig.broker.log.queues("in")[0]: 30})
-    before = signal.getsignal(signal.SIGTERM)
     reader = StreamReader(options, full_schema(False))
-    try:
+    with stopped(reader):
         end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
         assert "messages 3 to 29 (27) of queue in/embedded/0" in caplog.text
         assert end["next"] == {"in": {"embedded": {"0": 30}}}
         assert list(reader.partitions({}, end)) == []
-    finally:
-        reader.stop()
-        signal.signal(signal.SIGTERM, before)

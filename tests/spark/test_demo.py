@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from orderedmq.embedded.check import check
+from tests.command import COMMAND
 
 EVENTS = 20_000
+
+
+def demo(folder: Path, *arguments: str, **environment: Path) -> subprocess.CompletedProcess[str]:
+    """Run the demo in ``folder``, with these environment variables, and wait for its end."""
+    command = [*COMMAND, "demo", "--path", str(folder), *arguments]
+    env = os.environ | {name: str(value) for name, value in environment.items()}
+    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder.parent)
 
 
 @pytest.mark.timeout(400)
@@ -21,24 +28,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
     # A path with a blank, as temporary folders of some systems have.
     folder, temporary = tmp_path / "a demo", tmp_path / "tmp"
     temporary.mkdir()
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from orderedmq.cli import app; app()",
-            "demo",
-            "--path",
-            folder,
-            "--events",
-            str(EVENTS),
-            "--batches",
-            "6",
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TMPDIR": str(temporary)},
-        cwd=tmp_path,
-    )
+    done = demo(folder, "--events", str(EVENTS), "--batches", "6", TMPDIR=temporary)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     produced, killed, resumed, audited = (json.loads(line) for line in done.stdout.splitlines())
@@ -67,23 +57,7 @@ def test_the_demo_kills_resumes_and_proves(tmp_path: Path) -> None:
 def test_a_job_that_fails_is_said_in_a_line(tmp_path: Path) -> None:
     # PYTHONPATH comes first: this module stands in for Spark, which only the job imports.
     (tmp_path / "pyspark.py").write_text("print('noise'); raise SystemExit('[ORDEREDMQ_TEST.WHY] broken on purpose')")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from orderedmq.cli import app; app()",
-            "demo",
-            "--path",
-            tmp_path / "d",
-            "--events",
-            "1000",
-            "--no-json",
-        ],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
-    )
+    done = demo(tmp_path / "d", "--events", "1000", "--no-json", PYTHONPATH=tmp_path)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith(

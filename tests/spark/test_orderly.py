@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from orderedmq.core.lock import UNLOCK_DELAY
 from orderedmq.model import MessageQueue
-from tests.faults.leases import age
+from tests.faults.store_access import age
 from tests.spark.conftest import Rig
 from tests.waits import until
 

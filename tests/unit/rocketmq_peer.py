@@ -1,14 +1,16 @@
-"""A server on loopback that does what a test's script says: the other end of a RocketMQ connection."""
+"""Servers on loopback that do what a test's script says: the other end of RocketMQ connections."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from typing import Self
 
-from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE
+from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode
 from orderedmq.rocketmq.wire.frame import FrameDecoder, RemotingCommand, encode
 
 
@@ -112,3 +114,64 @@ class Peer:
             with opened:
                 self._script(Link(self, opened))
         opened.close()
+
+
+class Cluster:
+    """Nameservers that all know the same, and brokers by address."""
+
+    def __init__(self) -> None:
+        self.routes: dict[str, dict[str, dict[str, str]]] = {}
+        #: Brokers that report to the nameservers.
+        self.reporting = {"a"}
+        self.asked: list[tuple[int, RemotingCommand]] = []
+        self.peers: list[Peer] = []
+
+    def serve(self, script: Script, port: int = 0) -> Peer:
+        self.peers.append(Peer(script, port=port))
+        return self.peers[-1]
+
+    def nameserver(self, port: int = 0) -> Peer:
+        def script(link: Link) -> None:
+            for request in link.requests():
+                self.asked.append((link.peer.port, request))
+                if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
+                    brokers = self.routes.get(request.ext["topic"])
+                    if brokers is None:
+                        link.reply(request, 17, remark="No topic route info")
+                        continue
+                    datas = [
+                        {"brokerName": name, "cluster": "C", "brokerAddrs": addresses} for name, addresses in brokers.items()
+                    ]
+                    queues = [{"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for name in brokers]
+                    link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode())
+                elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
+                    table = {name: {"brokerName": name, "brokerAddrs": {"0": "h:1"}} for name in self.reporting}
+                    link.reply(request, body=json.dumps({"brokerAddrTable": table, "clusterAddrTable": {}}).encode())
+                else:
+                    link.reply(request, body=b'{"topicList":["T"]}')
+
+        return self.serve(script, port)
+
+    def broker(self, name: str, *, value: int = 0, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
+        """One that answers ``value`` to everything, and is in the route of ``topic``."""
+
+        def script(link: Link) -> None:
+            for request in link.requests():
+                link.reply(request, offset=str(value), queueId="0", queueOffset=str(value))
+
+        return self.scripted(name, script, topic=topic, port=port, broker_id=broker_id)
+
+    def scripted(self, name: str, script: Script, *, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
+        peer = self.serve(script, port)
+        self.routes.setdefault(topic, {}).setdefault(name, {})[str(broker_id)] = peer.address
+        return peer
+
+    def lookups(self) -> int:
+        return sum(1 for _, request in self.asked if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for peer in self.peers:
+            peer.close()

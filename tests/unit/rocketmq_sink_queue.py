@@ -93,7 +93,7 @@ class Crash(Exception):
     """The process is gone."""
 
 
-class FakePlace:
+class FakePort:
     """Spoils sends as its ``fate`` says: ok, busy, lost, stored (both without an answer), crash, crash after, stolen, others."""
 
     def __init__(self, world: Queue, fate: Callable[[], str], rival: Callable[[], None] = lambda: None) -> None:
@@ -159,9 +159,9 @@ class FakePlace:
             self._world.owner = None
 
 
-def attempt(place: FakePlace, writer: Writer, names: list[str], draw: random.Random) -> Receipt:
+def attempt(port: FakePort, writer: Writer, names: list[str], draw: random.Random) -> Receipt:
     """One attempt of a task, its rows added in portions."""
-    work = QueueWriter(place, writer, writer.partition)
+    work = QueueWriter(port, writer, writer.partition)
     at = 0
     while at < len(names):
         size = draw.randint(1, len(names))
@@ -176,13 +176,13 @@ def attempt(place: FakePlace, writer: Writer, names: list[str], draw: random.Ran
     )
 
 
-def commit(world: Queue, batch: SinkBatch, given: list[Receipt], place: FakePlace | None = None) -> Verdict:
-    """As the outbox does it; ``place`` is where rows are sent that several tasks found in one message."""
+def commit(world: Queue, batch: SinkBatch, given: list[Receipt], port: FakePort | None = None) -> Verdict:
+    """As the outbox does it; ``port`` is where rows are sent that several tasks found in one message."""
     tokens = [parse_token(batch, receipt) for receipt in given]
     settled = []
-    for messages in commit_report.taken(tokens).values():
+    for messages in commit_report.count_contested(tokens).values():
         writer = Writer(SINK, batch.batch_id, 1 + max(token.partition for token in tokens), tokens[0].run)
-        settled.append(settle(place or FakePlace(world, lambda: "ok"), writer, messages))
+        settled.append(settle(port or FakePort(world, lambda: "ok"), writer, messages))
     verdict = judge(batch, tokens, {QUEUE: world.bookmark}, settled)
     for bookmark in verdict.bookmarks.values():
         world.bookmark = bookmark
@@ -192,4 +192,4 @@ def commit(world: Queue, batch: SinkBatch, given: list[Receipt], place: FakePlac
 
 
 def written(world: Queue, batch: int, names: list[str], partition: int = 0, run: str = "") -> Receipt:
-    return attempt(FakePlace(world, lambda: "ok"), Writer(SINK, batch, partition, run), names, random.Random(0))
+    return attempt(FakePort(world, lambda: "ok"), Writer(SINK, batch, partition, run), names, random.Random(0))

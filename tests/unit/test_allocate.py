@@ -156,7 +156,7 @@ def test_queues_sort_by_number_and_names_by_utf16_units() -> None:
     assert allocate(Allocation(), "豈", queues, members) == [MessageQueue("t", "豈", 9), MessageQueue("t", "豈", 10)]
 
 
-def test_configured_queues_are_the_topics_in_their_order_whoever_is_there() -> None:
+def test_configured_queues_are_the_topics_in_their_order_whatever_members_there_are() -> None:
     orders, bills = topic(4), topic(2, name="bills")
     allocation = Allocation("CONFIG", queues=(orders[3], bills[1], orders[0]))
     assert allocate(allocation, "me", orders, {}) == [orders[3], orders[0]]

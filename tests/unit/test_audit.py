@@ -17,7 +17,7 @@ import pytest
 import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.errors import OptionError, TopicError
-from orderedmq.tools.audit import NO_KEY, ROW, Audit, Place, Rows, audit
+from orderedmq.tools.audit import NO_KEY, ROW, Audit, Location, Rows, audit
 from orderedmq.tools.audit_sides import TableSide, TopicSide, identities
 
 #: (key, identity, queue); the key 0 is no key.
@@ -37,8 +37,8 @@ class Made:
             part = self._rows[begin : begin + 3]
             yield np.array([(key, name, begin + place, 0, lane) for place, (key, name, lane) in enumerate(part)], ROW)
 
-    def places(self, at: Sequence[int]) -> list[Place]:
-        return [Place(f"row {number}", str(self._rows[number][0]), str(self._rows[number][1])) for number in at]
+    def locate(self, rows: Sequence[int]) -> list[Location]:
+        return [Location(f"row {number}", str(self._rows[number][0]), str(self._rows[number][1])) for number in rows]
 
 
 def history(**keys: str) -> list[Row]:

@@ -32,7 +32,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
 
 
 def produce(broker: Broker, *counts: int) -> None:
-    """Chunks of so many messages, which retention deletes one by one."""
+    """Append a chunk for each count of messages; retention deletes chunk by chunk."""
     for count in counts:
         broker.log.append(QUEUE, pa.record_batch({"body": pa.array([b"x"] * count, pa.binary())}))
 
@@ -138,7 +138,7 @@ class Turns:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[[], Broker]]:
-    """Stores with 10 messages, of which group g has processed 4."""
+    """Stores with 10 messages; group g has processed the first 4."""
     made: list[Broker] = []
 
     def one() -> Broker:

@@ -31,19 +31,14 @@ from orderedmq.errors import OptionError, RocketMQUnavailableError
 from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.tools.producer import Producer
+from tests.command import COMMAND, CTRL_C, ENVIRONMENT, Run, bodies, on_terminal
 from tests.waits import until
-
-COMMAND = [sys.executable, "-c", "from orderedmq.cli import app; app()"]
-#: Python's own buffering, as users have it.
-ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
-
-Run = Callable[..., Any]
 
 #: Words of Spark's users. One without a capital may be a plain word.
 OPTIONS = [option.name for option in (*SOURCE_OPTIONS, *SINK_OPTIONS) if not option.name.islower()]
@@ -90,18 +85,6 @@ def broker(store: Path) -> Iterator[Broker]:
         yield broker
 
 
-def bodies(broker: Broker, topic: str) -> list[list[tuple[str | None, bytes]]]:
-    """Each queue's (key, body)."""
-    out = []
-    for queue, at in broker.log.bounds(broker.log.queues(topic)).items():
-        rows: list[tuple[str | None, bytes]] = []
-        while at.min_offset + len(rows) < at.max_offset:
-            batch = broker.log.pull(queue, at.min_offset + len(rows), 1000, 1 << 24, ("sharding_key", "body"))
-            rows += zip(batch["sharding_key"].to_pylist(), batch["body"].to_pylist(), strict=True)
-        out.append(rows)
-    return out
-
-
 # In general.
 
 
@@ -140,7 +123,7 @@ def test_what_help_says_of_a_command_is_what_the_command_says() -> None:
 
 
 def completed(store: Path | None, *words: str) -> list[str]:
-    """What bash would be offered behind these words, the last of which is incomplete."""
+    """The words that bash would offer in place of the last one, which is incomplete."""
     line = ["orderedmq", *(["--path", str(store)] if store else []), *words]
     environment = {"_ORDEREDMQ_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(line) - 1)}
     result = CliRunner().invoke(app, [], prog_name="orderedmq", env=environment)
@@ -195,6 +178,13 @@ def test_a_store_is_made_only_where_nothing_else_is(run: Run, text: Run, store: 
     assert str(store / "orderedmq-data") in said
     assert sorted(store.iterdir()) == before
     assert "STORE.NOT_EMPTY" in text("produce", "a", "--queues", "1", input="x", code=1)
+
+
+def test_help_says_what_a_command_keeps_in_the_path() -> None:
+    for arguments, says in ((["rocketmq", "up"], "Folder of the servers' data"), (["demo"], "Folder of the demo's store")):
+        said = " ".join(CliRunner().invoke(app, [*arguments, "--help"], env={"COLUMNS": "200"}).stdout.split())
+        assert says in said
+        assert "Directory of the embedded broker" not in said
 
 
 def test_servers_are_started_only_where_nothing_else_is(store: Path) -> None:
@@ -632,6 +622,22 @@ def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Pat
     assert len(said.splitlines()) == 1
 
 
+def test_a_message_gives_a_terminal_no_orders(run: Run, text: Run, store: Path, broker: Broker) -> None:
+    """Escape sequences set the terminal's title or clear its screen, or make it answer as if the user had typed."""
+    broker.admin.create_topic("a", 1)
+    body, key = "\x1b]0;title\x07\tend\x9b2J\r\nnext", "k\x1b[2J\r"
+    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [body], "sharding_key": [key], "tags": ["\x7f"]}))
+    (row,) = run("peek", "a")
+    assert (row["body"], row["sharding_key"], row["tags"]) == (body, key, "\x7f")
+    followed = CliRunner().invoke(app, ["peek", "a", "-f", "--last", "1", "-n", "1", "--no-json", "--path", str(store)]).stdout
+    json_lines = CliRunner().invoke(app, ["peek", "a", "--json", "--path", str(store)]).stdout
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", json_lines)
+    for shown in (text("peek", "a"), followed):
+        for said in (r"\x1b]0;title\x07", r"end\x9b2J", "next", r"k\x1b[2J\r", r"\x7f"):
+            assert said in shown
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+
+
 def test_follow_on_a_terminal(store: Path, broker: Broker) -> None:
     broker.admin.create_topic("a", 1)
     broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": ["two\nlines"], "sharding_key": ["k"]}))
@@ -735,10 +741,10 @@ def test_peek_into_produce(store: Path, broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("form", ["--json", "--no-json"])
-def test_whoever_reads_may_stop(store: Path, broker: Broker, form: str) -> None:
+def test_a_reader_of_the_output_may_stop(store: Path, broker: Broker, form: str) -> None:
     broker.admin.create_topic("a", 1)
-    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [b"x" * 1000] * 3000}))
-    peek = spawn("peek", "a", "-n", "3000", "--path", str(store), form)
+    broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [b"x" * 1000] * 1500}))
+    peek = spawn("peek", "a", "-n", "1500", "--path", str(store), form)
     assert peek.stdout is not None
     assert peek.stderr is not None
     peek.stdout.read(10)
@@ -792,34 +798,3 @@ def test_on_a_terminal_there_are_tables_and_questions(store: Path, broker: Broke
     said, status = on_terminal(["topic", "delete", "a", "--path", str(store)], (b"[y/N]", f"{answer}\n".encode()))
     assert "Delete topic a with 0 messages" in said
     assert (status, len(broker.log.topics())) == (code, left)
-
-
-CTRL_C = b"\x03"
-
-
-def on_terminal(arguments: list[str], answer: tuple[bytes, bytes] | None = None) -> tuple[str, int]:
-    """What a command says on a terminal, and its exit code. ``answer``: what to wait for, and what to type then."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT, close_fds=True
-    )
-    os.close(theirs)
-    said = b""
-    while select.select([ours], [], [], 60)[0]:
-        try:
-            part = os.read(ours, 4096)
-        except OSError:
-            # Linux says so when the other side is closed.
-            break
-        if not part:
-            break
-        said += part
-        if answer is not None and answer[0] in said:
-            if answer[1] == CTRL_C:
-                # It is not the terminal that the process is controlled by.
-                process.send_signal(signal.SIGINT)
-            else:
-                os.write(ours, answer[1])
-            answer = None
-    os.close(ours)
-    return said.decode(), process.wait(60)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from orderedmq.cli import app
 from orderedmq.embedded.broker import EmbeddedBroker
+from tests.command import on_terminal
 from tests.unit.small_store import QUEUES, FixedClock, make
-from tests.unit.test_cli import on_terminal
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP
 from orderedmq.tools.group_state import Rates
 from orderedmq.tools.seek import Target, parse_target
-from tests.unit.test_cli import COMMAND, ENVIRONMENT, Run, bodies, on_terminal
+from tests.command import COMMAND, ENVIRONMENT, Run, bodies, on_terminal
 
 SHARED = Subscription("shared", "a", "averagely")
 #: Holds queue 0 of topic a in group g until it is killed.
@@ -365,7 +365,14 @@ def test_release(run: Run, text: Run, broker: Broker) -> None:
 # Dead letters.
 
 
-def put_aside(broker: Broker, queue: MessageQueue, letters: dict[int, str | None], group: str = "g", **columns: Any) -> None:
+def put_aside(
+    broker: Broker,
+    queue: MessageQueue,
+    letters: dict[int, str | None],
+    group: str = "g",
+    error: str = "ValueError: no",
+    **columns: Any,
+) -> None:
     """Messages of a queue, offset → sharding key, go to the group's dead letters."""
     client = broker.groups.join("listener")
     [token] = take(broker, group, client, queue)
@@ -379,7 +386,7 @@ def put_aside(broker: Broker, queue: MessageQueue, letters: dict[int, str | None
                     offset,
                     message_id=f"ID{offset}",
                     reconsume_times=16,
-                    error="ValueError: no",
+                    error=error,
                     properties={"mine": "x"},
                 ).items()
             ),
@@ -447,6 +454,17 @@ def test_dead_letters_are_listed(run: Run, text: Run, broker: Broker) -> None:
     # They outlive their group.
     broker.admin.delete_group("g")
     assert len(run("dlq", "list", "g")) == 3
+
+
+def test_a_dead_letter_gives_a_terminal_no_orders(run: Run, text: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    first, _ = broker.log.queues("a")
+    put_aside(broker, first, {0: "k\x1b[2J"}, body=b"\x1b]0;title\x07", error="ValueError: \x1b[1m")
+    assert run("dlq", "list", "g")[0]["sharding_key"] == "k\x1b[2J"
+    shown = text("dlq", "list", "g")
+    for said in (r"k\x1b[2J", r"\x1b]0;title\x07", r"ValueError: \x1b[1m"):
+        assert said in shown
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
 def test_replay_sends_each_letter_once(run: Run, text: Run, broker: Broker) -> None:

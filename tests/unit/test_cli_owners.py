@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import orderedmq
 from orderedmq.cli import app
-from orderedmq.cli.owners import named, owner_columns, short_names
+from orderedmq.cli.owners import owner_columns, owners_of, short_names
 from orderedmq.cli.shell import Column, number, table
 from orderedmq.core.membership import Subscription
 from orderedmq.core.micro_batch import SourceRun, run_of
@@ -64,7 +64,7 @@ def test_a_table_does_without_spare_columns_before_it_cuts_texts() -> None:
 
     assert "1,234,567" in lines(80)[2]
     assert "offset" not in lines(20)[0]
-    # Three rows, one of which is the head, whatever the width.
+    # A head and its rule, and a line for each of two rows, at any width.
     assert [len(lines(width)) for width in (80, 20, 10)] == [4, 4, 4]
     assert re.search(r"…\s+1$", lines(10)[3])
 
@@ -148,7 +148,7 @@ def test_large_offsets_and_several_brokers_leave_room_for_the_owner() -> None:
         Column("queue_id", "queue", right=True),
         Column("offset", "offset", number, right=True),
         Column("lag", "lag", number, right=True),
-        *owner_columns(short_names(named([row]))),
+        *owner_columns(short_names(owners_of([row]))),
     )
     out = io.StringIO()
     Console(width=80, file=out).print(table([row], columns, one_line=True, width=80))

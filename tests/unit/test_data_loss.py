@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ordered_source.data_loss import ended, judged
+from ordered_source.data_loss import check_position, queue_ended
 from orderedmq.broker import QueueBounds
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.model import MessageQueue
@@ -16,14 +16,14 @@ AT = QueueBounds(10, 30)
 
 @pytest.mark.parametrize("position", [10, 11, 30])
 def test_what_is_there_is_read_where_it_is(position: int) -> None:
-    assert judged(QUEUE, position, AT, "this query", "") == (position, None)
+    assert check_position(QUEUE, position, AT, "this query", "") == (position, None)
 
 
 def test_what_aged_out_is_counted_up_to_the_first_message_or_to_the_end_that_was_asked_for() -> None:
-    after, loss = judged(QUEUE, 4, AT, "this query", "")
+    after, loss = check_position(QUEUE, 4, AT, "this query", "")
     assert after == 10
     assert "messages 4 to 9 (6) of queue orders/a/0" in str(loss)
-    after, loss = judged(QUEUE, 4, AT, "this query", "", end=7)
+    after, loss = check_position(QUEUE, 4, AT, "this query", "", end=7)
     assert after == 7
     assert "messages 4 to 6 (3) of queue orders/a/0" in str(loss)
 
@@ -37,9 +37,9 @@ def test_what_aged_out_is_counted_up_to_the_first_message_or_to_the_end_that_was
     ids=["embedded", "rocketmq"],
 )
 def test_a_queue_that_ends_too_early_has_a_cause_that_fits_the_broker(cause: str, says: str, never: str) -> None:
-    after, loss = judged(QUEUE, 35, AT, "this query", cause)
+    after, loss = check_position(QUEUE, 35, AT, "this query", cause)
     assert after == 30
-    for error in (loss, ended(QUEUE, 30, 35, cause)):
+    for error in (loss, queue_ended(QUEUE, 30, 35, cause)):
         assert error is not None
         assert error.sub == "BEYOND_END"
         assert error.message.startswith("queue orders/a/0 ends at 30, ")

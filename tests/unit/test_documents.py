@@ -80,6 +80,9 @@ def test_the_page_of_the_command_has_every_command(generate: ModuleType) -> None
     for name in ("topic create", "group seek", "lock release", "dlq replay"):
         assert f"### orderedmq {name}\n" in made
     assert "| `--dry-run` |" in made
+    # An option of all commands stands at the top, and again where it means something else.
+    assert made.count("Directory of the embedded broker") == 1
+    assert "Folder of the servers' data" in made
 
 
 def test_every_promise_names_tests_that_exist() -> None:

@@ -162,7 +162,7 @@ def test_who_never_was_is_dead(broker: EmbeddedBroker):
     assert (broker.path / "data.mdb").exists()
 
 
-def test_a_dead_owners_file_is_removed_by_whoever_finds_it(broker: EmbeddedBroker, start):
+def test_a_dead_owners_file_is_removed_by_the_process_that_finds_it(broker: EmbeddedBroker, start):
     owner = start()
     folder = broker.path / "owners"
     assert len(list(folder.iterdir())) == 1
@@ -189,7 +189,7 @@ def test_who_leaves_a_store_that_cannot_be_written_is_gone_all_the_same(
 
     me = broker.groups.join("me")
     broker.groups.heartbeat("g", me, Subscription("shared", "orders"))
-    monkeypatch.setattr(broker.groups._store, "spare", full)
+    monkeypatch.setattr(broker.groups._store, "write_even_if_full", full)
     with refused("STORE.FULL"):
         broker.groups.leave(me)
     assert not is_alive(broker.path, me.client_id)

@@ -42,8 +42,8 @@ def test_a_lower_version_that_was_never_written_is_told_so_and_never_taken_as_wr
     assert publish(broker, "txn:billing", 10).replayed
 
 
-def test_a_version_of_which_nothing_is_remembered_is_told_so(broker: Broker) -> None:
-    """Versions may have gaps: what is remembered are numbers, not so many writes."""
+def test_a_version_that_the_store_has_forgotten_is_refused_as_such(broker: Broker) -> None:
+    """Versions may have gaps: the store remembers the last version numbers, not a number of writes."""
     publish(broker, "txn:billing", 3)
     publish(broker, "txn:billing", 1000)
     for number in (3, 900):

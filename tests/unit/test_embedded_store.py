@@ -522,7 +522,7 @@ def test_the_slots_of_killed_readers_do_not_keep_pages_for_ever(path: Path, brok
 
 
 def test_the_number_of_a_change_is_never_ahead_of_what_is_read(path: Path):
-    """Whoever reads after it must see what it names: a query that is idle, or peek --follow, would else wait for the next write."""
+    """A read after it must see that change: an idle query, or peek --follow, would otherwise wait for the next write."""
     with connect(path) as broker:
         broker.admin.create_topic("t", 1)
         script = (

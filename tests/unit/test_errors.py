@@ -12,6 +12,7 @@ import pytest
 from orderedmq.conditions import LockCondition, StoreCondition, StoreFullCondition, UnavailableCondition
 from orderedmq.demo.play import DemoError
 from orderedmq.errors import ErrorOf, OrderedMQError, Remedy, RocketMQError, StoreError, StoreFullError, TopicError
+from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, missing_topic
 
 
 def classes(base: type[OrderedMQError] = OrderedMQError) -> Iterator[type[OrderedMQError]]:
@@ -55,3 +56,20 @@ def test_two_classes_never_share_a_condition() -> None:
     named = [f"{kind.family}.{sub}" for kind in classes() for sub in cast(type[StrEnum], kind.conditions)]
     assert len(named) == len(set(named))
     assert DemoError in set(classes())
+
+
+@pytest.mark.parametrize(
+    ("topic", "says"),
+    [
+        (f"{DEAD_LETTER_PREFIX}billing", "the broker makes it with the first dead letter of group 'billing'"),
+        (f"{RETRY_PREFIX}billing", "RocketMQ makes it when the first consumer of group 'billing' connects"),
+    ],
+)
+def test_a_missing_topic_of_a_group_is_not_to_be_created(topic: str, says: str) -> None:
+    error = missing_topic(topic, "give --queues N to create it")
+    assert error.condition == "ORDEREDMQ_TOPIC.MISSING"
+    for said in (error.message, error.typed):
+        assert says in said
+        assert "create" not in said
+        assert "--queues" not in said
+    assert "create" in missing_topic("orders").message

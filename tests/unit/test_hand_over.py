@@ -121,7 +121,7 @@ def test_a_queue_that_was_lost_is_not_committed_and_not_read_on():
 def test_a_member_in_a_long_batch_keeps_its_queues_until_its_boundary():
     owner = member(*QUEUES)
     planned(owner, q0=3, q2=5)
-    assert [proof.queue for proof in owner.tokens()] == list(QUEUES), "what is renewed meanwhile"
+    assert [token.queue for token in owner.tokens()] == list(QUEUES), "what is renewed meanwhile"
     assert owner.in_flight() == {Q0: OffsetRange(0, 3), Q2: OffsetRange(0, 5)}
 
 

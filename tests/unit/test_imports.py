@@ -61,7 +61,7 @@ WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", "ord
 
 #: The wings of orderedmq/rocketmq. Each knows only itself and those before it; the modules beside them are above all.
 WINGS: Final = ("wire", "codec", "net", "messages", "group", "sink")
-#: Servers on this machine, for whoever has no cluster. The room knows no wing, and only the command knows it.
+#: Servers on this machine, for users without a cluster. The room knows no wing, and only the command knows it.
 LOCAL: Final = "local"
 
 
@@ -143,7 +143,7 @@ def test_what_decides_or_parses_is_pure(name: str) -> None:
 
 @pytest.mark.parametrize("room", PURE)
 def test_a_pure_room_knows_only_pure_ones(room: str) -> None:
-    known = (*PURE, *SHARED)
+    known: tuple[str, ...] = (*PURE, *SHARED)
     if room == "orderedmq.core":
         known = (room, *(name for name in SHARED if name not in ABOVE_CORE))
     for name in MODULES:

@@ -51,18 +51,18 @@ def granted(client: Client = A1, seconds: float = 0.0, epoch: int = 1) -> QueueL
     return lock
 
 
-def proof(lock: QueueLock) -> LockToken:
-    return rules.token(lock, "g", Q)
+def token_of(lock: QueueLock) -> LockToken:
+    return rules.token_of(lock, "g", Q)
 
 
 def given_back(lock: QueueLock, seconds: float = 1.0) -> QueueLock:
-    free = rules.unlock(lock, proof(lock), at(seconds))
+    free = rules.unlock(lock, token_of(lock), at(seconds))
     assert free is not None
     return free
 
 
 def lingering(lock: QueueLock, seconds: float, linger: float) -> QueueLock:
-    lasting = rules.unlock(lock, proof(lock), at(seconds), linger)
+    lasting = rules.unlock(lock, token_of(lock), at(seconds), linger)
     assert lasting is not None
     return lasting
 
@@ -118,7 +118,7 @@ def test_a_lock_is_held_at_sixty_seconds_and_taken_over_after():
 
 
 def test_a_renewal_prolongs_from_its_own_time():
-    lock = rules.renew(granted(), proof(granted()), at(50.0))
+    lock = rules.renew(granted(), token_of(granted()), at(50.0))
     assert lock is not None
     assert ask(lock, B1, 110.0, 2) is None
     assert ask(lock, B1, 110.1, 2) is not None
@@ -147,12 +147,12 @@ def test_asking_for_an_expired_lock_of_ones_own_is_a_new_grant_in_the_same_tenur
 
 def test_renew_never_grants_a_free_queue():
     free = given_back(granted())
-    assert rules.renew(free, proof(granted()), at(2.0)) is None
-    assert rules.renew(None, proof(granted()), at(2.0)) is None
+    assert rules.renew(free, token_of(granted()), at(2.0)) is None
+    assert rules.renew(None, token_of(granted()), at(2.0)) is None
 
 
 def test_renew_of_an_expired_lock_that_nobody_took_is_still_its_holders():
-    late = rules.renew(granted(), proof(granted()), at(500.0))
+    late = rules.renew(granted(), token_of(granted()), at(500.0))
     assert late is not None
     assert late.epoch == 1
     assert late.renewed == at(500.0)
@@ -160,12 +160,12 @@ def test_renew_of_an_expired_lock_that_nobody_took_is_still_its_holders():
 
 def test_renew_after_a_take_over_is_lost():
     taken = ask(granted(), B1, 61.0, 2, unasked)
-    assert rules.renew(taken, proof(granted()), at(62.0)) is None
+    assert rules.renew(taken, token_of(granted()), at(62.0)) is None
 
 
 def test_renew_does_not_bring_a_lingering_lock_back_to_life():
     lock = lingering(granted(), 1.0, 20.0)
-    assert rules.renew(lock, proof(lock), at(2.0)) is None
+    assert rules.renew(lock, token_of(lock), at(2.0)) is None
 
 
 def test_after_an_unlock_the_same_owner_goes_on_in_its_tenure():
@@ -185,7 +185,7 @@ def test_after_an_unlock_another_owner_begins_a_tenure_and_the_first_ones_is_bro
 
 def test_the_fence_lets_the_last_holder_through_until_somebody_is_granted_the_queue():
     lock = granted()
-    token = proof(lock)
+    token = token_of(lock)
     assert rules.is_current(lock, token)
     free = given_back(lock)
     assert rules.is_current(free, token)
@@ -197,14 +197,14 @@ def test_the_fence_lets_the_last_holder_through_until_somebody_is_granted_the_qu
 
 def test_the_fence_stops_the_same_owners_older_epoch():
     again = ask(granted(), A2, 1.0, 2, nobody)
-    assert not rules.is_current(again, proof(granted()))
+    assert not rules.is_current(again, token_of(granted()))
 
 
 def test_a_stale_token_unlocks_nothing():
     taken = ask(granted(), B1, 61.0, 2, unasked)
-    assert rules.unlock(taken, proof(granted()), at(62.0)) is None
-    assert rules.unlock(None, proof(granted()), at(62.0)) is None
-    assert rules.unlock(given_back(granted()), proof(granted()), at(62.0)) is None
+    assert rules.unlock(taken, token_of(granted()), at(62.0)) is None
+    assert rules.unlock(None, token_of(granted()), at(62.0)) is None
+    assert rules.unlock(given_back(granted()), token_of(granted()), at(62.0)) is None
 
 
 def test_a_lingering_lock_outlives_its_dead_process_for_others():
@@ -232,8 +232,8 @@ def test_lingering_never_prolongs_a_lock():
 
 def test_a_lingering_lock_still_commits_and_can_be_given_back_at_once():
     lock = lingering(granted(), 10.0, 20.0)
-    assert rules.is_current(lock, proof(lock))
-    assert rules.is_held(lock, proof(lock))
+    assert rules.is_current(lock, token_of(lock))
+    assert rules.is_held(lock, token_of(lock))
     assert not given_back(lock, 11.0).held
 
 
@@ -246,8 +246,8 @@ def test_a_grant_after_lingering_lives_its_full_life_again():
 
 def test_a_seek_frees_the_queue_forgets_the_lineage_and_makes_every_token_stale():
     lock = rules.sought(9, at(5.0))
-    assert not rules.is_current(lock, proof(granted(epoch=3)))
-    assert rules.renew(lock, proof(granted(epoch=3)), at(6.0)) is None
+    assert not rules.is_current(lock, token_of(granted(epoch=3)))
+    assert rules.renew(lock, token_of(granted(epoch=3)), at(6.0)) is None
     again = ask(lock, A1, 6.0, 10, unasked)
     assert again is not None
     assert again.tenure == 10
@@ -288,7 +288,7 @@ def test_at_most_one_client_holds_a_queue_and_epochs_only_grow(steps):
             after = ask(lock, client, now, epoch, lambda one: one not in dead)
             if after is not None:
                 lock = after
-                tokens[client.client_id] = proof(after)
+                tokens[client.client_id] = token_of(after)
                 assert after.epoch == epoch or (before is not None and after.epoch == before.epoch)
                 if before is not None and before.held and not before.expired(at(now)) and before.client_id != client.client_id:
                     assert before.client_id in dead

@@ -1,4 +1,4 @@
-"""A broker that has lost its last messages since it said where its queues end: whoever reads up to there is told, and waits for nothing."""
+"""A broker that lost its last messages after it said where its queues end: a reader gets an error there and does not wait."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def side(log: Any) -> None:
 
 
 def place(log: Any) -> None:
-    TopicSide(log, "orders").places([9, 10])
+    TopicSide(log, "orders").locate([9, 10])
 
 
 def letters(log: Any) -> None:
@@ -96,7 +96,7 @@ READERS: list[Callable[[Any], object]] = [side, place, letters, peek_first, peek
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_whoever_reads_up_to_an_end_that_is_not_there_any_more_is_told(reader: Callable[[Any], object], log: Any) -> None:
+def test_a_reader_gets_an_error_at_an_end_that_is_gone(reader: Callable[[Any], object], log: Any) -> None:
     with refused("DATA_LOSS.BEYOND_END", "ends at 10", "the test lost it"):
         reader(log)
 

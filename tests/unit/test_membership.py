@@ -120,7 +120,7 @@ def test_one_difference_is_enough_and_only_it_is_named(field: str):
 
 
 @pytest.mark.parametrize(("first", "second"), [(SHARED, EXCLUSIVE), (EXCLUSIVE, SHARED)])
-def test_exclusive_and_shared_ones_do_not_mix_whoever_was_first(first: Subscription, second: Subscription):
+def test_exclusive_and_shared_members_do_not_mix_in_either_order(first: Subscription, second: Subscription):
     members = [member("a@1", 1, first), member("b@1", 2, second)]
     refuse("g", client("a@1"), members)
     with pytest.raises(GroupError, match=f"assignment '{second.assignment}', not '{first.assignment}'"):

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from orderedmq.core.allocate import Allocation
 from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MAX_QUEUES, MessageQueue
@@ -651,7 +651,7 @@ def test_the_readers_defaults() -> None:
         max_trigger_delay=900.0,
         max_bytes_per_trigger=None,
         pull_batch_size=16384,
-        reading=Reading(),
+        pull_settings=PullSettings(),
         include_properties=False,
         include_lock_token=False,
     )
@@ -696,7 +696,7 @@ def test_every_option_of_the_reader_arrives() -> None:
         max_trigger_delay=120.0,
         max_bytes_per_trigger=64 * 1024 * 1024,
         pull_batch_size=1048576,
-        reading=Reading(),
+        pull_settings=PullSettings(),
         include_properties=True,
         include_lock_token=False,
     )
@@ -1019,9 +1019,9 @@ def test_a_cluster_is_named_by_its_nameservers_with_defaults_of_its_own() -> Non
 
 
 def test_how_a_cluster_is_pulled_from() -> None:
-    assert SourceOptions.parse(CLUSTER, streaming=True).reading == Reading("billing", 65_536, 100 * 1024 * 1024)
+    assert SourceOptions.parse(CLUSTER, streaming=True).pull_settings == PullSettings("billing", 65_536, 100 * 1024 * 1024)
     given = {**CLUSTER, "pullThresholdForQueue": "1000", "pullThresholdSizeForQueue": "5m"}
-    assert SourceOptions.parse(given, streaming=True).reading == Reading("billing", 1000, 5 * 1024 * 1024)
+    assert SourceOptions.parse(given, streaming=True).pull_settings == PullSettings("billing", 1000, 5 * 1024 * 1024)
 
 
 def test_a_clusters_brokers_have_any_name_and_rooms() -> None:

@@ -309,29 +309,29 @@ class World:
             )
             if lock is not None:
                 self.locks[queue] = lock
-                tokens.append(rules.token(lock, "g", queue))
+                tokens.append(rules.token_of(lock, "g", queue))
             elif all_or_none:
                 self.unlock(tokens)
                 return None
         return tokens
 
     def unlock(self, tokens: Iterable[LockToken], linger: float = 0.0) -> None:
-        for proof in tokens:
-            lock = rules.unlock(self.locks.get(proof.queue), proof, self.instant(), linger)
+        for token in tokens:
+            lock = rules.unlock(self.locks.get(token.queue), token, self.instant(), linger)
             if lock is not None:
-                self.locks[proof.queue] = lock
+                self.locks[token.queue] = lock
 
-    def current(self, proof: LockToken) -> bool:
-        return rules.is_current(self.locks.get(proof.queue), proof)
+    def current(self, token: LockToken) -> bool:
+        return rules.is_current(self.locks.get(token.queue), token)
 
     def commit(self, commit: Commit | None) -> list[MessageQueue]:
         """The queues that are lost; the others' offsets have moved."""
         lost = []
-        for proof, offset in commit.offsets.items() if commit else ():
-            if not self.current(proof):
-                lost.append(proof.queue)
+        for token, offset in commit.offsets.items() if commit else ():
+            if not self.current(token):
+                lost.append(token.queue)
             else:
-                self.offsets[proof.queue] = max(offset, self.offsets.get(proof.queue, 0))
+                self.offsets[token.queue] = max(offset, self.offsets.get(token.queue, 0))
         return lost
 
     def publish(self, name: str, batch: int, spans: Ranges, tokens: Iterable[LockToken]) -> bool:
@@ -342,7 +342,7 @@ class World:
         known = self.batches.get((name, batch))
         if known is not None and self.remember:
             return all(known.get(queue) == span for queue, span in spans.items())
-        if self.fence_publish and not all(self.current(proof) for proof in tokens):
+        if self.fence_publish and not all(self.current(token) for token in tokens):
             return False
         self.batches[name, batch] = spans
         for queue, span in spans.items():
@@ -453,7 +453,7 @@ class Query:
         self.replayed = False
 
     def _plan_is(self, spans: Ranges) -> None:
-        tokens = [proof for queue in spans if (proof := self.owner.owned[queue].token) is not None]
+        tokens = [token for queue in spans if (token := self.owner.owned[queue].token) is not None]
         self.batch = (self.name, len(self.log) - 1, spans, tokens)
         self.phase = "planned"
 
@@ -467,12 +467,12 @@ class Query:
 
     def renew(self) -> None:
         lost = []
-        for proof in self.tokens():
-            lock = rules.renew(self.world.locks.get(proof.queue), proof, self.world.instant())
+        for token in self.tokens():
+            lock = rules.renew(self.world.locks.get(token.queue), token, self.world.instant())
             if lock is None:
-                lost.append(proof.queue)
+                lost.append(token.queue)
             else:
-                self.world.locks[proof.queue] = lock
+                self.world.locks[token.queue] = lock
         self._lost(lost)
 
     def give_up(self, queue: MessageQueue) -> None:
@@ -506,7 +506,7 @@ COUNTS = st.sampled_from([(1, 1), (2, 0), (0, 1), (2, 2), (0, 0)])
 
 
 class Queries(RuleBasedStateMachine):
-    """Two queries of one group; subclasses say of which kind, and which rules are broken."""
+    """Two queries of one group; subclasses set their kind and the rules that they break."""
 
     shared = False
     atomic = True
@@ -644,7 +644,7 @@ class IgnoresTenure(Owner):
 
 
 class FollowsTheCheckpoint(Owner):
-    """Goes on where its checkpoint says, whoever had the queue since; a replay repeats everything."""
+    """Goes on where its checkpoint says, even if another query had the queue since; a replay repeats everything."""
 
     def unbroken(self, owned: Owned, logged: Checkpoint, reset: int, at_group: int | None, own: int) -> bool:
         return True

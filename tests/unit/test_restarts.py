@@ -37,7 +37,7 @@ class Store:
         if lock is None:
             return None
         self.lock = lock
-        return rules.token(lock, "g", QUEUE)
+        return rules.token_of(lock, "g", QUEUE)
 
     def give_back(self, token: LockToken | None) -> None:
         assert token is not None

@@ -25,9 +25,9 @@ from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.sink import commit_report, lookback, message_stamp, queue_writer
 from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, Verdict, judge, parse_token
 from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
-from orderedmq.rocketmq.sink.message_stamp import Found, Writer
+from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
-from tests.unit.rocketmq_sink_queue import QUEUE, SINK, Crash, FakePlace, Queue, Stored, attempt, commit, rows_of, written
+from tests.unit.rocketmq_sink_queue import QUEUE, SINK, Crash, FakePort, Queue, Stored, attempt, commit, rows_of, written
 
 FATES = ["busy", "lost", "stored", "crash", "crash after", "stolen", "others"]
 
@@ -56,8 +56,8 @@ class Layout:
         numbers = {key: draw.randrange(count) for key in "ab"}
         cuts = sorted(draw.randint(0, len(names)) for _ in range(count))
         self.partitions: list[list[str]] = [[] for _ in range(count)]
-        for place, name in enumerate(names):
-            split = sum(place >= cut for cut in cuts[1:])
+        for index, name in enumerate(names):
+            split = sum(index >= cut for cut in cuts[1:])
             number = {"by key": numbers[name[0]], "split": split, "any": draw.randrange(count)}[kind]
             self.partitions[number].append(name)
         #: All rows of a key are in one task.
@@ -65,7 +65,7 @@ class Layout:
 
 
 def scenario(draw: random.Random) -> None:
-    """Batches that are written by runs with partitions of their own, some of which die, until one does not. Asserts what must hold."""
+    """Write each batch by runs with their own partitions until one run survives. Assert what must hold."""
     world = Queue([Stored(b"old", {}) for _ in range(draw.randint(0, 9))])
     expected: list[tuple[int, list[str], bool]] = []
     for number in range(draw.randint(1, 4)):
@@ -79,11 +79,11 @@ def scenario(draw: random.Random) -> None:
             for layout in runs:
                 layout.partitions, layout.ordered = runs[0].partitions, runs[0].ordered
         expected.append((number, names, all(layout.ordered for layout in runs)))
-        for place, layout in enumerate(runs):
-            last = place == len(runs) - 1
+        for index, layout in enumerate(runs):
+            last = index == len(runs) - 1
             # The driver dies before all tasks have ended.
             lives = len(layout.partitions) if last or draw.random() < 0.5 else draw.randrange(len(layout.partitions))
-            earlier = runs[: place + 1]
+            earlier = runs[: index + 1]
             receipts = []
             for partition in draw.sample(range(len(layout.partitions)), lives):
                 receipts += run_task(world, number, layout, partition, earlier, draw)
@@ -123,7 +123,7 @@ def commit_until_it_does_not_die(world: Queue, batch: SinkBatch, receipts: list[
             return draw.choice(["crash", "crash after", "stored", "lost"]) if faults >= 0 else "ok"
 
         try:
-            return commit(world, batch, receipts, FakePlace(world, fate))
+            return commit(world, batch, receipts, FakePort(world, fate))
         except Crash:
             continue
 
@@ -131,7 +131,7 @@ def commit_until_it_does_not_die(world: Queue, batch: SinkBatch, receipts: list[
 def try_once(world: Queue, number: int, layout: Layout, partition: int, fate: Callable[[], str], draw: random.Random) -> None:
     names = layout.partitions[partition]
     with contextlib.suppress(Crash):
-        attempt(FakePlace(world, fate), Writer(SINK, number, partition, layout.run), shuffled(names, draw), draw)
+        attempt(FakePort(world, fate), Writer(SINK, number, partition, layout.run), shuffled(names, draw), draw)
 
 
 def run_task(
@@ -151,12 +151,12 @@ def run_task(
 
         def rival() -> None:
             other = draw.choice(earlier)
-            place = partition if other is layout else draw.randrange(len(other.partitions))
-            try_once(world, number, other, place, lambda: draw.choice(["ok", "ok", "stored", "crash"]), draw)
+            index = partition if other is layout else draw.randrange(len(other.partitions))
+            try_once(world, number, other, index, lambda: draw.choice(["ok", "ok", "stored", "crash"]), draw)
 
         try:
             writer = Writer(SINK, number, partition, layout.run)
-            return [attempt(FakePlace(world, fate, rival), writer, shuffled(names, draw), draw)]
+            return [attempt(FakePort(world, fate, rival), writer, shuffled(names, draw), draw)]
         except Crash:
             continue
 
@@ -208,80 +208,80 @@ def _takes_equal_rows_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_its_own_acknowledged_rows_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Ledger.acknowledged
+    real = Ledger.record_sent
 
     def acknowledged(self: Ledger, offset: int, count: int) -> None:
         seen = self.seen
         real(self, offset, count)
         self.seen, self._acknowledged = seen, []
 
-    monkeypatch.setattr(Ledger, "acknowledged", acknowledged)
+    monkeypatch.setattr(Ledger, "record_sent", acknowledged)
 
 
 def _takes_anothers_partition_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also what another task of the same run sent."""
-    real = message_stamp.found
+    real = message_stamp.find_messages
 
-    def found_any(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
+    def found_any(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
         return [message._replace(run="another") for message in real(messages, replace(writer, run="none"))]
 
-    monkeypatch.setattr(queue_writer, "found", found_any)
+    monkeypatch.setattr(queue_writer, "find_messages", found_any)
 
 
 def _takes_only_what_its_own_partition_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever run: as it was before messages were stamped with theirs."""
-    real = message_stamp.found
+    real = message_stamp.find_messages
 
-    def found_own(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
+    def found_own(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
         return [message._replace(run=writer.run) for message in real(messages, writer)]
 
-    monkeypatch.setattr(queue_writer, "found", found_own)
+    monkeypatch.setattr(queue_writer, "find_messages", found_own)
 
 
 def _leaves_rows_out_for_which_one_message_was_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_report, "taken", lambda tokens: {})
+    monkeypatch.setattr(commit_report, "count_contested", lambda tokens: {})
 
 
 def _sends_a_row_again_for_each_message_that_was_taken_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though there may be other messages of the same content that nobody took."""
-    real = commit_report.taken
+    real = commit_report.count_contested
 
     def taken(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
         return {queue: {at: count for at, count in found.items() if count > 1} for queue, found in real(tokens).items()}
 
-    monkeypatch.setattr(commit_report, "taken", taken)
+    monkeypatch.setattr(commit_report, "count_contested", taken)
 
 
 def _goes_past_its_own_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Lookback._pass_by
+    real = Lookback._skip_request
 
-    def pass_by(self: Lookback, message: Found) -> None:
+    def pass_by(self: Lookback, message: SinkMessage) -> None:
         is_own = self._is_own
         self._is_own = lambda message: False  # type: ignore[method-assign]
         real(self, message)
         self._is_own = is_own  # type: ignore[method-assign]
 
-    monkeypatch.setattr(Lookback, "_pass_by", pass_by)
+    monkeypatch.setattr(Lookback, "_skip_request", pass_by)
 
 
 def _a_bookmark_that_is_too_high(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakePlace, "start", lambda self: Start(self.end(), self.end()))
+    monkeypatch.setattr(FakePort, "start", lambda self: Start(self.end(), self.end()))
 
 
 def _sends_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakePlace, "keep", lambda self: not self._lost)
+    monkeypatch.setattr(FakePort, "keep", lambda self: not self._lost)
 
 
 def _goes_on_after_the_lock_was_another_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gets the lock again and does not look what came meanwhile."""
-    real = FakePlace.keep
+    real = FakePort.keep
 
-    def keep(self: FakePlace) -> bool:
+    def keep(self: FakePort) -> bool:
         if not self._lost:
             self._world.owner = self
         return real(self)
 
-    monkeypatch.setattr(FakePlace, "keep", keep)
+    monkeypatch.setattr(FakePort, "keep", keep)
 
 
 BUGS = [
@@ -426,18 +426,18 @@ def test_a_receipt_of_another_batch_is_refused() -> None:
 )
 def test_requests_shrink_until_the_broker_takes_them_and_a_row_that_it_never_takes_is_named(refusal: RocketMQError) -> None:
     world = Queue()
-    place = FakePlace(world, lambda: "ok")
-    place.refusal = refusal
-    place.limit = 3
+    port = FakePort(world, lambda: "ok")
+    port.refusal = refusal
+    port.limit = 3
     names = [f"a{number}" for number in range(20)]
-    work = QueueWriter(place, Writer(SINK, 0, 0), 0)
+    work = QueueWriter(port, Writer(SINK, 0, 0), 0)
     work.write(rows_of(names), 0)
     assert world.named(0, 0) == names
-    place.limit = 0
+    port.limit = 0
     with pytest.raises(RocketMQError) as caught:
         work.write(rows_of(["a1"]), 20)
     assert "row 20 for queue t/broker-a/0 (partition 0) is larger than the broker takes" in caught.value.message
     assert refusal.message in caught.value.message
-    place.refusal = RocketMQError(RocketMQCondition.SERVER_ERROR, "NullPointerException")
+    port.refusal = RocketMQError(RocketMQCondition.SERVER_ERROR, "NullPointerException")
     with pytest.raises(RocketMQError, match="NullPointerException"):
         work.write(rows_of(["a1", "a2"]), 20)

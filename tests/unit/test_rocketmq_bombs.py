@@ -27,8 +27,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.stored_messages import Stored, text
-from tests.unit.rocketmq_peer import Link
-from tests.unit.test_rocketmq_client import Cluster
+from tests.unit.rocketmq_peer import Cluster, Link
 
 QUEUE = MessageQueue("T", "a", 0)
 COLUMNS = ("queue_offset", "body")
@@ -39,10 +38,8 @@ A = Filter(tags=("a",))
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    for peer in made.peers:
-        peer.close()
+    with Cluster() as made:
+        yield made
 
 
 def serve(cluster: Cluster, messages: list[bytes]) -> Puller:
@@ -154,7 +151,7 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
     with pytest.raises(DataLossError, match="message 8 of queue T/a/0 cannot be read: its body of 14 bytes is not lz4"):
         rows(8)
     assert rows(9) == [9]
-    # Whoever does not ask for the body is given the row, and who asks for other tags does not see it.
+    # A pull without the body gets the row, and a pull of other tags does not see it.
     assert rows(0, ("queue_offset",)) == list(range(10))
     batch, end = puller.pull_matching(QUEUE, 0, 8, 1 << 24, COLUMNS, A)
     assert (batch.column(0).to_pylist(), end) == ([0, 2, 4, 6], 8)
@@ -184,12 +181,12 @@ def test_a_task_goes_on_behind_what_cannot_be_read_or_is_missing_in_the_middle(c
     bounds = {QUEUE: SimpleNamespace(min_offset=2, max_offset=90)}
     broker: Any = SimpleNamespace(log=SimpleNamespace(bounds=lambda queues: bounds))
     partition: Any = SimpleNamespace(queue=QUEUE, end=80, fail_on_data_loss=False)
-    assert partition_reader._behind(broker, partition, 5, unreadable(QUEUE, 5, "why")) == 6
+    assert partition_reader._skip_loss(broker, partition, 5, unreadable(QUEUE, 5, "why")) == 6
     assert "1 messages of queue T/a/0 are lost, from 5 to 5" in caplog.text
-    assert partition_reader._behind(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 30
-    assert partition_reader._behind(broker, partition, 10, aged_out(QUEUE, 10, 85)) == 80
+    assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 30
+    assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 85)) == 80
     bounds[QUEUE].min_offset = 40
-    assert partition_reader._behind(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 40
+    assert partition_reader._skip_loss(broker, partition, 10, aged_out(QUEUE, 10, 30)) == 40
 
 
 # -- brokers that never come to an end

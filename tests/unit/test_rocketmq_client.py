@@ -23,75 +23,18 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire.admin_requests import delete_topic_in_nameserver
 from orderedmq.rocketmq.wire.codes import RequestCode
-from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.group_requests import update_consumer_offset
 from orderedmq.rocketmq.wire.message_requests import max_offset, send
-from tests.unit.rocketmq_peer import Link, Peer, Script
+from tests.unit.rocketmq_peer import Cluster, Link, Peer, Script
 from tests.waits import soon, until
 
 QUEUE = MessageQueue("T", "a", 0)
 
 
-class Cluster:
-    """Nameservers that all know the same, and brokers by address."""
-
-    def __init__(self) -> None:
-        self.routes: dict[str, dict[str, dict[str, str]]] = {}
-        #: Brokers that report to the nameservers.
-        self.reporting = {"a"}
-        self.asked: list[tuple[int, RemotingCommand]] = []
-        self.peers: list[Peer] = []
-
-    def serve(self, script: Script, port: int = 0) -> Peer:
-        self.peers.append(Peer(script, port=port))
-        return self.peers[-1]
-
-    def nameserver(self, port: int = 0) -> Peer:
-        def script(link: Link) -> None:
-            for request in link.requests():
-                self.asked.append((link.peer.port, request))
-                if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
-                    brokers = self.routes.get(request.ext["topic"])
-                    if brokers is None:
-                        link.reply(request, 17, remark="No topic route info")
-                        continue
-                    datas = [
-                        {"brokerName": name, "cluster": "C", "brokerAddrs": addresses} for name, addresses in brokers.items()
-                    ]
-                    queues = [{"brokerName": name, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6} for name in brokers]
-                    link.reply(request, body=json.dumps({"brokerDatas": datas, "queueDatas": queues}).encode())
-                elif request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-                    table = {name: {"brokerName": name, "brokerAddrs": {"0": "h:1"}} for name in self.reporting}
-                    link.reply(request, body=json.dumps({"brokerAddrTable": table, "clusterAddrTable": {}}).encode())
-                else:
-                    link.reply(request, body=b'{"topicList":["T"]}')
-
-        return self.serve(script, port)
-
-    def broker(self, name: str, *, value: int = 0, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
-        """One that answers ``value`` to everything, and is in the route of ``topic``."""
-
-        def script(link: Link) -> None:
-            for request in link.requests():
-                link.reply(request, offset=str(value), queueId="0", queueOffset=str(value))
-
-        return self.scripted(name, script, topic=topic, port=port, broker_id=broker_id)
-
-    def scripted(self, name: str, script: Script, *, topic: str = "T", port: int = 0, broker_id: int = 0) -> Peer:
-        peer = self.serve(script, port)
-        self.routes.setdefault(topic, {}).setdefault(name, {})[str(broker_id)] = peer.address
-        return peer
-
-    def lookups(self) -> int:
-        return sum(1 for _, request in self.asked if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC)
-
-
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    for peer in made.peers:
-        peer.close()
+    with Cluster() as made:
+        yield made
 
 
 @pytest.fixture
@@ -123,7 +66,7 @@ def ask(client: Client, seconds: float = 10.0, **more: Any) -> int:
 def test_what_may_be_asked_twice_is_asked_again_over_another_connection(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "ATTEMPT", 0.3)
+    monkeypatch.setattr(client_module, "ATTEMPT_TIMEOUT", 0.3)
     monkeypatch.setattr(Connection.__init__, "__kwdefaults__", {**(Connection.__init__.__kwdefaults__ or {}), "silence": 0.1})
 
     def script(link: Link) -> None:
@@ -140,7 +83,7 @@ def test_what_may_be_asked_twice_is_asked_again_over_another_connection(
 def test_what_may_not_be_done_twice_waits_for_its_answer_until_the_deadline(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_module, "ATTEMPT", 0.1)
+    monkeypatch.setattr(client_module, "ATTEMPT_TIMEOUT", 0.1)
     peer = cluster.scripted("a", lambda link: link.wait_for_end())
     client = to(cluster.nameserver())
     begin = time.monotonic()
@@ -329,7 +272,7 @@ def test_a_broker_that_has_not_reported_to_a_restarted_nameserver_yet_keeps_its_
     assert queues_at(client, fresh=fresh) == ["a", "b"]
     assert ask(client) == 1, "and is asked itself"
     # For as long as a report may take.
-    monkeypatch.setattr(client_module, "UNKNOWN", 0.0)
+    monkeypatch.setattr(client_module, "UNKNOWN_BROKER_LIFE", 0.0)
     client.doubt("T")
     assert queues_at(client, fresh=fresh) == ["b"]
     cluster.routes["T"]["a"] = kept
@@ -513,7 +456,7 @@ def test_an_idle_connection_is_replaced_before_the_server_ends_it(
     peer = cluster.broker("a", value=4)
     ask(client)
     first = client.connection(peer.address, soon())
-    monkeypatch.setattr(client_module, "IDLE", 0.0)
+    monkeypatch.setattr(client_module, "MAX_IDLE", 0.0)
     time.sleep(0.01)
     second = client.connection(peer.address, soon())
     assert first.closed

@@ -223,7 +223,7 @@ def test_a_request_that_nobody_answers(serve: Callable[..., Peer], to: Callable[
         echo(link)
 
     connection = to(serve(script))
-    connection.tell(update_consumer_offset("g", QUEUE, 5), soon())
+    connection.send_oneway(update_consumer_offset("g", QUEUE, 5), soon())
     assert connection.call(max_offset(number(3)), soon()) == 3
     assert told[0].is_oneway
     assert told[0].ext["commitOffset"] == "5"
@@ -344,7 +344,7 @@ def test_cut_inside_of_a_frame(serve: Callable[..., Peer], to: Callable[..., Con
     assert after.sub == "UNREACHABLE"
     assert not getattr(after, "outcome_unknown")  # noqa: B009
     with pytest.raises(RocketMQUnavailableError, match="was not sent"):
-        connection.tell(max_offset(QUEUE), soon())
+        connection.send_oneway(max_offset(QUEUE), soon())
 
 
 def test_closed_before_any_answer_has_a_hint(serve: Callable[..., Peer], to: Callable[..., Connection]) -> None:

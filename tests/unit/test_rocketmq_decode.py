@@ -227,7 +227,7 @@ def test_changed_bytes_are_refused_or_read_alike(messages: list[Stored], size: i
 def test_bodies_of_more_bytes_than_asked_for_come_in_pieces_and_the_rest_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     given = [Stored(offset=n, body=bytes(2**20), sys_flag=0x201).pack() for n in range(9)]
     asked = everything("queue_offset", "body")._replace(piece_bytes=4 * 2**20)
-    # So many that the fast way gives up.
+    # More than the fast way decodes.
     assert by_columns(given[:4], asked) is not None
     assert by_columns(given[:5], asked) is None
     assert [piece.num_rows for piece in decode.decode_pieces(given, "broker-a", asked)] == [4, 4, 1]

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ordered_source.group_session import held
+from ordered_source.group_session import held_by_other_error
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, ProtocolError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules, running_info
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
-from orderedmq.rocketmq.group.held_locks import Holding, Holdings, by_broker, by_group
+from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -58,9 +58,9 @@ def test_two_queries_have_two_names(one: str, other: str) -> None:
 
 def test_a_query_takes_its_own_name_as_long_as_no_other_run_is_there() -> None:
     mine, again, other = (lock_rules.new_client(owner).client_id for owner in ("a", "a", "b"))
-    assert lock_rules.alone(mine, [])
-    assert lock_rules.alone(mine, [mine, other, "10.0.0.1@12#34"])
-    assert not lock_rules.alone(mine, [mine, again])
+    assert lock_rules.is_only_run(mine, [])
+    assert lock_rules.is_only_run(mine, [mine, other, "10.0.0.1@12#34"])
+    assert not lock_rules.is_only_run(mine, [mine, again])
 
 
 def test_an_epoch_tells_under_which_name_a_lock_is() -> None:
@@ -74,10 +74,10 @@ def test_an_epoch_tells_under_which_name_a_lock_is() -> None:
 @given(st.lists(st.tuples(st.integers(0, 2**60), st.booleans()), max_size=50))
 def test_epochs_grow_lie_above_the_fence_and_keep_their_kind(asked: list[tuple[int, bool]]) -> None:
     epochs, last = lock_rules.Epochs(), time.time_ns() // 1000 - 1
-    for fence, alone in asked:
-        epoch = epochs.next(fence, alone=alone)
+    for fence, only_run in asked:
+        epoch = epochs.next(fence, only_run=only_run)
         assert epoch > max(fence, last)
-        assert (epoch % 2 == 0) == alone
+        assert (epoch % 2 == 0) == only_run
         last = epoch
 
 
@@ -88,48 +88,48 @@ def test_a_name_that_rocketmq_makes_no_group_of(name: str) -> None:
     lock_rules.check_name("x" * 120)
 
 
-# -- holdings ---------------------------------------------------------------------------------------------------------------------
+# -- held locks ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_lock_is_trusted_for_thirty_seconds() -> None:
-    mine = Holding(token(), 100.0)
+    mine = HeldLock(token(), 100.0)
     assert mine.trusted(130.0)
     assert not mine.trusted(130.001)
     assert mine.trusted(131.0, 60.0)
 
 
-def test_holdings_know_the_last_token_of_each_client() -> None:
-    holdings = Holdings()
+def test_held_locks_know_the_last_token_of_each_client() -> None:
+    held_locks = HeldLocks()
     old, new, others = token(epoch=2), token(epoch=4), token("d", epoch=6)
     for one in (old, new, others):
-        holdings.put(Holding(one, 0.0))
-    assert holdings.own(old) is None
-    assert holdings.own(new) is not None
-    holdings.forget(old)
-    assert holdings.own(new) is not None, "an older token forgets nothing"
-    assert holdings.clients("g") == {"c", "d"}
-    assert len(holdings.of_queue("g", QUEUE)) == 2
-    holdings.forget(new)
-    assert holdings.of_client("c") == []
-    assert holdings.clients("h") == set()
+        held_locks.put(HeldLock(one, 0.0))
+    assert held_locks.own(old) is None
+    assert held_locks.own(new) is not None
+    held_locks.forget(old)
+    assert held_locks.own(new) is not None, "an older token forgets nothing"
+    assert held_locks.clients("g") == {"c", "d"}
+    assert len(held_locks.of_queue("g", QUEUE)) == 2
+    held_locks.forget(new)
+    assert held_locks.of_client("c") == []
+    assert held_locks.clients("h") == set()
 
 
 def test_a_fence_is_asked_for_again_after_a_second() -> None:
-    holdings, mine, others = Holdings(), token(), token("d")
-    holdings.put(Holding(mine, 0.0))
-    assert holdings.doubtful(mine, 10.0, 1.0), "nobody looked yet"
-    holdings.looked([mine, others], [], 10.0)
-    assert not holdings.doubtful(mine, 10.9, 1.0)
-    assert holdings.doubtful(mine, 11.0, 1.0)
-    assert holdings.doubtful(mine, 10.0, 0.0), "a commit and a task always ask"
-    assert holdings.doubtful(others, 10.0, 1.0), "of another process nothing is known"
-    holdings.looked([mine], [mine], 10.5)
-    assert holdings.doubtful(mine, 10.5, 1.0), "what is fenced off stays doubtful until it is forgotten"
-    holdings.looked([mine], [], 10.5)
+    held_locks, mine, others = HeldLocks(), token(), token("d")
+    held_locks.put(HeldLock(mine, 0.0))
+    assert held_locks.must_read_fence(mine, 10.0, 1.0), "nobody looked yet"
+    held_locks.record_fences_read([mine, others], [], 10.0)
+    assert not held_locks.must_read_fence(mine, 10.9, 1.0)
+    assert held_locks.must_read_fence(mine, 11.0, 1.0)
+    assert held_locks.must_read_fence(mine, 10.0, 0.0), "a commit and a task always ask"
+    assert held_locks.must_read_fence(others, 10.0, 1.0), "of another process nothing is known"
+    held_locks.record_fences_read([mine], [mine], 10.5)
+    assert held_locks.must_read_fence(mine, 10.5, 1.0), "what is fenced off stays doubtful until it is forgotten"
+    held_locks.record_fences_read([mine], [], 10.5)
     again = token(epoch=4)
-    holdings.put(Holding(again, 10.6))
-    assert holdings.doubtful(mine, 10.6, 1.0)
-    assert holdings.doubtful(again, 10.6, 1.0)
+    held_locks.put(HeldLock(again, 10.6))
+    assert held_locks.must_read_fence(mine, 10.6, 1.0)
+    assert held_locks.must_read_fence(again, 10.6, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_fence_is_asked_for_again_after_a_second() -> None:
     ],
 )
 def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusal: Refusal, words: tuple[str, ...]) -> None:
-    error = held("billing", [refusal], 4, "this")
+    error = held_by_other_error("billing", [refusal], 4, "this")
     assert error.condition == "ORDEREDMQ_LOCK.HELD_BY_OTHER"
     for word in ("1 of 4 queues of group 'billing'", str(QUEUE), "consumerGroup of its own", *words):
         assert word in error.message
@@ -234,8 +234,8 @@ def test_what_cannot_be_read_is_said(body: bytes) -> None:
 def test_who_does_not_answer_is_taken_to_agree() -> None:
     mine = Subscription("shared", "orders", "AVG")
     client_id = lock_rules.new_client("a").client_id
-    assert running_info.unknown(client_id, mine).subscription == mine
-    assert running_info.unknown("10.0.0.1@12#34", None).subscription.topics == ""
+    assert running_info.silent_member(client_id, mine).subscription == mine
+    assert running_info.silent_member("10.0.0.1@12#34", None).subscription.topics == ""
 
 
 @pytest.mark.parametrize(
@@ -254,19 +254,19 @@ def test_a_stranger_names_topics_where_ours_have_a_pattern(
 ) -> None:
     mine = Subscription("shared", text, "AVG")
     stranger = Member("java", "10.0.0.1@12#34", Subscription("shared", read, strategy), 1, running_info.now())
-    assert (running_info.agreeing(stranger, mine, topics).subscription == mine) == agrees
+    assert (running_info.with_like_texts(stranger, mine, topics).subscription == mine) == agrees
     by_circle = replace(stranger, subscription=Subscription("shared", read, "AVG_BY_CIRCLE"))
-    assert running_info.agreeing(by_circle, mine, topics).subscription.strategy == "AVG_BY_CIRCLE"
-    assert running_info.agreeing(stranger, None, topics) == stranger
+    assert running_info.with_like_texts(by_circle, mine, topics).subscription.strategy == "AVG_BY_CIRCLE"
+    assert running_info.with_like_texts(stranger, None, topics) == stranger
 
 
 def test_ours_agree_by_the_pattern_while_one_has_not_listed_a_new_topic_yet() -> None:
     mine = Subscription("shared", "or.*", "AVG")
     other = Member("q", lock_rules.new_client("q").client_id, mine, 1, running_info.now())
     for topics in (["orders"], ["orders", "orders-2"]):
-        assert running_info.agreeing(other, mine, topics).subscription == mine
+        assert running_info.with_like_texts(other, mine, topics).subscription == mine
     named = replace(other, subscription=Subscription("shared", "orders", "AVG"))
-    assert running_info.agreeing(named, mine, ["orders"]).subscription != mine
+    assert running_info.with_like_texts(named, mine, ["orders"]).subscription != mine
 
 
 @pytest.mark.parametrize(

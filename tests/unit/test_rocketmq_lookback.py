@@ -15,7 +15,7 @@ from orderedmq.model import PRODUCER_SCHEMA
 from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.sink import message_stamp
 from orderedmq.rocketmq.sink.lookback import Lookback
-from orderedmq.rocketmq.sink.message_stamp import Found, Writer, digests, found, sink_name
+from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests, find_messages, sink_name
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of
 
 
@@ -24,41 +24,41 @@ def test_the_usual_look_is_one_small_step() -> None:
     looked = walk.next()
     assert looked is not None
     assert looked.messages == 32
-    walk.saw([Found(looked.end - 1, 8, 3, 0, b"", 0)])
+    walk.record([SinkMessage(looked.end - 1, 8, 3, 0, b"", 0)])
     assert walk.next() is None
 
 
 def test_a_look_goes_on_behind_what_should_not_be_there() -> None:
     writer = Writer(SINK, 9, 0)
-    cases: list[tuple[list[Found], bool]] = [
-        ([Found(99, 8, 0, 5, b"", 5)], False),
-        ([Found(99, 9, 0, 5, b"x", 5)], True),
+    cases: list[tuple[list[SinkMessage], bool]] = [
+        ([SinkMessage(99, 8, 0, 5, b"", 5)], False),
+        ([SinkMessage(99, 9, 0, 5, b"x", 5)], True),
         # Two attempts of ours began at 0; a late attempt of the batch before ours.
-        ([Found(99, 9, 0, 0, b"x", 0)], True),
-        ([Found(98, 8, 0, 5, b"", 5), Found(99, 9, 0, 5, b"x", 5)], True),
-        ([Found(98, 8, 0, 5, b"", 5), Found(99, 9, 0, 0, b"x", 0)], False),
+        ([SinkMessage(99, 9, 0, 0, b"x", 0)], True),
+        ([SinkMessage(98, 8, 0, 5, b"", 5), SinkMessage(99, 9, 0, 5, b"x", 5)], True),
+        ([SinkMessage(98, 8, 0, 5, b"", 5), SinkMessage(99, 9, 0, 0, b"x", 0)], False),
         # Another run of ours, too: all of its first messages, as far as any of it was seen.
-        ([Found(98, 9, 0, 0, b"x", 0, "r"), Found(99, 9, 0, 0, b"x", 0)], True),
-        ([Found(97, 8, 0, 5, b"", 5), Found(98, 9, 0, 3, b"x", 3, "r"), Found(99, 9, 0, 0, b"x", 0)], True),
-        ([Found(97, 8, 0, 5, b"", 5), Found(98, 9, 7, 0, b"x", 0, "r"), Found(99, 9, 0, 0, b"x", 0)], False),
+        ([SinkMessage(98, 9, 0, 0, b"x", 0, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], True),
+        ([SinkMessage(97, 8, 0, 5, b"", 5), SinkMessage(98, 9, 0, 3, b"x", 3, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], True),
+        ([SinkMessage(97, 8, 0, 5, b"", 5), SinkMessage(98, 9, 7, 0, b"x", 0, "r"), SinkMessage(99, 9, 0, 0, b"x", 0)], False),
         # An old batch: its first messages, an older one, a hundred newer ones.
-        ([Found(99, 10, 0, 0, b"", 0)], True),
-        ([Found(98, 9, 0, 0, b"x", 0), Found(99, 10, 0, 0, b"", 0)], True),
-        ([Found(98, 8, 0, 0, b"x", 0), Found(99, 10, 0, 0, b"", 0)], False),
-        ([Found(99, 9 + KEPT_BATCHES - 1, 0, 0, b"", 0)], True),
-        ([Found(99, 9 + KEPT_BATCHES, 0, 0, b"", 0)], False),
+        ([SinkMessage(99, 10, 0, 0, b"", 0)], True),
+        ([SinkMessage(98, 9, 0, 0, b"x", 0), SinkMessage(99, 10, 0, 0, b"", 0)], True),
+        ([SinkMessage(98, 8, 0, 0, b"x", 0), SinkMessage(99, 10, 0, 0, b"", 0)], False),
+        ([SinkMessage(99, 9 + KEPT_BATCHES - 1, 0, 0, b"", 0)], True),
+        ([SinkMessage(99, 9 + KEPT_BATCHES, 0, 0, b"", 0)], False),
     ]
     for messages, goes_on in cases:
         walk = Lookback(writer, None, 100)
-        walk.saw(messages)
+        walk.record(messages)
         assert (walk.next() is not None) is goes_on, messages
 
 
 def test_a_look_for_an_old_batch_ends_some_way_before_its_first_message() -> None:
     """There may be no older one: it is the topic's first, or the sink's first in an old topic."""
-    messages: list[Found | None] = [None] * 100_000
-    messages[90_000:90_003] = [Found(90_000 + number, 9, number, 0, b"x", 0, "r") for number in range(3)]
-    messages[90_003] = Found(90_003, 10, 0, 0, b"", 0)
+    messages: list[SinkMessage | None] = [None] * 100_000
+    messages[90_000:90_003] = [SinkMessage(90_000 + number, 9, number, 0, b"x", 0, "r") for number in range(3)]
+    messages[90_003] = SinkMessage(90_003, 10, 0, 0, b"", 0)
     counted, reads = walked(Lookback(Writer(SINK, 9, 0), 90_004, len(messages)), messages)
     assert sorted(message.offset for message in counted) == [90_000, 90_001, 90_002, 90_003]
     assert reads < 15
@@ -67,39 +67,41 @@ def test_a_look_for_an_old_batch_ends_some_way_before_its_first_message() -> Non
 def test_a_look_ends_at_the_bookmark_and_never_reads_a_message_twice() -> None:
     for bookmark, least in ((None, 0), (None, 77), (900_000, 0), (3, 50)):
         walk = Lookback(Writer(SINK, 9, 0), bookmark, 1_000_000)
-        walk.begins(least)
+        walk.set_least(least)
         at, steps = 1_000_000, 0
         while (looked := walk.next()) is not None:
             assert looked.end == at
             at, steps = looked.begin, steps + 1
-            walk.saw([])
+            walk.record([])
         assert at == (899_999 if bookmark == 900_000 else least)
         assert steps <= 8 + 1_000_000 / 8192
     walk = Lookback(Writer(SINK, 0, 0), 6, 5)
-    walk.begins(5)
+    walk.set_least(5)
     assert walk.next() is None
 
 
-def walked(walk: Lookback, messages: list[Found | None]) -> tuple[list[Found], int]:
-    """All of the queue's messages that a walk counts, as `stamp.found` tells of them; and how many reads it took."""
-    counted: list[Found] = []
+def walked(walk: Lookback, messages: list[SinkMessage | None]) -> tuple[list[SinkMessage], int]:
+    """All of the queue's messages that a walk counts, as `message_stamp.find_messages` returns them; and how many reads it took."""
+    counted: list[SinkMessage] = []
     reads = 0
     while (looked := walk.next()) is not None:
         there = [message for message in messages[looked.begin : looked.end] if message is not None]
         others = [message for message in there if not message.digest]
         seen = {message.batch: message for message in reversed(others)}
         chosen = {*seen.values(), *others[-1:], *(message for message in there if message.digest)}
-        counted += walk.saw(sorted(chosen))
+        counted += walk.record(sorted(chosen))
         reads += 1
     return counted, reads
 
 
-def request(offset: int, batch: int, partition: int, first: int, count: int, own: bool) -> list[Found | None]:
-    return [Found(offset + number, batch, partition, first + number, b"x" if own else b"", first) for number in range(count)]
+def request(offset: int, batch: int, partition: int, first: int, count: int, own: bool) -> list[SinkMessage | None]:
+    return [
+        SinkMessage(offset + number, batch, partition, first + number, b"x" if own else b"", first) for number in range(count)
+    ]
 
 
 def test_a_look_goes_past_what_the_batch_s_other_partitions_sent() -> None:
-    messages: list[Found | None] = [None, *request(1, 8, 0, 0, 1, own=False)]
+    messages: list[SinkMessage | None] = [None, *request(1, 8, 0, 0, 1, own=False)]
     bookmark = len(messages)
     for first in range(0, 70_000, 7_000):
         for partition in (0, 1):
@@ -123,15 +125,15 @@ def test_a_look_that_goes_past_requests_ends_where_messages_were_deleted() -> No
         walk = Lookback(Writer(SINK, 9, 1), None, len(messages))
         looked = walk.next()
         assert looked is not None
-        walk.saw([message for message in messages[looked.begin : looked.end] if message is not None])
-        walk.begins(min(least, len(messages)))
+        walk.record([message for message in messages[looked.begin : looked.end] if message is not None])
+        walk.set_least(min(least, len(messages)))
         counted, _ = walked(walk, messages)
         assert [message.offset for message in counted if message.digest] == ([500] if least <= 500 else [])
 
 
 def test_a_look_reads_all_that_another_run_of_the_batch_sent() -> None:
     """In whatever partition; what other tasks of the same run sent is passed by."""
-    messages: list[Found | None] = []
+    messages: list[SinkMessage | None] = []
     for partition in range(3):
         messages += [
             message and message._replace(run="old") for message in request(len(messages), 9, partition, 0, 500, own=True)
@@ -146,7 +148,7 @@ def test_a_look_reads_all_that_another_run_of_the_batch_sent() -> None:
 
 def compare_walks(draw: random.Random) -> None:
     """Over requests that were cut, delivered twice, or that say what is not so: the same is found without going past anything."""
-    messages: list[Found | None] = []
+    messages: list[SinkMessage | None] = []
     sent = dict.fromkeys(range(3), 0)
     bookmark = None
     for _ in range(draw.randint(1, 12)):
@@ -168,7 +170,7 @@ def compare_walks(draw: random.Random) -> None:
             bookmark = at + 1
         messages += part
     plain = Lookback(Writer(SINK, 9, 0), bookmark, len(messages))
-    plain._believes = False
+    plain._trusts_stamps = False
     expected, _ = walked(plain, messages)
     counted, _ = walked(Lookback(Writer(SINK, 9, 0), bookmark, len(messages)), messages)
     own = [sorted(message for message in some if message.digest) for some in (counted, expected)]
@@ -182,9 +184,9 @@ def test_a_look_finds_what_it_would_without_going_past_anything(seed: int) -> No
     compare_walks(random.Random(seed))
 
 
-@pytest.mark.parametrize("bug", ["_arrived", "_is_own"])
+@pytest.mark.parametrize("bug", ["_is_in_skipped_request", "_is_own"])
 def test_that_a_look_goes_past_what_it_should_not_is_noticed(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lookback, bug, lambda self, message, messages=(): bug == "_arrived")
+    monkeypatch.setattr(Lookback, bug, lambda self, message, messages=(): bug == "_is_in_skipped_request")
 
     def walks() -> None:
         for seed in range(300):
@@ -232,7 +234,7 @@ def test_a_stamp_that_makes_no_sense_is_none(few: int, monkeypatch: pytest.Monke
         {**good, "OMQ_REQUEST": ""},
     ]
     world = Queue([Stored(b"a", properties) for properties in stamps])
-    messages = [message for batch in world.read(0, len(stamps)) for message in found(batch, Writer(SINK, 1, 2))]
+    messages = [message for batch in world.read(0, len(stamps)) for message in find_messages(batch, Writer(SINK, 1, 2))]
     assert [message[:4] for message in messages] == [(1, 1, 2, 3), (6, 1, 1, 3), (7, 1, 2, 3)]
     assert [message.request for message in messages] == [2, 2, 3]
     assert [bool(message.digest) for message in messages] == [True, False, True]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from orderedmq.conditions import RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.messages.offset_search import first_at
+from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import IN_FLIGHT, Puller
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from tests.stored_messages import Stored
@@ -84,8 +84,13 @@ class FakeBroker:
                 broker.asked.append((begin, count, int(address)))
                 answer = broker._answer(begin, count)
                 with broker._lock:
-                    broker._waiting.append(lambda: on_done(FakePending(answer)))
+                    broker._waiting.append(lambda: self._done(answer, on_done))
                     broker.most_in_flight = max(broker.most_in_flight, len(broker._waiting))
+
+            def _done(self, answer: Answer, on_done: Callable[[Any], None]) -> None:
+                if isinstance(answer, OrderedMQError) and answer.sub == UnavailableCondition.CONNECTION_LOST:
+                    self.closed = True
+                on_done(FakePending(answer))
 
         return Connection()
 
@@ -178,7 +183,7 @@ def test_many_pulls_are_on_their_way_once_the_brokers_limit_is_known(broker: Fak
 
 
 def test_what_a_broker_gives_at_once_is_learned_anew(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.messages.puller._LEARNED", 0.0)
+    monkeypatch.setattr("orderedmq.rocketmq.messages.puller._STEP_AGE", 0.0)
     puller = puller_of(broker)
     for limit in (8, 32, 1024, 2):
         broker.limit = limit
@@ -196,7 +201,7 @@ def test_memory_is_bounded() -> None:
 
 
 def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
-    puller = Puller(broker, Reading(max_messages=100))  # type: ignore[arg-type]
+    puller = Puller(broker, PullSettings(max_messages=100))  # type: ignore[arg-type]
     assert puller.pull(QUEUE, 10, 4000, 1 << 40, COLUMNS).num_rows == 100
     assert max(begin + count for begin, count, _ in broker.asked) == 110, "nothing behind that is asked for"
 
@@ -205,7 +210,7 @@ def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
 def test_bytes_that_are_held_and_on_their_way_have_a_limit(hold: int) -> None:
     broker = FakeBroker(0, 5000, size=30)
     try:
-        puller = Puller(broker, Reading(max_bytes=hold))  # type: ignore[arg-type]
+        puller = Puller(broker, PullSettings(max_bytes=hold))  # type: ignore[arg-type]
         one = len(broker.found(1000, 1032).body)
         for begin in (1000, 2000):
             broker.asked.clear()
@@ -225,12 +230,12 @@ def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: Fa
             raise RocketMQError(RocketMQCondition.NO_PERMISSION, group)
         return group
 
-    puller = Puller(broker, Reading("billing"))  # type: ignore[arg-type]
-    assert [puller.named(ask) for _ in range(2)] == ["billing", "billing"]
+    puller = Puller(broker, PullSettings("billing"))  # type: ignore[arg-type]
+    assert [puller.ask_as_group(ask) for _ in range(2)] == ["billing", "billing"]
     assert asked == ["TOOLS_CONSUMER", "billing", "billing"]
-    for how in (Reading(), Reading("other")):
+    for how in (PullSettings(), PullSettings("other")):
         with pytest.raises(RocketMQError, match="NO_PERMISSION"):
-            Puller(broker, how).named(ask)  # type: ignore[arg-type]
+            Puller(broker, how).ask_as_group(ask)  # type: ignore[arg-type]
 
 
 def test_an_empty_answer_is_no_end_while_there_are_messages(broker: FakeBroker) -> None:
@@ -310,6 +315,38 @@ def test_lost_connections_and_busy_brokers_are_asked_again(broker: FakeBroker) -
     assert broker.doubts == 2
 
 
+class Delays:
+    """A back-off that never waits, and the failures in a row that it was asked for."""
+
+    def __init__(self) -> None:
+        self.failures: list[int] = []
+
+    def delay(self, failures: int, draw: float) -> float:
+        self.failures.append(failures)
+        return 0.0
+
+
+def test_a_lost_connection_is_one_failure_however_many_requests_were_on_it(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = Delays()
+    monkeypatch.setattr("orderedmq.rocketmq.messages.puller.RETRY", delays)
+    for begin in range(42, 42 + 32 * IN_FLIGHT, 32):
+        broker.instead[begin] = [RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "cut")]
+    assert everything(puller_of(broker), 10) == list(range(10, 5000))
+    assert delays.failures == [1] * IN_FLIGHT
+
+
+def test_connections_that_are_lost_one_after_the_other_are_failures_in_a_row(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delays = Delays()
+    monkeypatch.setattr("orderedmq.rocketmq.messages.puller.RETRY", delays)
+    broker.instead[10] = [RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "cut")] * 3
+    assert everything(puller_of(broker), 10) == list(range(10, 5000))
+    assert delays.failures == [1, 2, 3]
+
+
 def test_time_without_progress_is_an_error(broker: FakeBroker) -> None:
     broker.instead[10] = [broker.says(NO_MATCHED, 11)] * 1000
     begin = time.monotonic()
@@ -346,7 +383,7 @@ def test_a_search_finds_the_first_whatever_the_hint(low, length, at, hint) -> No
         asked.append(offset)
         return offset >= at
 
-    assert first_at(late, low, high, hint) == min(max(at, low), high)
+    assert find_first(late, low, high, hint) == min(max(at, low), high)
     assert len(asked) <= 15
     if hint == at:
         assert len(asked) <= 2

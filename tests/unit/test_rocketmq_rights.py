@@ -45,12 +45,12 @@ def test_what_a_refusal_names(code: RequestCode, said: str, found: Refusal | Non
 
 def test_rights_are_spelled_as_the_brokers_tools_take_them() -> None:
     wanted = rights.of_sink("invoices", "billing-out")
-    assert rights.spelled(wanted, 2) == "Topic:invoices Pub,Sub,Get; Group:billing-out Sub"
+    assert rights.spell(wanted, 2) == "Topic:invoices Pub,Sub,Get; Group:billing-out Sub"
     few = [right for right in wanted if right.action != "Pub"]
-    assert rights.spelled(few[1:], 2) == "Topic:invoices Get; Group:billing-out Sub"
-    assert rights.spelled(wanted, 1) == "topicPerms invoices=PUB|SUB; groupPerms billing-out=SUB"
-    assert rights.spelled(rights.of_source(["a", "b"], None), 2) == "Topic:a Sub,Get; Topic:b Sub,Get; Group:TOOLS_CONSUMER Sub"
-    assert rights.spelled(rights.of_dead_letters("g"), 1) == "topicPerms %DLQ%g=SUB; groupPerms g=SUB"
+    assert rights.spell(few[1:], 2) == "Topic:invoices Get; Group:billing-out Sub"
+    assert rights.spell(wanted, 1) == "topicPerms invoices=PUB|SUB; groupPerms billing-out=SUB"
+    assert rights.spell(rights.of_source(["a", "b"], None), 2) == "Topic:a Sub,Get; Topic:b Sub,Get; Group:TOOLS_CONSUMER Sub"
+    assert rights.spell(rights.of_dead_letters("g"), 1) == "topicPerms %DLQ%g=SUB; groupPerms g=SUB"
 
 
 def test_what_to_type_keeps_what_the_account_has() -> None:

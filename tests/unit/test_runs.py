@@ -19,7 +19,7 @@ def note(store: Path, query: str, batch: int) -> None:
 
 
 def test_names_are_found_while_a_query_removes_what_it_noted_before(tmp_path: Path) -> None:
-    """Batch after batch removes folders that whoever looks has listed already."""
+    """Batch after batch removes folders that a reader has just listed."""
     (tmp_path / runs.FOLDER).mkdir()
     note(tmp_path, "other", 0)
     stopped = threading.Event()
@@ -34,7 +34,7 @@ def test_names_are_found_while_a_query_removes_what_it_noted_before(tmp_path: Pa
     query.start()
     try:
         for _ in range(1000):
-            assert runs.names(tmp_path)["other@1"] == "name of other"
+            assert runs.query_names(tmp_path)["other@1"] == "name of other"
     finally:
         stopped.set()
         query.join()

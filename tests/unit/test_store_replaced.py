@@ -1,4 +1,4 @@
-"""A store that is replaced, moved or deleted while it is in use: whoever uses it is told so at once, and nobody else is."""
+"""A store that is replaced, moved or deleted while it is in use: its users get an error at once, and users of other stores do not."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of
 from orderedmq.rocketmq.codec.gather import Bytes, gather
 from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
-from orderedmq.rocketmq.codec.record_scan import Walked, positions, walk
+from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
 from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP
 from orderedmq.text import text_of
@@ -58,13 +58,14 @@ def decode(
 ) -> tuple[pa.RecordBatch, int]:
     """Return a RecordBatch of ``columns`` of MESSAGE_SCHEMA (at least one), and the offset below which it is complete.
 
-    Its rows are the messages with offsets in [begin, end), in the responses' order. With ``tags``, only messages with exactly
-    one of these tags count: a broker filters by the tags' hash codes only. The rows stop before ``end`` once their bodies have
-    ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes) or all columns exceed both that and PIECE_BYTES, and
-    before a message that cannot be read; ``columns`` must have queue_offset for that. ``broker_name`` fills its column, since
-    messages do not have it. ``malformed`` gets the offsets of rows with text that is not UTF-8 (text.py). ``verify_crc``
-    verifies each body's checksum, which halves the speed; TCP and the broker have their own. Raises Unreadable if the first
-    requested message cannot be read, ProtocolError for bytes that are not messages, SchemaError UNKNOWN_COLUMN.
+    Its rows are the messages with offsets in [begin, end), in the responses' order. With ``tags``, only messages whose tag is
+    one of these count, since a broker compares only hash codes of tags. The rows stop before ``end`` once their bodies have
+    ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes), or once all columns exceed both that and PIECE_BYTES.
+    They also stop before a message that cannot be read. Both need queue_offset among ``columns``. ``broker_name`` fills its
+    column, since messages do not have it. ``malformed`` gets the offsets of rows with text that is not UTF-8 (text.py).
+    ``verify_crc`` verifies each body's checksum, which halves the speed; TCP and the broker have checksums of their own.
+    Raises Unreadable if the first requested message cannot be read, ProtocolError for bytes that are not messages, SchemaError
+    UNKNOWN_COLUMN.
     """
     odd: set[int] = set()
     wanted = Wanted(columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)), odd.update)
@@ -132,21 +133,21 @@ def _decode_columns(
     if ends[-1] >= 2**31:
         return None
     data = _join(responses, int(ends[-1]))
-    at = positions(data, ends - lengths, ends)
+    at = record_starts(data, ends - lengths, ends)
     if at is None or len(at) < FEWEST:
         return None
-    walked = walk(data, at)
-    if walked is None or (walked.heads["sys_flag"] & UNWRAP == UNWRAP).any():
+    records = scan_records(data, at)
+    if records is None or (records.heads["sys_flag"] & UNWRAP == UNWRAP).any():
         return None
-    offsets = walked.heads["queue_offset"]
+    offsets = records.heads["queue_offset"]
     inside = (offsets >= wanted.begin) & (offsets < wanted.end)
     if not inside.all():
-        walked = walked.take(inside)
-    if not len(walked.heads):
+        records = records.take(inside)
+    if not len(records.heads):
         return _empty(schema)
-    if wanted.verify_crc and not _checksums_agree(data, walked):
+    if wanted.verify_crc and not _checksums_agree(data, records):
         return None
-    made = _Columns(data, walked, broker_name)
+    made = _Columns(data, records, broker_name)
     found = made.build(wanted)
     if found is None:
         return None
@@ -157,7 +158,7 @@ def _decode_columns(
         batch = batch.filter(matching)
         odd = odd[matching.to_numpy(zero_copy_only=False)[odd]]
     if len(odd):
-        wanted.malformed(walked.heads["queue_offset"][odd].tolist())
+        wanted.malformed(records.heads["queue_offset"][odd].tolist())
     return batch
 
 
@@ -173,20 +174,20 @@ def _join(responses: list[bytes | memoryview], size: int) -> Bytes:
     return np.frombuffer(buffer, dtype=np.uint8)
 
 
-def _checksums_agree(data: Bytes, walked: Walked) -> bool:
+def _checksums_agree(data: Bytes, records: ScannedRecords) -> bool:
     view = memoryview(data.data)
-    bounds = zip(walked.body_begins.tolist(), walked.body_ends.tolist(), walked.heads["body_crc"].tolist())
+    bounds = zip(records.body_begins.tolist(), records.body_ends.tolist(), records.heads["body_crc"].tolist())
     return all(zlib.crc32(view[begin:end]) & 0x7FFFFFFF == crc for begin, end, crc in bounds)
 
 
 class _Columns:
     """Builds the columns of records that share one layout."""
 
-    def __init__(self, data: Bytes, walked: Walked, broker_name: str) -> None:
+    def __init__(self, data: Bytes, records: ScannedRecords, broker_name: str) -> None:
         self._buffer = pa.py_buffer(data)
-        self._walked = walked
-        self._heads = walked.heads
-        self._rows = len(walked.heads)
+        self._records = records
+        self._heads = records.heads
+        self._rows = len(records.heads)
         self._broker_name = broker_name
         #: Numbers of rows with text that is not UTF-8.
         self.malformed: set[int] = set()
@@ -194,7 +195,7 @@ class _Columns:
     def build(self, wanted: Wanted) -> dict[str, pa.Array] | None:
         """Return the requested columns, and ``tags`` if messages are selected by tag. None if the exact path must decode."""
         columns = dict.fromkeys((*wanted.columns, "tags") if wanted.tags else wanted.columns)
-        retried = "topic" in columns and self._walked.topic.startswith(RETRY_PREFIX.encode())
+        retried = "topic" in columns and self._records.topic.startswith(RETRY_PREFIX.encode())
         properties = self._properties(columns, retried)
         if properties is None:
             return None
@@ -211,7 +212,9 @@ class _Columns:
         texts = tuple(name for name in columns if name in _PROPERTY_OF)
         if not texts and not retried and "properties" not in columns:
             return {}
-        entries = find_entries(gather(self._buffer, self._walked.properties_begins, self._walked.properties_ends, pa.binary()))
+        entries = find_entries(
+            gather(self._buffer, self._records.properties_begins, self._records.properties_ends, pa.binary())
+        )
         if entries is None:
             return None
         wanted = (*(_PROPERTY_OF[name] for name in texts), *((names.RETRY_TOPIC,) if retried else ()))
@@ -220,7 +223,7 @@ class _Columns:
         if "message_id" in found:
             found["message_id"] = self._message_id(found["message_id"])
         if retried:
-            found["topic"] = values[names.RETRY_TOPIC].fill_null(text_of(self._walked.topic))
+            found["topic"] = values[names.RETRY_TOPIC].fill_null(text_of(self._records.topic))
         if "properties" in columns:
             maps = maps_of(entries, self.malformed)
             if maps is None:
@@ -231,7 +234,7 @@ class _Columns:
     def _column(self, name: str, most_bytes: int) -> pa.Array | None:
         match name:
             case "topic":
-                return pa.repeat(pa.scalar(text_of(self._walked.topic), pa.string()), self._rows)
+                return pa.repeat(pa.scalar(text_of(self._records.topic), pa.string()), self._rows)
             case "broker_name":
                 return pa.repeat(pa.scalar(self._broker_name, pa.string()), self._rows)
             case "body":
@@ -251,14 +254,14 @@ class _Columns:
         if not unique_keys.null_count:
             return unique_keys
         width = self._heads["store_host"].dtype.itemsize
-        place = np.empty((self._rows, width + 8), dtype=np.uint8)
-        place[:, :width] = np.frombuffer(self._heads["store_host"].tobytes(), dtype=np.uint8).reshape(-1, width)
-        place[:, width:] = np.frombuffer(self._heads["physical_offset"].tobytes(), dtype=np.uint8).reshape(-1, 8)
-        return pc.coalesce(unique_keys, fixed_strings(hex_digits(place)))
+        id_bytes = np.empty((self._rows, width + 8), dtype=np.uint8)
+        id_bytes[:, :width] = np.frombuffer(self._heads["store_host"].tobytes(), dtype=np.uint8).reshape(-1, width)
+        id_bytes[:, width:] = np.frombuffer(self._heads["physical_offset"].tobytes(), dtype=np.uint8).reshape(-1, 8)
+        return pc.coalesce(unique_keys, fixed_strings(hex_digits(id_bytes)))
 
     def _body(self, most_bytes: int) -> pa.Array | None:
         """Return the plain bodies. None if one cannot be decompressed, or decompressed ones exceed ``most_bytes`` together."""
-        bodies = gather(self._buffer, self._walked.body_begins, self._walked.body_ends, pa.binary())
+        bodies = gather(self._buffer, self._records.body_begins, self._records.body_ends, pa.binary())
         packed = self._heads["sys_flag"] & COMPRESSED != 0
         if not packed.any():
             return bodies

@@ -90,7 +90,7 @@ def find_entries(texts: pa.Array) -> Entries | None:
         texts = pc.binary_join_element_wise(texts, added, b"")
         data, bounds = contents(texts)
     data = data[: bounds[-1]]
-    # This finds bytes 0, too. They are no separators, and rare: text with one fails the next checks.
+    # This finds bytes 0, too, which are rare and are not separators: text with one fails the next checks.
     separators = np.flatnonzero(data <= _VALUE_END)
     if len(separators) % 2:
         return None

@@ -72,11 +72,12 @@ def encode(
 
     ``rows`` come from `message_rows.normalise`. ``unique_keys`` has a UNIQ_KEY for each row (message_id.UniqueKeys). ``extra``
     has more properties by name: a text for all rows, or an array with a string for each row (null: none). An empty tag, key or
-    sharding key counts as none, as in Java's ``Message``. ``counted`` adds a property with the number of the first row in the
-    message's request; it is the property's name and the number of the first of ``rows``. Properties that only RocketMQ, a
-    column or ``extra`` may set are left out. ``where`` names the target in errors, which count rows from ``first``. Raises
-    MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE, before it yields any of the up to 16k rows that are encoded together with
-    the bad one.
+    sharding key counts as none, as in Java's ``Message``. ``counted`` (a property's name, the number of the first of ``rows``)
+    adds this property to each message, with the number of the first row in the message's request. Properties that only
+    RocketMQ, a column or ``extra`` may set are left out. ``where`` names the target in errors, which count rows from ``first``.
+
+    Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE before it yields any of the up to 16k rows that are encoded
+    together with the bad one.
     """
     if len(unique_keys) != rows.num_rows:
         raise ValueError(f"{len(unique_keys)} keys for {rows.num_rows} rows")
@@ -176,7 +177,7 @@ def _fixed(values: npt.NDArray[Any]) -> pa.Array:
 
 
 class _Properties:
-    """Builds the properties texts of rows. The user's come first: of two with one name the later one counts, which is ours."""
+    """Builds the properties texts of rows. The user's properties come first, since the last one of a name counts: ours."""
 
     def __init__(self, rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], where: str, first: int) -> None:
         self._rows = rows
@@ -216,7 +217,7 @@ class _Properties:
             )
         # Each property brings one separator of each kind; any further one is in a name or a value.
         if np.count_nonzero(data == 1) != self._entries or np.count_nonzero(data == 2) != self._entries:
-            raise self._separator({**texts, **self._extra})
+            raise self._separator_error({**texts, **self._extra})
         return text
 
     def _add(self, name: str, values: pa.Array) -> None:
@@ -241,7 +242,7 @@ class _Properties:
 
     def _add_map(self, column: pa.Array) -> None:
         """Add the user's properties, without the reserved ones and those in ``extra``."""
-        if column.null_count and _hides(column):
+        if column.null_count and _has_hidden_entries(column):
             column = pa.array(column.to_pylist(), column.type)
         bounds = column.offsets.to_numpy().astype(np.int64)
         # Even a slice has the keys and items of the whole array, and its offsets count from their beginning.
@@ -255,7 +256,9 @@ class _Properties:
         empty = pc.or_(pc.equal(pc.fill_null(items, ""), ""), pc.equal(keys, ""))
         bad = pc.index(pc.and_not(empty, ours), True).as_py()
         if bad >= 0:
-            raise self._bad(int(np.searchsorted(bounds, bad, side="right")) - 1, keys[bad].as_py(), items[bad].as_py() or "")
+            raise self._bad_property_error(
+                int(np.searchsorted(bounds, bad, side="right")) - 1, keys[bad].as_py(), items[bad].as_py() or ""
+            )
         if pc.any(ours).as_py():
             entries = pc.if_else(ours, _EMPTY, entries)
         self._entries += len(keys) - (pc.sum(ours).as_py() or 0)
@@ -264,27 +267,27 @@ class _Properties:
         offsets = ends[bounds].astype(np.int32)
         self._parts.append(pa.Array.from_buffers(pa.string(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(data)]))
 
-    def _separator(self, columns: Mapping[str, pa.Array | str]) -> MessageError:
+    def _separator_error(self, columns: Mapping[str, pa.Array | str]) -> MessageError:
         """Return the error for the first property found with a separator in its name or value."""
         for name, values in columns.items():
             if isinstance(values, str):
                 values = pa.array([values])
             row = pc.index(pc.match_substring_regex(values, _SEPARATORS), True).as_py()
             if row >= 0:
-                return self._bad(row, name, values[row].as_py())
+                return self._bad_property_error(row, name, values[row].as_py())
         for row, pairs in enumerate(self._rows.column("properties").to_pylist()):
             for name, value in pairs or ():
                 if not is_reserved(name) and name not in self._extra and names.bad_property(name, value):
-                    return self._bad(row, name, value)
+                    return self._bad_property_error(row, name, value)
         raise AssertionError("no property has a separator")
 
-    def _bad(self, row: int, name: str, value: str) -> MessageError:
+    def _bad_property_error(self, row: int, name: str, value: str) -> MessageError:
         return MessageError(
             MessageCondition.BAD_PROPERTY,
             f"row {self._first + row} for {self._where}: property {name!r} {names.bad_property(name, value)}",
         )
 
 
-def _hides(column: pa.Array) -> bool:
+def _has_hidden_entries(column: pa.Array) -> bool:
     """Return whether a null row of a map array has hidden entries."""
     return bool((np.diff(column.offsets.to_numpy())[column.is_null().to_numpy(zero_copy_only=False)] > 0).any())

@@ -34,9 +34,9 @@ def gather(
     slots = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(bounds), data])
     if rows is None:
         return slots.take(pa.array(np.arange(0, 2 * count, 2)))
-    place = np.full(rows[1], -1, dtype=np.int64)
-    place[rows[0]] = np.arange(0, 2 * count, 2)
-    return slots.take(pa.array(place, mask=place < 0))
+    slot_of = np.full(rows[1], -1, dtype=np.int64)
+    slot_of[rows[0]] = np.arange(0, 2 * count, 2)
+    return slots.take(pa.array(slot_of, mask=slot_of < 0))
 
 
 def contents(array: pa.Array) -> tuple[Bytes, Int64s]:

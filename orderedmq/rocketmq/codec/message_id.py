@@ -1,4 +1,4 @@
-"""Message ids: the broker's, which is the message's position, and the producer's (UNIQ_KEY).
+"""Makes message ids: the broker's, which is the message's position, and the producer's (UNIQ_KEY).
 
 Both are hex digits in upper case, as RocketMQ's tools expect. Pure: time, address and process number come in as arguments.
 """

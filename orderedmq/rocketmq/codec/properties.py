@@ -1,4 +1,4 @@
-"""Names and text form of a message's properties: ``name \\x01 value \\x02 name \\x01 value [\\x02]`` in UTF-8.
+"""Names and text form of a message's properties: ``name \\x01 value \\x02 name \\x01 value [\\x02]`` in UTF-8. Pure.
 
 The rules are ``MessageDecoder``'s. Nothing is escaped, so a name or value with a separator would change its neighbours and is
 refused. An entry without a name or a value is ignored. Of two entries with one name the last one counts. The last separator may

@@ -25,13 +25,13 @@ from orderedmq.rocketmq.codec.stored_message import (
 
 Records: TypeAlias = npt.NDArray[np.void]
 
-#: With fewer responses left, scanning them one at a time is faster than with arrays.
+#: Below this number of responses, scanning one at a time is faster than scanning with arrays.
 _FEW: Final = 12
 _INT: Final = struct.Struct(">i")
 _TAIL: Final = 3
 
 
-class Walked(NamedTuple):
+class ScannedRecords(NamedTuple):
     """Records of one layout: their fixed fields as a structured array (`head_type`), and the bounds of their variable fields.
 
     Bounds are positions in the buffer. ``topic`` is the topic of all records.
@@ -44,8 +44,8 @@ class Walked(NamedTuple):
     properties_begins: Int64s
     properties_ends: Int64s
 
-    def take(self, rows: npt.NDArray[np.bool_]) -> Walked:
-        return Walked(
+    def take(self, rows: npt.NDArray[np.bool_]) -> ScannedRecords:
+        return ScannedRecords(
             self.heads[rows],
             self.body_begins[rows],
             self.body_ends[rows],
@@ -79,7 +79,7 @@ def head_type(born_v6: bool, store_v6: bool) -> np.dtype[np.void]:
     )
 
 
-def positions(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
+def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
     """Return where each record begins, in order. None if a size does not add up.
 
     Response i is ``data[begins[i]:ends[i]]``, not empty.
@@ -112,8 +112,8 @@ def positions(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
     return np.sort(np.concatenate(steps))
 
 
-def walk(data: Bytes, at: Int64s) -> Walked | None:
-    """Return the records that begin at ``at`` (see `positions`, not empty); None if one is irregular.
+def scan_records(data: Bytes, at: Int64s) -> ScannedRecords | None:
+    """Return the records that begin at ``at`` (see `record_starts`, not empty); None if one is irregular.
 
     Records are regular if they are V1, of one topic, and have the same kinds of hosts.
     """
@@ -142,4 +142,4 @@ def walk(data: Bytes, at: Int64s) -> Walked | None:
         return None
     if (at_every_byte(data, ">i2")[topic_ends] != ends - topic_ends - 2).any():
         return None
-    return Walked(heads, body_begins, body_ends, topic, topic_ends + 2, ends)
+    return ScannedRecords(heads, body_begins, body_ends, topic, topic_ends + 2, ends)

@@ -1,9 +1,9 @@
 """Decodes pull responses one message at a time: the reference for every column, and the exact path for irregular responses.
 
 It reads all that RocketMQ may store: V2 records, IPv6 hosts, compressed bodies, inner batches, irregular properties. It checks
-the structure of every record. It verifies a checksum only if the offset is requested, and decompresses a body only if the tag
-is requested, too. An inner batch is decompressed if some of its offsets may be requested. Memory is bounded: rows come in
-pieces.
+the structure of every record. It verifies checksums only of messages with a requested offset, and decompresses bodies only of
+those that have a requested tag, too. It decompresses an inner batch if some of its offsets may be requested. Memory is bounded:
+rows come in pieces.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from orderedmq.model import RETRY_PREFIX, select_schema
+from orderedmq.model import LAST_MS, RETRY_PREFIX, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.message_id import offset_message_id
@@ -26,10 +26,10 @@ from orderedmq.text import TEXTS, is_text, text_of
 PIECE_BYTES: Final = 64 * 1024 * 1024
 #: Approximate bytes of a row besides its body; they count since an inner batch may be hundreds of thousands of empty messages.
 ROW_BYTES: Final = 256
-# Years 1 to 9999, in ms since 1970: a timestamp column holds no other, but the born time is a client's clock and may be
-# anything.
+# Years 1 to 9999, in ms since 1970: a timestamp column holds no others. The born time comes from a client's clock and may be
+# any number.
 MIN_TIME: Final = -62135596800000
-MAX_TIME: Final = 253402300799999
+MAX_TIME: Final = LAST_MS
 
 
 class Unreadable(Exception):
@@ -40,7 +40,7 @@ class Unreadable(Exception):
         self.offset = offset
 
 
-def _nobody(offsets: Iterable[int]) -> None:
+def _ignore(offsets: Iterable[int]) -> None:
     """Ignore messages whose text is not UTF-8."""
 
 
@@ -57,7 +57,7 @@ class Wanted(NamedTuple):
     tags: frozenset[str]
     verify_crc: bool
     piece_bytes: int = PIECE_BYTES
-    malformed: Callable[[Iterable[int]], None] = _nobody
+    malformed: Callable[[Iterable[int]], None] = _ignore
 
     @property
     def texts(self) -> bool:

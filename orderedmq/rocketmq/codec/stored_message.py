@@ -105,34 +105,34 @@ def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
     if magic not in (MAGIC_V1, MAGIC_V2):
         raise malformed(f"the record at byte {at} has the magic number {magic & 0xFFFFFFFF:#010x}")
     end = at + size
-    place = at + BORN_HOST_AT
+    position = at + BORN_HOST_AT
     born_width = IPV6_HOST if sys_flag & BORN_HOST_V6 else IPV4_HOST
     store_width = IPV6_HOST if sys_flag & STORE_HOST_V6 else IPV4_HOST
     if size < MIN_SIZE + born_width + store_width - 2 * IPV4_HOST:
         raise _beyond("host", at)
-    born_host = data[place : place + born_width]
-    place += born_width
-    (stored,) = _LONG.unpack_from(data, place)
-    place += 8
-    store_host = data[place : place + store_width]
-    place += store_width
-    reconsumed, prepared, length = _RECONSUME.unpack_from(data, place)
-    place += _RECONSUME.size
+    born_host = data[position : position + born_width]
+    position += born_width
+    (stored,) = _LONG.unpack_from(data, position)
+    position += 8
+    store_host = data[position : position + store_width]
+    position += store_width
+    reconsumed, prepared, length = _RECONSUME.unpack_from(data, position)
+    position += _RECONSUME.size
     # At least the lengths of topic and properties must follow the body.
     topic_width = 1 if magic == MAGIC_V1 else 2
-    if not 0 <= length <= end - place - topic_width - 2:
+    if not 0 <= length <= end - position - topic_width - 2:
         raise _beyond(f"body of {length} bytes", at)
-    body = data[place : place + length]
-    place += length
-    length = int.from_bytes(data[place : place + topic_width], "big", signed=True)
-    place += topic_width
-    if not 0 <= length <= end - place - 2:
+    body = data[position : position + length]
+    position += length
+    length = int.from_bytes(data[position : position + topic_width], "big", signed=True)
+    position += topic_width
+    if not 0 <= length <= end - position - 2:
         raise _beyond(f"topic of {length} bytes", at)
-    topic = data[place : place + length]
-    place += length
-    (length,) = _SHORT.unpack_from(data, place)
-    place += 2
-    if length != end - place:
+    topic = data[position : position + length]
+    position += length
+    (length,) = _SHORT.unpack_from(data, position)
+    position += 2
+    if length != end - position:
         raise _beyond(f"properties length of {length}", at)
     message = StoredMessage(
         body_crc=crc,
@@ -149,7 +149,7 @@ def parse_stored(data: bytes, at: int) -> tuple[StoredMessage, int]:
         prepared_transaction_offset=prepared,
         body=body,
         topic=topic,
-        properties=data[place:end],
+        properties=data[position:end],
     )
     return message, end
 
@@ -176,16 +176,16 @@ def parse_batch(data: bytes) -> Iterator[InnerMessage]:
         size, _, _, flag, length = _INNER.unpack_from(data, at)
         if not INNER_MIN_SIZE <= size <= left:
             raise malformed(f"the message at byte {at} of a batch announces {size} bytes, but {left} are left")
-        end, place = at + size, at + _INNER.size
-        if not 0 <= length <= end - place - 2:
+        end, position = at + size, at + _INNER.size
+        if not 0 <= length <= end - position - 2:
             raise malformed(f"the message at byte {at} of a batch has a body of {length} bytes, which does not fit its size")
-        body = data[place : place + length]
-        place += length
-        (length,) = _SHORT.unpack_from(data, place)
-        place += 2
-        if length != end - place:
+        body = data[position : position + length]
+        position += length
+        (length,) = _SHORT.unpack_from(data, position)
+        position += 2
+        if length != end - position:
             raise malformed(f"the message at byte {at} of a batch has properties of {length} bytes, which do not fit its size")
-        yield InnerMessage(flag, body, data[place:end])
+        yield InnerMessage(flag, body, data[position:end])
         at = end
 
 

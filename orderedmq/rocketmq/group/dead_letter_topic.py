@@ -2,8 +2,8 @@
 
 The broker creates the topic for a message of %RETRY%<group> that was retried too often
 (AbstractSendMessageProcessor.handleRetryAndDLQ). A Java orderly consumer sends such a message when it gives up. The first
-letter goes that way, because it needs no right to create topics. The others go to the topic directly, in batches; if the
-account may not write to it, they go the first way, too. A letter is stored at the broker of the queue that it comes from.
+letter is sent like this, because it needs no right to create topics. The others go to the topic directly, in batches, or like
+the first if the account may not write to the topic. A letter is stored at the broker of the queue that it comes from.
 
 A letter is identified by its UNIQ_KEY, a hash of (group, queue, offset). Before it is added, its key is searched for among the
 last LOOK_BACK letters. Two clients that add letters of one queue at the same time can miss each other's; the queue's lock
@@ -22,7 +22,7 @@ import pyarrow as pa
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.core.listener import dead_letter_id
 from orderedmq.core.message_rows import normalise
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody, encode
@@ -71,10 +71,10 @@ class DeadLetterTopic:
         access.require(self._client, rights.of_dead_letters(group), rights.LISTENER)
         seen, end = self._look(group, target)
         new: dict[str, int] = {}
-        for place, offset in enumerate(offsets):
+        for index, offset in enumerate(offsets):
             key = key_of(group, queue, offset)
             if key not in new and key not in seen:
-                new[key] = place
+                new[key] = index
         if not new:
             return 0
         chosen = pa.array(list(new.values()), pa.int64())
@@ -83,12 +83,14 @@ class DeadLetterTopic:
         rows = rows.take(chosen)
         # Without a letter the topic may not exist. All letters are encoded, and so checked, before one is sent.
         first = 0 if end else 1
-        alone = list(encode(rows.slice(0, first), keys.slice(0, first), where, extra=_part(origin, 0, first)))
+        alone = list(encode(rows.slice(0, first), keys.slice(0, first), where, extra=_slice_columns(origin, 0, first)))
         others = list(
-            encode(rows.slice(first), keys.slice(first), where, extra=_part(origin, first, len(new) - first), first=first)
+            encode(
+                rows.slice(first), keys.slice(first), where, extra=_slice_columns(origin, first, len(new) - first), first=first
+            )
         )
         for body in alone:
-            end = self._by_retry(group, queue, rows.slice(0, 1), keys, _part(origin, 0, 1), where)
+            end = self._send_by_retry(group, queue, rows.slice(0, 1), keys, _slice_columns(origin, 0, 1), where)
             seen.update(keys[body.first : body.first + body.rows].to_pylist())
         for body in others:
             begin = first + body.first
@@ -109,7 +111,7 @@ class DeadLetterTopic:
             # The topic was deleted and created again.
             seen, upto = set(), 0
         at = max(bounds.min_offset, bounds.max_offset - LOOK_BACK, upto)
-        log = self._log.reading(Reading(group))
+        log = self._log.reading(PullSettings(group))
         while at < bounds.max_offset:
             batch = log.pull(target, at, min(_PIECE, bounds.max_offset - at), 1 << 40, ("message_id",))
             if not batch.num_rows:
@@ -156,16 +158,16 @@ class DeadLetterTopic:
                 raise
         end = 0
         for row in range(rows.num_rows):
-            part = _part(origin, first + row, 1)
-            end = self._by_retry(group, queue, rows.slice(row, 1), keys.slice(row), part, f"dead letters of queue {queue}")
+            part = _slice_columns(origin, first + row, 1)
+            end = self._send_by_retry(group, queue, rows.slice(row, 1), keys.slice(row), part, f"dead letters of queue {queue}")
         return end
 
-    def _by_retry(
+    def _send_by_retry(
         self, group: str, queue: MessageQueue, row: pa.RecordBatch, keys: pa.Array, origin: dict[str, pa.Array], where: str
     ) -> int:
         """Send one letter as a message of the group's retry topic that was retried too often; return the offset after it."""
         [batch] = encode(row, keys.slice(0, 1), where, extra=origin)
-        body, properties = _alone(batch)
+        body, properties = _single_message(batch)
         request = message_requests.send(
             MessageQueue(RETRY_PREFIX + group, queue.broker_name, 0),
             body,
@@ -179,7 +181,7 @@ class DeadLetterTopic:
         try:
             stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
         except GroupError:
-            self._offsets.make(group, [queue], Deadline.after(GROUP_TIMEOUT))
+            self._offsets.create_group(group, [queue], Deadline.after(GROUP_TIMEOUT))
             stored = self._client.call(request, Deadline.after(GROUP_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
         return stored.queue_offset + 1
 
@@ -187,9 +189,9 @@ class DeadLetterTopic:
 def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]:
     """Return properties that name each letter's origin. `encode` would remove them from a producer's own properties."""
     given: list[dict[str, str]] = [{} for _ in range(letters.num_rows)]
-    place = letters.schema.get_field_index("properties")
-    if place >= 0:
-        given = [dict(pairs or ()) for pairs in letters.column(place).cast(PROPERTIES_TYPE).to_pylist()]
+    index = letters.schema.get_field_index("properties")
+    if index >= 0:
+        given = [dict(pairs or ()) for pairs in letters.column(index).cast(PROPERTIES_TYPE).to_pylist()]
     found = {name: pa.array([one.get(name) for one in given], pa.string()) for name in _ORIGIN}
     # Properties that Java's tools look for in a dead letter.
     found["RETRY_TOPIC"] = pa.array([queue.topic] * letters.num_rows, pa.string())
@@ -199,11 +201,11 @@ def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]
     return found
 
 
-def _part(columns: dict[str, pa.Array], begin: int, count: int) -> dict[str, pa.Array]:
+def _slice_columns(columns: dict[str, pa.Array], begin: int, count: int) -> dict[str, pa.Array]:
     return {name: column.slice(begin, count) for name, column in columns.items()}
 
 
-def _alone(batch: SendBody) -> tuple[memoryview, str]:
+def _single_message(batch: SendBody) -> tuple[memoryview, str]:
     """Return the body and properties of a single message, sent without a batch.
 
     In a batch it is 20 bytes, body, 2 bytes, properties.

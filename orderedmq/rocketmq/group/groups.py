@@ -1,7 +1,7 @@
 """The Groups protocol over a cluster: members, queue locks and group offsets.
 
-lock_rules.py has the rules for locks, offsets.py stores the numbers, membership.py knows the members. This module keeps the
-locks of this process's clients and when they were last confirmed. A token of another process, such as the driver's in a task,
+lock_rules.py has the rules for locks, offsets.py stores the numbers, membership.py lists the members. This module keeps the
+locks of this process's clients, and when they were last confirmed. A token of another process, such as the driver's in a task,
 is verified at the brokers.
 
 Nothing is enforced: brokers accept commits and pulls from any client. Stale tokens are refused as far as this process can
@@ -34,9 +34,9 @@ from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
-from orderedmq.rocketmq.group.held_locks import Holding, Holdings, by_broker, by_group
+from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.group.lock_rules import lock_name
-from orderedmq.rocketmq.group.membership import Directory, Presence
+from orderedmq.rocketmq.group.membership import Directory, MemberClient
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
@@ -50,7 +50,7 @@ _RENEW_TIMEOUT: Final = 3.0
 #: Seconds for giving queues back. A lock whose broker cannot be told expires by itself.
 _UNLOCK_TIMEOUT: Final = 3.0
 #: Seconds for which `stale` reuses a fence: a query calls it between any two batches. Tasks and commits always read the fence.
-BELIEVED: Final = 1.0
+FENCE_AGE: Final = 1.0
 #: Seconds between checks whether a client is a member again.
 _MEMBER_POLL: Final = 0.5
 
@@ -61,18 +61,18 @@ class RocketMQGroups:
     def __init__(self, client: Client, log: RocketMQLog) -> None:
         self._client = client
         self._offsets = GroupOffsets(client)
-        self._letters = DeadLetterTopic(client, log, self._offsets)
+        self._dead_letters = DeadLetterTopic(client, log, self._offsets)
         self._directory = Directory(client)
         self._epochs = lock_rules.Epochs()
-        self._present: dict[str, Presence] = {}
-        self._own: set[str] = set()  # Clients of this process, including those that have left.
-        self._holdings = Holdings()
+        self._member_clients: dict[str, MemberClient] = {}
+        self._own_clients: set[str] = set()  # Clients of this process, including those that have left.
+        self._held_locks = HeldLocks()
         # Queries and their renewals both write offsets: an older offset must not arrive after a newer one.
         self._committing = threading.Lock()
         #: Seconds for which a lock is trusted without a renewal.
         self.trust = HOLDER_TRUST
         #: Seconds for which `stale` reuses a fence that it has read.
-        self.believed = BELIEVED
+        self.fence_age = FENCE_AGE
         #: Seconds for which a task waits for its driver to be a member again.
         self.patience = RENEW_INTERVAL + 5
         _all.add(self)
@@ -81,64 +81,64 @@ class RocketMQGroups:
 
     def join(self, owner: str) -> Identity:
         identity = lock_rules.new_client(owner)
-        self._present[identity.client_id] = Presence(self._client, identity, self._held)
-        self._own.add(identity.client_id)
+        self._member_clients[identity.client_id] = MemberClient(self._client, identity, self._reported_locks)
+        self._own_clients.add(identity.client_id)
         return identity
 
     def leave(self, client: Identity) -> None:
         """End the client's membership and give back its locks, since no other client can. Lingering locks stay."""
-        presence = self._present.pop(client.client_id, None)
-        if presence is None:
+        member_client = self._member_clients.pop(client.client_id, None)
+        if member_client is None:
             return
-        self.unlock([holding.token for holding in self._holdings.of_client(client.client_id)])
-        presence.leave()
+        self.unlock([lock.token for lock in self._held_locks.of_client(client.client_id)])
+        member_client.leave()
 
     def close(self) -> None:
-        for presence in list(self._present.values()):
-            self.leave(presence.identity)
+        for member_client in list(self._member_clients.values()):
+            self.leave(member_client.identity)
 
     def heartbeat(self, group: str, client: Identity, subscription: Subscription, room: str | None = None) -> list[Member]:
         """See `Groups.heartbeat`. Membership ends with the connection, or 120 s after the last heartbeat.
 
-        Raises GroupError DISAGREES or MISSING; see `Presence.beat`.
+        Raises GroupError DISAGREES or MISSING as `MemberClient.send_heartbeat`.
         """
         lock_rules.check_name(group)
-        presence = self._present.get(client.client_id)
+        member_client = self._member_clients.get(client.client_id)
         # A client that has left must not rejoin by a late heartbeat.
-        if presence is not None:
-            presence.beat(group, subscription, room, self._directory, client.name)
+        if member_client is not None:
+            member_client.send_heartbeat(group, subscription, room, self._directory, client.name)
         return self.members(group)
 
     def cut_off(self, client: Identity) -> bool:
-        presence = self._present.get(client.client_id)
-        return presence is not None and presence.cut_off()
+        member_client = self._member_clients.get(client.client_id)
+        return member_client is not None and member_client.cut_off()
 
     def members(self, group: str) -> list[Member]:
         lock_rules.check_name(group)
         own: dict[str, Member] = {}
         brokers: list[str] = []
         topics: list[str] = []
-        for client_id, presence in list(self._present.items()):
-            member = presence.in_group(group)
+        for client_id, member_client in list(self._member_clients.items()):
+            member = member_client.in_group(group)
             if member is not None:
                 own[client_id] = member
-                brokers, topics = presence.brokers(group), presence.topics(group)
+                brokers, topics = member_client.brokers(group), member_client.topics(group)
         if brokers:
             ids = self._directory.ids(group, brokers)
         else:
-            ids, brokers = self._directory.everywhere(group), self._directory.masters()
+            ids, brokers = self._directory.ids_everywhere(group), self._directory.masters()
         like = next(iter(own.values())).subscription if own else None
         others = self._directory.members(group, [one for one in ids if one not in own], brokers, like, topics)
         found = {member.client_id: member for member in others} | {one: own[one] for one in ids if one in own}
         return [found[client_id] for client_id in sorted(found)]
 
-    def _held(self, client_id: str, group: str) -> list[tuple[LockToken, float]]:
+    def _reported_locks(self, client_id: str, group: str) -> list[tuple[LockToken, float]]:
         """Return a client's locks in a group with their wall-clock confirmation times, for other members to read."""
         now, wall = time.monotonic(), time.time()
         return [
-            (holding.token, round(wall - (now - holding.confirmed), 3))
-            for holding in self._holdings.of_client(client_id)
-            if holding.token.group == group
+            (lock.token, round(wall - (now - lock.confirmed), 3))
+            for lock in self._held_locks.of_client(client_id)
+            if lock.token.group == group
         ]
 
     # -- locks
@@ -153,14 +153,14 @@ class RocketMQGroups:
             return {}
         asked = time.monotonic()
         brokers = self._brokers_of(queues)
-        if (presence := self._present.get(client.client_id)) is not None:
-            presence.also_at(group, brokers)
+        if (member_client := self._member_clients.get(client.client_id)) is not None:
+            member_client.send_heartbeat_to_new(group, brokers)
         ids = self._directory.ids(group, brokers)
-        alone = lock_rules.alone(client.client_id, [*ids, *self._holdings.clients(group)])
-        known = {queue: self._holdings.get(group, queue, client.client_id) for queue in queues}
+        only_run = lock_rules.is_only_run(client.client_id, [*ids, *self._held_locks.clients(group)])
+        known = {queue: self._held_locks.get(group, queue, client.client_id) for queue in queues}
         names = {
-            queue: holding.name if holding is not None else lock_name(client.client_id, 0 if alone else 1)
-            for queue, holding in known.items()
+            queue: lock.name if lock is not None else lock_name(client.client_id, 0 if only_run else 1)
+            for queue, lock in known.items()
         }
         kept = {queue: held for queue, held in known.items() if held is not None and held.trusted(asked, self.trust)}
         fresh = {queue: name for queue, name in names.items() if queue not in kept}
@@ -172,12 +172,12 @@ class RocketMQGroups:
             # One broker may have granted locks although another could not be reached.
             unlock_queues(self._client, group, fresh, _UNLOCK_TIMEOUT)
             raise
-        for queue, holding in known.items():
+        for queue, lock in known.items():
             if queue in kept and queue in granted:
                 kept[queue].confirmed = asked
                 out[queue] = kept[queue].token
-            elif holding is not None and queue not in granted:
-                self._holdings.forget(holding.token)
+            elif lock is not None and queue not in granted:
+                self._held_locks.forget(lock.token)
         missing = [queue for queue in queues if queue not in out]
         out.update((queue, self._refusal(group, queue, client.client_id, ids, brokers)) for queue in missing)
         return {queue: out[queue] for queue in queues}
@@ -187,22 +187,22 @@ class RocketMQGroups:
     ) -> dict[MessageQueue, LockToken]:
         """Return new tokens and fence off all older ones. ``queues``: whether each lock has the query's name."""
         fences = self._offsets.fences(group, list(queues))
-        epochs = {queue: self._epochs.next(fences[queue], alone=alone) for queue, alone in queues.items()}
+        epochs = {queue: self._epochs.next(fences[queue], only_run=only_run) for queue, only_run in queues.items()}
         tokens = {
             queue: LockToken(group, queue, client.owner, client.client_id, epoch, epoch) for queue, epoch in epochs.items()
         }
         self._offsets.fence(group, {queue: epoch - 1 for queue, epoch in epochs.items()})
         for token in tokens.values():
-            self._holdings.put(Holding(token, asked))
+            self._held_locks.put(HeldLock(token, asked))
         return tokens
 
     def _refusal(self, group: str, queue: MessageQueue, mine: str, ids: Sequence[str], brokers: Sequence[str]) -> Refusal:
         """Return the refusal of a queue. The broker does not name the holder, so this process and the members are asked."""
-        for holding in self._holdings.of_queue(group, queue):
-            if holding.token.client_id == mine:
+        for lock in self._held_locks.of_queue(group, queue):
+            if lock.token.client_id == mine:
                 continue
-            remaining = max(0.0, LOCK_LIFE - (time.monotonic() - holding.confirmed))
-            return Refusal(queue, holding.token.owner, holding.token.client_id, None, False, remaining)
+            remaining = max(0.0, LOCK_LIFE - (time.monotonic() - lock.confirmed))
+            return Refusal(queue, lock.token.owner, lock.token.client_id, None, False, remaining)
         others = [client_id for client_id in ids if client_id != mine]
         found = self._directory.holder(group, queue, others, brokers)
         if found is not None:
@@ -217,10 +217,10 @@ class RocketMQGroups:
         Raises RocketMQUnavailableError if a broker could not be asked and no lock is known to be lost.
         """
         asked = time.monotonic()
-        holdings = {token: holding for token in tokens if (holding := self._holdings.own(token)) is not None}
-        gone = {token for token in tokens if token not in holdings or not holdings[token].trusted(asked, self.trust)}
+        locks = {token: lock for token in tokens if (lock := self._held_locks.own(token)) is not None}
+        gone = {token for token in tokens if token not in locks or not locks[token].trusted(asked, self.trust)}
         failed: OrderedMQError | None = None
-        for of_broker in by_broker(token for token in holdings if token not in gone):
+        for of_broker in by_broker(token for token in locks if token not in gone):
             group = of_broker[0].group
             # Unreachable brokers share one time limit: the others' locks must be renewed again while they are still trusted.
             left = max(LEAST_TIMEOUT, asked + _RENEW_TIMEOUT - time.monotonic())
@@ -229,31 +229,31 @@ class RocketMQGroups:
                 gone.update(self._fenced(of_broker, left))
                 kept = [token for token in of_broker if token not in gone]
                 at = time.monotonic()
-                granted = lock_queues(self._client, group, {token.queue: holdings[token].name for token in kept}, left)
+                granted = lock_queues(self._client, group, {token.queue: locks[token].name for token in kept}, left)
                 gone.update(token for token in kept if token.queue not in granted)
                 kept = [token for token in kept if token not in gone]
                 for token in kept:
-                    holdings[token].confirmed = at
-                gone.update(self._commit_again([holdings[token] for token in kept], left))
+                    locks[token].confirmed = at
+                gone.update(self._commit_again([locks[token] for token in kept], left))
             except RocketMQUnavailableError as error:
                 failed = error
         for token in gone:
-            self._holdings.forget(token)
+            self._held_locks.forget(token)
         if failed is not None and not gone:
             raise failed
         return [token for token in tokens if token in gone]
 
-    def _commit_again(self, holdings: Sequence[Holding], seconds: float) -> list[LockToken]:
+    def _commit_again(self, locks: Sequence[HeldLock], seconds: float) -> list[LockToken]:
         """Commit again what a killed broker forgot: the offsets of its last 5 s. Returns tokens found to be lost."""
-        done = {holding.token.queue: holding for holding in holdings if holding.committed is not None}
+        done = {lock.token.queue: lock for lock in locks if lock.committed is not None}
         # A commit in progress writes the newest offsets, and a renewal has no time to wait for it.
         if not done or not self._committing.acquire(blocking=False):
             return []
-        group = holdings[0].token.group
+        group = locks[0].token.group
         try:
             known = self._offsets.read(group, list(done), seconds)
-            behind = {queue: at for queue, holding in done.items() if (at := holding.committed or 0) > known.get(queue, -1)}
-            self._offsets.move(group, behind, self._holdings.queues(group), seconds)
+            behind = {queue: at for queue, lock in done.items() if (at := lock.committed or 0) > known.get(queue, -1)}
+            self._offsets.move(group, behind, self._held_locks.queues(group), seconds)
         except LockError:
             lost = [done[queue].token for queue in behind]
             self.unlock(lost)
@@ -268,22 +268,22 @@ class RocketMQGroups:
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         """See `Groups.stale`. What others did within the last second may not be noticed yet."""
-        return self._stale(tokens, self.believed)
+        return self._stale(tokens, self.fence_age)
 
-    def _stale(self, tokens: Sequence[LockToken], believed: float = 0.0) -> list[LockToken]:
+    def _stale(self, tokens: Sequence[LockToken], fence_age: float = 0.0) -> list[LockToken]:
         now = time.monotonic()
         gone: set[LockToken] = set()
         foreign: list[LockToken] = []
         for token in tokens:
-            holding = self._holdings.own(token)
-            if holding is not None and not holding.trusted(now, self.trust):
+            lock = self._held_locks.own(token)
+            if lock is not None and not lock.trusted(now, self.trust):
                 gone.add(token)
-            elif holding is None:
+            elif lock is None:
                 # All locks of this process's clients are known here, so one that is missing is lost.
-                (gone.add if token.client_id in self._own else foreign.append)(token)
-        doubtful = [token for token in tokens if token not in gone and self._holdings.doubtful(token, now, believed)]
+                (gone.add if token.client_id in self._own_clients else foreign.append)(token)
+        doubtful = [token for token in tokens if token not in gone and self._held_locks.must_read_fence(token, now, fence_age)]
         fenced = self._fenced(doubtful)
-        self._holdings.looked(doubtful, fenced, now)
+        self._held_locks.record_fences_read(doubtful, fenced, now)
         gone.update(fenced)
         # A lock request for a client that is no longer a member would revive a lock that was given up.
         # The time counts from here: reading the fences may have waited for a broker that was away.
@@ -318,18 +318,18 @@ class RocketMQGroups:
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         """See `Groups.unlock`; but a lingering lock lives as long as any that is not renewed (RocketMQ's unlockDelay)."""
         for of_broker in by_broker(tokens):
-            holdings = [holding for token in of_broker if (holding := self._holdings.own(token)) is not None]
-            for holding in holdings:
-                self._holdings.forget(holding.token)
-            if linger > 0 or not holdings:
+            locks = [lock for token in of_broker if (lock := self._held_locks.own(token)) is not None]
+            for lock in locks:
+                self._held_locks.forget(lock.token)
+            if linger > 0 or not locks:
                 continue
-            group = holdings[0].token.group
+            group = locks[0].token.group
             # A lock that cannot be checked or given back now expires at the end of its life.
             with contextlib.suppress(RocketMQUnavailableError):
                 # A lock under the query's name may belong to a later run, which has then raised the fence.
-                named = [holding.token for holding in holdings if holding.name != holding.token.client_id]
+                named = [lock.token for lock in locks if lock.name != lock.token.client_id]
                 fenced = self._fenced(named, _UNLOCK_TIMEOUT)
-                own = [holding for holding in holdings if holding.token not in fenced]
+                own = [lock for lock in locks if lock.token not in fenced]
                 # Fence first: a task that checks its lock now must not get it again. A deleted topic or group needs none.
                 with contextlib.suppress(TopicError, GroupError):
                     self._offsets.raise_fences(group, {one.token.queue: one.token.epoch for one in own}, _UNLOCK_TIMEOUT)
@@ -348,18 +348,18 @@ class RocketMQGroups:
                 self._commit(group, {token: offsets[token] for token in of_group})
 
     def _commit(self, group: str, offsets: Mapping[LockToken, int]) -> None:
-        holdings = {token: self._holdings.own(token) for token in offsets}
-        unknown = [token.queue for token, held in holdings.items() if held is None or held.committed is None]
+        locks = {token: self._held_locks.own(token) for token in offsets}
+        unknown = [token.queue for token, held in locks.items() if held is None or held.committed is None]
         known = self._offsets.read(group, unknown) if unknown else {}
         moves: dict[MessageQueue, int] = {}
-        for token, held in holdings.items():
+        for token, held in locks.items():
             at = known.get(token.queue) if held is None or held.committed is None else held.committed
             if at is None or offsets[token] > at:
                 moves[token.queue] = offsets[token]
             elif held is not None:
                 held.committed = at
-        self._offsets.move(group, moves, self._holdings.queues(group))
-        for token, held in holdings.items():
+        self._offsets.move(group, moves, self._held_locks.queues(group))
+        for token, held in locks.items():
             if held is not None and token.queue in moves:
                 held.committed = moves[token.queue]
 
@@ -368,9 +368,9 @@ class RocketMQGroups:
         raised = 0
         for group, tokens in sorted(by_group(offsets).items()):
             with self._committing:
-                self._offsets.move(group, {token.queue: offsets[token] for token in tokens}, self._holdings.queues(group))
+                self._offsets.move(group, {token.queue: offsets[token] for token in tokens}, self._held_locks.queues(group))
                 for token in tokens:
-                    held = self._holdings.own(token)
+                    held = self._held_locks.own(token)
                     if held is not None:
                         held.committed = offsets[token]
             raised = self._offsets.raise_reset_number(group, [token.queue for token in tokens])
@@ -383,10 +383,10 @@ class RocketMQGroups:
         """See `Groups.dead_letter`. A repeat is recognised among the last dead_letter_topic.LOOK_BACK letters."""
         if self._stale([token]):
             raise lock_rules.lost_lock(token, f"{len(offsets)} of its messages were put aside", self.trust)
-        return self._letters.put(token.group, token.queue, letters, offsets)
+        return self._dead_letters.put(token.group, token.queue, letters, offsets)
 
     def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
-        """Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""
+        """Check tokens and offsets. Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""
         for token, offset in offsets.items():
             if offset < 0:
                 raise not_an_offset(offset, token.queue, token.group)
@@ -404,7 +404,7 @@ class RocketMQGroups:
 
     def _in_child(self) -> None:
         """Start empty in the child of a fork: clients and locks are the parent's."""
-        self._present, self._own, self._holdings, self._committing = {}, set(), Holdings(), threading.Lock()
+        self._member_clients, self._own_clients, self._held_locks, self._committing = {}, set(), HeldLocks(), threading.Lock()
 
 
 _all: Final = BeginAnew(RocketMQGroups._in_child)

@@ -12,7 +12,7 @@ from orderedmq.rocketmq.group.lock_rules import lock_name
 
 
 @dataclass
-class Holding:
+class HeldLock:
     """A lock held by a client of this process. ``confirmed``: when its last successful request was sent (monotonic seconds)."""
 
     token: LockToken
@@ -20,7 +20,7 @@ class Holding:
     #: The group's offset as last committed, reset or read under this lock; None before the first commit or reset.
     committed: int | None = None
     #: When the queue's fence was last found below the token's epoch (monotonic seconds).
-    looked: float = float("-inf")
+    fence_read: float = float("-inf")
 
     def trusted(self, now: float, trust: float = HOLDER_TRUST) -> bool:
         """Whether no other client can have been granted the queue since ``confirmed`` (ProcessQueue.isLockExpired)."""
@@ -32,43 +32,43 @@ class Holding:
         return lock_name(self.token.client_id, self.token.epoch)
 
 
-class Holdings:
-    """All `Holding` objects of this process. Thread-safe.
+class HeldLocks:
+    """All `HeldLock` objects of this process. Thread-safe.
 
     Two clients of a process may both believe that they hold a queue, and only the broker knows which one does. So a queue has
-    one holding per client.
+    one `HeldLock` per client.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[tuple[str, MessageQueue], dict[str, Holding]] = {}
+        self._found: dict[tuple[str, MessageQueue], dict[str, HeldLock]] = {}
 
-    def put(self, holding: Holding) -> None:
-        token = holding.token
+    def put(self, lock: HeldLock) -> None:
+        token = lock.token
         with self._lock:
-            self._found.setdefault((token.group, token.queue), {})[token.client_id] = holding
+            self._found.setdefault((token.group, token.queue), {})[token.client_id] = lock
 
-    def get(self, group: str, queue: MessageQueue, client_id: str) -> Holding | None:
+    def get(self, group: str, queue: MessageQueue, client_id: str) -> HeldLock | None:
         with self._lock:
             return self._found.get((group, queue), {}).get(client_id)
 
-    def own(self, token: LockToken) -> Holding | None:
-        """Return a token's holding; None if the lock was given back or lost, or belongs to another process."""
-        holding = self.get(token.group, token.queue, token.client_id)
-        return holding if holding is not None and holding.token.epoch == token.epoch else None
+    def own(self, token: LockToken) -> HeldLock | None:
+        """Return a token's lock; None if the lock was given back or lost, or belongs to another process."""
+        lock = self.get(token.group, token.queue, token.client_id)
+        return lock if lock is not None and lock.token.epoch == token.epoch else None
 
-    def doubtful(self, token: LockToken, now: float, believed: float) -> bool:
-        """Whether the token's fence must be read from its broker: it was not read within the last ``believed`` seconds."""
+    def must_read_fence(self, token: LockToken, now: float, max_age: float) -> bool:
+        """Whether the token's fence must be read from its broker: it was not read within the last ``max_age`` seconds."""
         held = self.own(token)
-        return held is None or now - held.looked >= believed
+        return held is None or now - held.fence_read >= max_age
 
-    def looked(self, tokens: Iterable[LockToken], fenced: Iterable[LockToken], now: float) -> None:
+    def record_fences_read(self, tokens: Iterable[LockToken], fenced: Iterable[LockToken], now: float) -> None:
         """Record that these tokens' fences were read at ``now``. For tokens in ``fenced`` they are read again at each check."""
         behind = set(fenced)
         for token in tokens:
             held = self.own(token)
             if held is not None:
-                held.looked = float("-inf") if token in behind else now
+                held.fence_read = float("-inf") if token in behind else now
 
     def forget(self, token: LockToken) -> None:
         with self._lock:
@@ -78,7 +78,7 @@ class Holdings:
             if not held:
                 self._found.pop((token.group, token.queue), None)
 
-    def of_client(self, client_id: str) -> list[Holding]:
+    def of_client(self, client_id: str) -> list[HeldLock]:
         with self._lock:
             return [held[client_id] for held in self._found.values() if client_id in held]
 
@@ -86,7 +86,7 @@ class Holdings:
         with self._lock:
             return {queue for name, queue in self._found if name == group}
 
-    def of_queue(self, group: str, queue: MessageQueue) -> list[Holding]:
+    def of_queue(self, group: str, queue: MessageQueue) -> list[HeldLock]:
         with self._lock:
             return list(self._found.get((group, queue), {}).values())
 

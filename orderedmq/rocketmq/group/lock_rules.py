@@ -9,8 +9,8 @@ lineage, and a renewal also grants a queue that is free. So these rules apply on
 - *Epoch*: the time of the grant in microseconds since 1970, raised above the queue's *fence* and all earlier epochs of this
   process.
 - *Fence*: a number stored beside the group's offset of the queue (offsets.py). A token whose epoch is not above it is stale.
-  Grants, unlocks, seeks and forced releases raise it. Java consumers do not, and a killed broker forgets its last 5 s, so a
-  fence below a token proves nothing.
+  Grants, unlocks, seeks and forced releases raise it. Java consumers do not raise it, and a killed broker forgets the last 5 s,
+  so a token above the fence may still be stale.
 - *Tenure*: always the token's own epoch, since the broker keeps no lineage. So a restarted query of a shared group enters each
   queue at the group's offset. An exclusive one follows its checkpoint unless the group's offset is higher (Owner.unbroken).
 - *Name*: the client id of a lock may be any text, not just a member's. A run uses its query's name while no other run of the
@@ -46,7 +46,7 @@ _NO_HOST = re.compile(r"[^A-Za-z0-9.-]")
 
 
 def check_name(group: str) -> None:
-    """Raises GroupError BAD_NAME. A 5.x broker creates no group with a longer name (Validators.checkGroup, TopicValidator)."""
+    """Check a group's name. Raises GroupError BAD_NAME, also for a longer name than 5.x accepts (Validators.checkGroup)."""
     check_group(group)
     if len(group) > MAX_GROUP:
         raise GroupError(
@@ -56,7 +56,7 @@ def check_name(group: str) -> None:
 
 
 def query_name(owner: str) -> str:
-    """Return the name of a query's locks, the same on every machine and after each restart. An unusual ``owner`` is hashed."""
+    """Return the name of a query's locks: the same on every machine and after each restart. An unusual ``owner`` is hashed."""
     plain = (
         owner
         if _PLAIN.fullmatch(owner)
@@ -81,7 +81,7 @@ def query_of(client_id: str) -> str:
     return client_id.partition("@")[0] if is_ours(client_id) else client_id
 
 
-def alone(client_id: str, members: Iterable[str]) -> bool:
+def is_only_run(client_id: str, members: Iterable[str]) -> bool:
     """Whether no other run of the same query is among the members."""
     return all(other == client_id or query_of(other) != query_of(client_id) for other in members)
 
@@ -103,16 +103,16 @@ class Epochs:
         self._lock = threading.Lock()
         self._last = 0
 
-    def next(self, fence: int, *, alone: bool) -> int:
-        """Return an epoch above ``fence`` and all earlier ones: even if ``alone``, else odd (see `lock_name`)."""
+    def next(self, fence: int, *, only_run: bool) -> int:
+        """Return an epoch above ``fence`` and all earlier ones: even if ``only_run``, else odd (see `lock_name`)."""
         with self._lock:
             least = max(self._last, fence, time.time_ns() // 1000) + 1
-            self._last = next(number for number in itertools.count(least) if (number % 2 == 0) == alone)
+            self._last = next(number for number in itertools.count(least) if (number % 2 == 0) == only_run)
             return self._last
 
 
 def lost_lock(token: LockToken, doing: str, life: float) -> LockError:
-    """Return the error for a lost lock. ``life``: seconds for which a lock is trusted."""
+    """Return the error for a lost lock. ``doing``: what came too late. ``life``: seconds for which a lock is trusted."""
     trusted = f"a lock is trusted ({life:.0f} s)"
     return lost(token.group, token.queue, token.epoch, f"before {doing}", trusted, "at the group's offset")
 

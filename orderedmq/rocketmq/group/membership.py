@@ -1,9 +1,9 @@
 """Membership in groups: heartbeats of this process's clients, and the list of all members.
 
-A member is a TCP connection to a broker (ConsumerManager, ClientChannelInfo). Membership ends at once when the connection ends,
-also after kill -9. A client that is stopped or cut off is forgotten after 120 s. So each client has its own connections and
-sends heartbeats to every broker of its topics. Each broker keeps its own list. All queries read that of the same broker, so
-that they divide the queues alike.
+For a broker, a member is a TCP connection (ConsumerManager, ClientChannelInfo). Membership ends at once when the connection
+ends, also after kill -9. A client that is paused or cut off is forgotten after 120 s. So each client has its own connections
+and sends heartbeats to every broker of its topics. Each broker keeps its own list of members. All queries read the list of the
+same broker, so that they divide the queues alike.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ class _Membership:
     brokers: list[str]
 
 
-class Presence:
+class MemberClient:
     """One client of this process: its connections and its memberships."""
 
     def __init__(self, cluster: Client, identity: Identity, held: Held) -> None:
         self.identity = identity
         self._held = held
-        self._client = cluster.another(on_push=self._asked)
+        self._client = cluster.another(on_push=self._answer_broker)
         #: At the broker, a subscription with a higher version replaces another member's for the same topic.
         self._version = int(time.time() * 1000)
         self._groups: dict[str, _Membership] = {}
         #: The connection that carried the last heartbeat to each broker.
-        self._told: dict[str, Connection] = {}
+        self._heartbeat_connections: dict[str, Connection] = {}
 
     def in_group(self, group: str) -> Member | None:
         known = self._groups.get(group)
         return known.member if known is not None else None
 
-    def beat(
+    def send_heartbeat(
         self, group: str, subscription: Subscription, room: str | None, directory: Directory, name: str | None = None
     ) -> None:
         """Send a heartbeat to every broker of the topics.
@@ -85,7 +85,7 @@ class Presence:
         brokers = _masters(self._client, names, deadline)
         before = self._groups.get(group)
         if before is None or before.member.subscription != subscription:
-            directory.refuse_strangers(group, subscription, names, brokers)
+            directory.refuse_other_consumers(group, subscription, names, brokers)
         now = running_info.now()
         joined = before.member.joined if before is not None else int(time.time() * 1_000_000)
         member = Member(
@@ -103,7 +103,7 @@ class Presence:
         for address in brokers:
             try:
                 # Unreachable brokers share one time limit: the same thread renews locks.
-                self._tell(address, said, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
+                self._send_heartbeat(address, said, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
                 sent += 1
             except RocketMQUnavailableError as error:
                 failed = error
@@ -117,7 +117,7 @@ class Presence:
             del self._groups[group]
             raise not_created(group)
 
-    def also_at(self, group: str, brokers: Sequence[str]) -> None:
+    def send_heartbeat_to_new(self, group: str, brokers: Sequence[str]) -> None:
         """Send a heartbeat to brokers that joined the route since the last one: tasks check this client's membership there."""
         known = self._groups.get(group)
         new = [address for address in brokers if address not in known.brokers] if known is not None else []
@@ -125,18 +125,18 @@ class Presence:
             return
         said = group_requests.heartbeat(self.identity.client_id, group, known.topics, version=self._version)
         for address in new:
-            self._tell(address, said, Deadline.after(_BEAT_TIMEOUT))
+            self._send_heartbeat(address, said, Deadline.after(_BEAT_TIMEOUT))
         self._groups[group] = replace(known, brokers=[*known.brokers, *new])
 
-    def _tell(self, address: str, said: Request[None], deadline: float) -> None:
+    def _send_heartbeat(self, address: str, said: Request[None], deadline: float) -> None:
         # If this connection ends before the answer, the request is sent again over another; then one extra heartbeat follows.
-        self._told[address] = self._client.connection(address, deadline)
+        self._heartbeat_connections[address] = self._client.connection(address, deadline)
         self._client.call_address(address, said, deadline)
 
     def cut_off(self) -> bool:
         """Whether a connection to a broker has ended, and with it this client's membership there."""
         brokers = {address for known in list(self._groups.values()) for address in known.brokers}
-        return any(connection.closed for address, connection in list(self._told.items()) if address in brokers)
+        return any(connection.closed for address, connection in list(self._heartbeat_connections.items()) if address in brokers)
 
     def brokers(self, group: str) -> list[str]:
         """Return the brokers to which this client sends heartbeats for the group."""
@@ -158,7 +158,7 @@ class Presence:
                     self._client.call_address(address, leaving, Deadline.after(3.0))
         self._client.close()
 
-    def _asked(self, command: RemotingCommand) -> RemotingCommand | None:
+    def _answer_broker(self, command: RemotingCommand) -> RemotingCommand | None:
         """Answer a request about this member that a broker forwards."""
         if command.code != RequestCode.GET_CONSUMER_RUNNING_INFO:
             return None
@@ -198,7 +198,7 @@ class Directory:
             raise failed
         return []
 
-    def everywhere(self, group: str) -> list[str]:
+    def ids_everywhere(self, group: str) -> list[str]:
         """Like `ids`, but from all brokers together, for callers that do not know the group's topics."""
         found: set[str] = set()
         for address in self.masters():
@@ -246,13 +246,13 @@ class Directory:
     ) -> list[Member]:
         """Return the members with these client ids.
 
-        One that does not answer is taken to have the subscription ``like``, which means ``topics`` now.
+        A member that does not answer is assumed to have the subscription ``like``, which selects ``topics`` now.
         """
         found = []
         for client_id in ids:
             info = self.info(group, client_id, brokers)
-            found.append(info.member if info is not None else running_info.unknown(client_id, like))
-        return [running_info.agreeing(member, like, topics) for member in found]
+            found.append(info.member if info is not None else running_info.silent_member(client_id, like))
+        return [running_info.with_like_texts(member, like, topics) for member in found]
 
     def holder(
         self, group: str, queue: MessageQueue, ids: Sequence[str], brokers: Sequence[str]
@@ -265,10 +265,11 @@ class Directory:
                     return info.member, held
         return None
 
-    def refuse_strangers(self, group: str, mine: Subscription, topics: Sequence[str], brokers: Sequence[str]) -> None:
-        """Raises GroupError DISAGREES if consumers in another language read otherwise, or if this client wants all queues.
+    def refuse_other_consumers(self, group: str, mine: Subscription, topics: Sequence[str], brokers: Sequence[str]) -> None:
+        """Refuse to join consumers in another language that subscribe differently, or at all if this client wants all queues.
 
-        A heartbeat replaces what the whole *group* reads, so these consumers would get no messages any more.
+        A heartbeat replaces what the whole *group* reads, so these consumers would get no messages any more. Raises GroupError
+        DISAGREES.
         """
         strangers = [client_id for client_id in self.ids(group, brokers) if not is_ours(client_id)]
         if not strangers:

@@ -11,7 +11,7 @@ see them.
 
 A 5.x broker distinguishes "never committed" from "committed 0" (``setZeroIfNotFound``). A 4.9 broker answers 0 to both while
 the queue's first message is recent (ConsumerManageProcessor.queryConsumerOffset). Then the table of all offsets is read, as
-slaves do.
+replicas read it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from orderedmq.rocketmq.net.fan_out import ask_queues, ask_servers, existing
 from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
-from orderedmq.rocketmq.wire.request import Request, number
+from orderedmq.rocketmq.wire.request import Request, int_field
 
 #: Seconds for an operation on a group with all its retries.
 GROUP_TIMEOUT: Final = 25.0
@@ -91,17 +91,17 @@ class GroupOffsets:
         try:
             done = ask_queues(self._client, asked, deadline)
         except GroupError:
-            self.make(group, list(offsets), deadline)
+            self.create_group(group, list(offsets), deadline)
             done = ask_queues(self._client, asked, deadline)
         return [queue for (queue, _), taken in zip(asked, done) if not taken]
 
     def move(
         self, group: str, offsets: Mapping[MessageQueue, int], held: Iterable[MessageQueue], seconds: float = GROUP_TIMEOUT
     ) -> None:
-        """Like `write`, for a consumer that holds the queues ``held``.
+        """Like `write`, for a consumer that holds the locks of the queues ``held``.
 
-        Raises LockError LOST if RocketMQ's own tools reset the group. All resets of these queues are then found and accepted
-        together, and the group's reset number is raised. So a restart follows the offsets that the tools set, whatever its
+        Raises LockError LOST if RocketMQ's own tools reset the group. It then finds and accepts all resets of these queues
+        together, and raises the group's reset number: a restart follows the offsets that the tools set, whatever its
         checkpoint says.
         """
         found = self.write(group, offsets, seconds)
@@ -124,7 +124,7 @@ class GroupOffsets:
         asked = [(queue, message_requests.pull(queue, group, 0, 1)) for queue in queues]
         ask_queues(self._client, asked, Deadline.after(seconds))
 
-    def make(self, group: str, queues: Sequence[MessageQueue], deadline: float) -> None:
+    def create_group(self, group: str, queues: Sequence[MessageQueue], deadline: float) -> None:
         """Create the group at the queues' brokers by a pull, as any consumer does.
 
         Raises GroupError MISSING where that is disabled.
@@ -135,7 +135,7 @@ class GroupOffsets:
             if real.topic.startswith(RETRY_PREFIX):
                 # The group's first heartbeat creates the retry topic and the group.
                 continue
-            with _named(group):
+            with _explain_missing(group):
                 self._client.call(
                     message_requests.pull(real, group, 0, 1), deadline, topic=queue.topic, broker_name=queue.broker_name
                 )
@@ -163,15 +163,15 @@ class GroupOffsets:
     def reset_number(self, group: str) -> int:
         """Return the highest reset number that any broker has. Unreachable brokers are skipped, but one must answer."""
         masters = self.masters()
-        place = _reset_place(group)
+        queue = _reset_queue(group)
         answers = [0]
         for address in masters:
             with contextlib.suppress(RocketMQError, TopicError):
-                (offset, _) = self._client.call_address(address, _offset(group, place), Deadline.after(5.0))
+                (offset, _) = self._client.call_address(address, _offset(group, queue), Deadline.after(5.0))
                 answers.append(offset or 0)
         if len(answers) == 1 and masters:
             # No broker answered. Ask one again and raise its error if it fails, too: 0 would mean that the group was never reset.
-            [(offset, _)] = ask_servers(self._client, [(masters[0], _offset(group, place))], Deadline.after(5.0))
+            [(offset, _)] = ask_servers(self._client, [(masters[0], _offset(group, queue))], Deadline.after(5.0))
             answers.append(offset or 0)
         return max(answers)
 
@@ -182,17 +182,17 @@ class GroupOffsets:
         """
         raised = self.reset_number(group) + 1
         deadline = Deadline.after(GROUP_TIMEOUT)
-        must = {self._client.address(queue.topic, queue.broker_name, deadline) for queue in queues}
-        for address in sorted({*must, *self.masters()}):
+        required = {self._client.address(queue.topic, queue.broker_name, deadline) for queue in queues}
+        for address in sorted({*required, *self.masters()}):
             try:
                 self._write_reset(group, address, raised, deadline)
             except OrderedMQError:
-                if address in must:
+                if address in required:
                     raise
         return raised
 
     def _write_reset(self, group: str, address: str, value: int, deadline: float) -> None:
-        request = group_requests.update_consumer_offset(group, _reset_place(group), value)
+        request = group_requests.update_consumer_offset(group, _reset_queue(group), value)
         try:
             self._client.call_address(address, request, deadline)
         except (GroupError, TopicError):
@@ -201,7 +201,7 @@ class GroupOffsets:
                 name = f"orderedmq-reset@{value}"
                 member.call_address(address, group_requests.heartbeat(name, group, (), version=1), deadline)
                 member.call_address(address, group_requests.unregister(name, group), deadline)
-            with _named(group):
+            with _explain_missing(group):
                 self._client.call_address(address, request, deadline)
 
     def masters(self) -> list[str]:
@@ -210,7 +210,7 @@ class GroupOffsets:
         return [broker.master for _, broker in sorted(brokers.items()) if broker.master is not None]
 
 
-def _reset_place(group: str) -> MessageQueue:
+def _reset_queue(group: str) -> MessageQueue:
     return MessageQueue(RETRY_PREFIX + group, "", RESETS)
 
 
@@ -221,14 +221,14 @@ def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]
     def parse(response: RemotingCommand) -> tuple[int | None, bool]:
         if response.code != ResponseCode.SUCCESS:
             return None, True
-        offset = number(response, "offset")
+        offset = int_field(response, "offset")
         return offset, offset != 0 or response.version >= _TELLS_NEVER
 
     return Request(RequestCode.QUERY_CONSUMER_OFFSET, asked.what, asked.resource, parse, asked.ext, accepts=asked.accepts)
 
 
 @contextlib.contextmanager
-def _named(group: str) -> Iterator[None]:
+def _explain_missing(group: str) -> Iterator[None]:
     """Replace GroupError MISSING by one that says how to create the group, where brokers do not create it on demand."""
     try:
         yield

@@ -131,7 +131,7 @@ def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, a
     return Subscription(assignment, names, strategy, "; ".join(text for _, text in filters), filters[0][0])
 
 
-def unknown(client_id: str, like: Subscription | None) -> Member:
+def silent_member(client_id: str, like: Subscription | None) -> Member:
     """Return a member that does not answer.
 
     It counts and is taken to agree, since RocketMQ itself compares no subscriptions.
@@ -139,12 +139,12 @@ def unknown(client_id: str, like: Subscription | None) -> Member:
     return Member(query_of(client_id), client_id, like or Subscription("shared", ""), 0, now(), life=CHANNEL_LIFE)
 
 
-def agreeing(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
-    """Return a consumer in another language with the subscription ``like``, as far as it reads the same topics.
+def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[str]) -> Member:
+    """Return a member with the texts of the subscription ``like`` where both mean the same.
 
-    ``topics`` is what ``like`` means now. The consumer names topics where ``like`` may have a pattern, and may not report its
-    strategy: RocketMQ compares neither. Members of this package stay as they are and are compared by their texts, since one may
-    have listed a new topic before another.
+    This concerns consumers in other languages. They name topics where ``like`` may have a pattern, which selects ``topics``
+    now, and they may not report their strategy: RocketMQ compares neither. Members of this package stay as they are and are
+    compared by their texts, since one may have listed a new topic before another.
     """
     theirs = member.subscription
     if like is None or is_ours(member.client_id) or theirs.assignment != "shared":
@@ -189,10 +189,10 @@ def _java_locks(table: Mapping[str, Any]) -> Iterable[HeldQueue]:
 
 
 def topics_of(text: str, existing: Iterable[str]) -> list[str]:
-    """Return the existing topics that a Subscription's text means.
+    """Return the existing topics that a Subscription's text selects.
 
-    These are its comma-separated names if all exist; else the topics that it matches as a pattern, or the names that exist if
-    none does.
+    The text is a list of names, separated by commas, if all of them exist. Else it is a pattern. If the pattern matches no
+    topic, the existing ones of the names count.
     """
     there = set(existing)
     names = set(text.split(","))

@@ -18,7 +18,7 @@ from typing import Final
 
 from orderedmq.conditions import OptionCondition, ServersCondition
 from orderedmq.errors import OptionError, ServersError
-from orderedmq.java import cache, ensure_java
+from orderedmq.java import cache_folder, ensure_java
 
 #: Releases that are known to run here. Others may run, too.
 VERSIONS: Final = ("4.9.7", "5.3.3", "5.4.0")
@@ -32,7 +32,7 @@ _TIMEOUT: Final = 900.0
 _DOWNLOAD_FAILED: Final = "download failed: "
 
 
-def jars(version: str = DEFAULT_VERSION) -> Path:
+def fetch_jars(version: str = DEFAULT_VERSION) -> Path:
     """Return the folder with the jars of a release, and fetch them if it is missing.
 
     Raises OptionError INVALID, JavaError MISSING or TOO_OLD, and ServersError NO_JARS.
@@ -41,7 +41,7 @@ def jars(version: str = DEFAULT_VERSION) -> Path:
         raise OptionError(
             OptionCondition.INVALID, f"{version!r} is not a release of RocketMQ; known to run here: {', '.join(VERSIONS)}"
         )
-    folder = cache() / f"rocketmq-{version}"
+    folder = cache_folder() / f"rocketmq-{version}"
     if folder.is_dir():
         return folder
     with open(folder.with_suffix(folder.suffix + ".lock"), "w") as lock:

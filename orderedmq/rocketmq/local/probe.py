@@ -1,6 +1,6 @@
 """Finds free ports of this machine, and sends single requests to a server.
 
-The protocol is repeated here in short, so that servers can be watched without the client that is tested against them.
+A short copy of the protocol: servers are watched without the client that is tested against them.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ HOST: Final = "127.0.0.1"
 _PORTS: Final = range(20_000, 32_000)
 
 
-#: Ports that `free_port` has returned in this process. A server may not listen there yet.
-_told: Final[set[int]] = set()
+#: Ports that `find_free_port` has returned in this process. A server may not listen there yet.
+_returned_ports: Final[set[int]] = set()
 
 
-def free_port(*offsets: int) -> int:
+def find_free_port(*offsets: int) -> int:
     """Return a port whose neighbours at ``offsets`` (0: itself) are all free. Raises ServersError PORT_IN_USE."""
     for port in random.sample(_PORTS, 200):
         wanted = {port + offset for offset in offsets or (0,)}
-        if not wanted & _told and all(map(free, wanted)):
-            _told.update(wanted)
+        if not wanted & _returned_ports and all(map(is_free, wanted)):
+            _returned_ports.update(wanted)
             return port
     raise ServersError(ServersCondition.PORT_IN_USE, f"no free port was found from {_PORTS.start} to {_PORTS.stop - 1}")
 
 
-def free(port: int) -> bool:
+def is_free(port: int) -> bool:
     """Whether a server could listen on the port."""
     # 4.9 listens on all interfaces whatever its settings; some systems allow that beside a listener on loopback, so check both.
     for host in ("", HOST):

@@ -17,8 +17,8 @@ from typing import Final
 from orderedmq.conditions import ServersCondition
 from orderedmq.errors import ServersError
 from orderedmq.java import ensure_java
-from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, jars
-from orderedmq.rocketmq.local.probe import HOST, answers, ask, free, free_port
+from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, fetch_jars
+from orderedmq.rocketmq.local.probe import HOST, answers, ask, find_free_port, is_free
 
 #: Seconds for a start. It takes some seconds, and longer on a busy machine.
 _READY_TIMEOUT: Final = 90.0
@@ -30,8 +30,8 @@ _OPENS: Final = (
     *("--add-opens", "java.base/java.nio=ALL-UNNAMED", "--add-opens", "java.base/sun.nio.ch=ALL-UNNAMED"),
     *("--add-exports", "java.base/jdk.internal.ref=ALL-UNNAMED"),
 )
-#: Logs warnings to standard output. 5.x has logback in a package of its own. The status listener silences logback's reports
-#: about its configuration. Pop consumption, which is not set up here, would log a warning several times a second.
+#: Logs warnings to standard output. 5.x has its own copy of logback, in another package. The status listener silences logback's
+#: reports about its configuration. Pop consumption, which is not set up here, would log a warning several times a second.
 _LOGBACK: Final = """\
 <configuration>
   <statusListener class="{prefix}ch.qos.logback.core.status.NopStatusListener"/>
@@ -105,7 +105,7 @@ class Server:
             *(str(ensure_java()), *self.heap, "-XX:+UseSerialGC", *_OPENS),
             *(f"-Drocketmq.home.dir={self.home}", f"-Duser.home={self.home}", f"-Drmq.logback.configurationFile={logback}"),
             *self._jvm,
-            *("-cp", f"{jars(self.version)}/*", self.main, "-c", str(properties)),
+            *("-cp", f"{fetch_jars(self.version)}/*", self.main, "-c", str(properties)),
         ]
         with open(self.log, "ab") as output:
             self._printed = output.tell()
@@ -126,10 +126,10 @@ class Server:
             start_new_session=True,
         )
 
-    def wait(self, timeout: float = _READY_TIMEOUT) -> None:
-        """Wait until the server serves. Raises ServersError NOT_READY or DIED."""
+    def wait(self, timeout: float = _READY_TIMEOUT, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until the server serves, or until ``given_up()`` is true. Raises ServersError NOT_READY or DIED."""
         deadline = time.monotonic() + timeout
-        while not self.ready():
+        while not given_up() and not self.ready():
             if not self.running:
                 raise ServersError(
                     ServersCondition.DIED,
@@ -172,7 +172,7 @@ class Server:
         self.start(timeout)
 
     def shut_down(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """End the server in order, so that nothing is lost, which takes some seconds; kill it as soon as ``hurried()`` is true."""
+        """End the server in order, so that nothing is lost. This takes some seconds; kill it as soon as ``hurried()`` is true."""
         self.resume()
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + _SHUT_DOWN_TIMEOUT
@@ -210,7 +210,7 @@ class Server:
 class NameServer(Server):
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
     kind = "namesrv"
-    # It has so little to do that full compilation would be most of its work.
+    # It does so little that full compilation would be most of its work.
     heap = ("-Xms64m", "-Xmx128m", "-XX:TieredStopAtLevel=1")
 
     def properties(self) -> dict[str, object]:
@@ -314,15 +314,15 @@ class Cluster:
     ) -> None:
         if lock_life is not None:
             jvm = (*jvm, f"-Drocketmq.broker.rebalance.lockMaxLiveTime={lock_life * 1000:.0f}")
-        if port is not None and not free(port):
+        if port is not None and not is_free(port):
             raise ServersError(
                 ServersCondition.PORT_IN_USE, f"port {port} is in use: is another nameserver running? Choose another port"
             )
         self.name = name
         self.version = version
-        self.namesrv = NameServer(folder / "namesrv", version, free_port() if port is None else port, jvm)
+        self.namesrv = NameServer(folder / "namesrv", version, find_free_port() if port is None else port, jvm)
         self.brokers = [
-            Broker(folder / broker, version, free_port(-2, 0, 1), self.address, name, properties, jvm)
+            Broker(folder / broker, version, find_free_port(-2, 0, 1), self.address, name, properties, jvm)
             for broker in names or [f"broker-{letter}" for letter in "abcdefgh"[:brokers]]
         ]
 
@@ -340,13 +340,17 @@ class Cluster:
     def servers(self) -> list[Server]:
         return [self.namesrv, *self.brokers]
 
-    def start(self) -> None:
-        """Start all servers in parallel, also those that were killed. Raises what `Server.start` raises, after killing all."""
+    def start(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Start all servers in parallel, also those that were killed. Raises what `Server.start` raises, after killing all.
+
+        As soon as ``given_up()`` is true, it starts no more servers and waits for none; those that were started run on.
+        """
         try:
             for server in self.servers:
-                server.launch()
+                if not given_up():
+                    server.launch()
             for server in self.servers:
-                server.wait()
+                server.wait(given_up=given_up)
         except BaseException:
             self.stop()
             raise

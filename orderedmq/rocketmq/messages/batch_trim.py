@@ -24,7 +24,7 @@ TAIL_LOSS: Final = (
 )
 
 
-def decoded(
+def decode_rows(
     queue: MessageQueue,
     parts: Sequence[memoryview],
     columns: tuple[str, ...],
@@ -34,7 +34,7 @@ def decoded(
     malformed: Callable[[MessageQueue, Sequence[int]], None],
     tags: frozenset[str] = frozenset(),
 ) -> tuple[pa.RecordBatch, int]:
-    """Return what `decode` returns, with queue_offset among the columns. Raises DataLossError UNREADABLE."""
+    """Decode pull responses as `decode.decode` does, with queue_offset among the columns. Raises DataLossError UNREADABLE."""
     note = partial(malformed, queue)
     asked = columns if "queue_offset" in columns else (*columns, "queue_offset")
     try:
@@ -43,7 +43,7 @@ def decoded(
         raise unreadable(queue, error.offset, str(error)) from error
 
 
-def once(batch: pa.RecordBatch) -> pa.RecordBatch:
+def drop_repeats(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows by offset, each once: an answer that reaches into the next range repeats its messages."""
     offsets = batch.column("queue_offset").to_numpy()
     if (offsets[1:] > offsets[:-1]).all():
@@ -51,7 +51,7 @@ def once(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.take(pa.array(np.unique(offsets, return_index=True)[1]))
 
 
-def unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) -> pa.RecordBatch:
+def cut_at_gap(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) -> pa.RecordBatch:
     """Return the rows before the first missing offset. Raises DataLossError AGED_OUT if ``offset`` itself is missing."""
     offsets = batch.column("queue_offset").to_numpy()
     right = offsets == np.arange(offset, offset + len(offsets))
@@ -63,7 +63,7 @@ def unbroken(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int) 
     return batch.slice(0, count)
 
 
-def average(batch: pa.RecordBatch, received: int, before: float | None) -> float:
+def average_body(batch: pa.RecordBatch, received: int, before: float | None) -> float:
     """Return the approximate bytes of a body: the mean of this batch's average and the average known before."""
     if "body" in batch.schema.names:
         now: float = pc.sum(pc.binary_length(batch.column("body"))).as_py() / batch.num_rows

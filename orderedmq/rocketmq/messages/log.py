@@ -19,23 +19,22 @@ import pyarrow.compute as pc
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import OptionCondition, RocketMQCondition
 from orderedmq.core.filters import Filter
-from orderedmq.core.pull_settings import USUAL, Reading
+from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.errors import (
     OptionError,
     RocketMQError,
     RocketMQUnavailableError,
     TopicError,
-    missing_topic,
     no_such_queue,
     recreated,
 )
-from orderedmq.model import MessageQueue, OffsetRange, check_topic, select_schema
+from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
-from orderedmq.rocketmq.messages.offset_search import first_at
+from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender
-from orderedmq.rocketmq.messages.topic_anchor import anchor_before, holds, parse_anchor
+from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, parse_anchor
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
@@ -47,14 +46,14 @@ from orderedmq.rocketmq.wire.route import Route, user_topics
 T = TypeVar("T")
 
 #: Seconds for which a route that the nameserver confirmed counts as fresh.
-FRESH: Final = 1.0
+ROUTE_FRESH: Final = 1.0
 #: Seconds until a topic is compared with its anchor again.
-BELIEVED: Final = 10.0
+COMPARISON_AGE: Final = 10.0
 _MOST_COMPARED: Final = 10_000
 #: The incarnation of every topic: brokers keep nothing that distinguishes it from an earlier one of its name; `anchor` does, if
 #: possible.
 ONLY_INCARNATION: Final = ""
-#: A limit of fewer average messages than this is measured, not estimated.
+#: A limit in bytes that fits fewer average messages than this is measured, not estimated.
 _EXACT_MESSAGES: Final = 64
 _US_PER_MS: Final = 1000
 
@@ -64,26 +63,26 @@ class RocketMQLog:
 
     tail_loss = TAIL_LOSS
 
-    def __init__(self, client: Client, how: Reading = USUAL) -> None:
+    def __init__(self, client: Client, settings: PullSettings = DEFAULT_PULL) -> None:
         self._client = client
-        self._puller = Puller(client, how)
-        self._readers: dict[Reading, RocketMQLog] = {}
+        self._puller = Puller(client, settings)
+        self._by_settings: dict[PullSettings, RocketMQLog] = {}
         self._sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
         #: By topic and anchor: when they were compared, and whether the topic is another one.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
 
-    def reading(self, how: Reading) -> RocketMQLog:
+    def reading(self, how: PullSettings) -> RocketMQLog:
         """See `Log.reading`. The log is kept, since later tasks benefit from what it knows of the queues."""
-        if how not in self._readers:
-            self._readers[how] = RocketMQLog(self._client, how)
-        return self._readers[how]
+        if how not in self._by_settings:
+            self._by_settings[how] = RocketMQLog(self._client, how)
+        return self._by_settings[how]
 
     # -- topics
 
     def topics(self) -> list[TopicInfo]:
-        """Return the users' topics and dead letters, without static topics. Those that come or go meanwhile may be missing."""
+        """Return the users' topics and dead letters, but no static topics. Topics that come or go meanwhile may be missing."""
         deadline = Deadline.after(REQUEST_TIMEOUT)
         # A restarted nameserver may not list topics that this object has seen.
         listed = {*self._client.topics(deadline), *self._confirmed}
@@ -101,7 +100,7 @@ class RocketMQLog:
             pass
         for name, pending in zip_longest(names, sent):
             try:
-                route = self._routed(name, pending)
+                route = self._await_route(name, pending)
             except TopicError:
                 continue
             except RocketMQError as error:
@@ -110,7 +109,7 @@ class RocketMQLog:
                 continue
             yield name, route
 
-    def _routed(self, name: str, pending: Pending[Route] | None) -> Route:
+    def _await_route(self, name: str, pending: Pending[Route] | None) -> Route:
         """Return the answer of ``pending``; if there is none, request the route again. Raises as `route`."""
         if pending is not None:
             try:
@@ -143,7 +142,7 @@ class RocketMQLog:
         """
         deadline = Deadline.after(REQUEST_TIMEOUT)
         now = time.monotonic()
-        if now - self._confirmed.get(topic, float("-inf")) < FRESH:
+        if now - self._confirmed.get(topic, float("-inf")) < ROUTE_FRESH:
             return self._client.route(topic, deadline)
         try:
             check_topic(topic, writing=False)
@@ -183,20 +182,20 @@ class RocketMQLog:
 
         return existing(self._client, queues, route, Deadline.after(REQUEST_TIMEOUT))
 
-    # -- incarnations
+    # -- anchors
 
     def anchor(self, topic: str, offsets: Mapping[MessageQueue, int]) -> str:
         """See `Log.anchor`: the anchor is a message before the offsets. Costs one request while such messages are stored."""
         there = self.route(topic).subscribe_set()
         of_queues = {queue: at for queue, at in offsets.items() if queue in there}
-        found = self._puller.named(lambda group: anchor_before(self._client, group, of_queues))
+        found = self._puller.ask_as_group(lambda group: find_anchor(self._client, group, of_queues))
         return "" if found is None else str(found)
 
     def is_another(self, topic: str, anchor: str) -> bool:
         """See `Log.is_another`. A message that aged out, or whose queue is gone, proves nothing. Compares every 10 s."""
         now = time.monotonic()
         at, another = self._compared.get((topic, anchor), (float("-inf"), False))
-        if not another and now - at >= BELIEVED:
+        if not another and now - at >= COMPARISON_AGE:
             another = self._is_another(topic, anchor)
             if len(self._compared) >= _MOST_COMPARED:
                 self._compared = {}
@@ -208,7 +207,7 @@ class RocketMQLog:
         parsed = parse_anchor(anchor)
         if parsed is None or MessageQueue(topic, parsed.broker_name, parsed.queue_id) not in there:
             return False
-        return self._puller.named(lambda group: holds(self._client, group, topic, parsed)) is False
+        return self._puller.ask_as_group(lambda group: is_same_topic(self._client, group, topic, parsed)) is False
 
     # -- bounds
 
@@ -244,7 +243,7 @@ class RocketMQLog:
             topic=queue.topic,
             broker_name=queue.broker_name,
         )
-        return first_at(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
+        return find_first(lambda offset: self.stored(queue, offset) >= timestamp, bounds.min_offset, bounds.max_offset, hint)
 
     def stored(self, queue: MessageQueue, offset: int) -> int:
         """Return the store time of a message, in µs since the epoch. Raises DataLossError AGED_OUT or BEYOND_END."""
@@ -275,11 +274,11 @@ class RocketMQLog:
         max_messages: int,
         max_bytes: int,
         columns: tuple[str, ...],
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> pa.RecordBatch:
-        """See `Log.pull`. Checks an ``incarnation`` every 10 s."""
+        """See `Log.pull`. Checks the ``anchor`` every 10 s."""
         select_schema(columns)
-        return self._pulled(queue, incarnation, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
+        return self._pulled(queue, anchor, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
 
     def pull_matching(
         self,
@@ -289,18 +288,18 @@ class RocketMQLog:
         max_bytes: int,
         columns: tuple[str, ...],
         matching: Filter,
-        incarnation: str | None = None,
+        anchor: str | None = None,
     ) -> tuple[pa.RecordBatch, int]:
         """See `Log.pull_matching`. Check SQL first (`require_filter`): brokers return all messages if it does not parse."""
         select_schema(columns)
         return self._pulled(
-            queue, incarnation, lambda: self._puller.pull_matching(queue, offset, max_messages, max_bytes, columns, matching)
+            queue, anchor, lambda: self._puller.pull_matching(queue, offset, max_messages, max_bytes, columns, matching)
         )
 
-    def _pulled(self, queue: MessageQueue, incarnation: str | None, pull: Callable[[], T]) -> T:
+    def _pulled(self, queue: MessageQueue, anchor: str | None, pull: Callable[[], T]) -> T:
         if not self._puller.knows(queue):
             self.require(queue)
-        if incarnation and self.is_another(queue.topic, incarnation):
+        if anchor and self.is_another(queue.topic, anchor):
             raise recreated(queue.topic)
         try:
             return pull()
@@ -328,7 +327,7 @@ class RocketMQLog:
                 try:
                     self._client.call(request, deadline, topic=topic, broker_name=name)
                 except RocketMQError as error:
-                    raise _no_filter(error, matching, name) from error
+                    raise _filter_error(error, matching, name) from error
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """See `Log.require_rights`. Checks only if the client has an account."""
@@ -337,8 +336,8 @@ class RocketMQLog:
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """See `Log.append`. Readers see the rows when it returns. Without other producers the rows have no gap.
 
-        Raises TopicError MISSING for a topic that is deleted meanwhile, too, and does not create it again; some rows may have
-        been in it.
+        Raises TopicError MISSING also for a topic that is deleted meanwhile, which may take some rows with it; does not create
+        it again.
         """
         check_topic(queue.topic, writing=True)
         self.require(queue)
@@ -349,7 +348,7 @@ class RocketMQLog:
             raise missing_topic(queue.topic) from None
 
 
-def _no_filter(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
+def _filter_error(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
     """Return the error that a broker's refusal of a filter stands for (ClientManageProcessor.checkClientConfig)."""
     if error.sub == RocketMQCondition.FILTER:
         return OptionError(

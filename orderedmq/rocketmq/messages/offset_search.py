@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-def first_at(late: Callable[[int], bool], low: int, high: int, hint: int) -> int:
+def find_first(late: Callable[[int], bool], low: int, high: int, hint: int) -> int:
     """Return the first offset in [low, high) that is ``late``, else ``high``. Every offset after a late one is late, too.
 
     ``hint`` may be any offset; if it is right, two calls of ``late`` are enough. A broker before 5.1.1 answers a search for a

@@ -8,9 +8,9 @@ says that there are no messages, the bounds decide what that means. A ProcessQue
 With a filter, a broker scans some 800 messages per pull and returns those that match. So ranges of this size are requested side
 by side, and the offset at which an answer says to continue is trusted.
 
-Rules: rows come without a gap, or a DataLossError is raised. Messages that a filter left out look like messages that are just
-being deleted. Once the broker says that messages are gone, a DataLossError is raised, as for a message that cannot be read.
-After 120 s without progress, TIMEOUT is raised.
+Rules: rows come without a gap, or a DataLossError is raised, also for a message that cannot be read. With a filter, messages
+that are just being deleted look like messages that do not match, until the broker says that they are gone. After 120 s without
+progress, TIMEOUT is raised.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pyarrow as pa
 from orderedmq.conditions import ProtocolCondition, RocketMQCondition, UnavailableCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.process_queue import PULL_MAX_IDLE, ProcessQueue, Slice
-from orderedmq.core.pull_settings import USUAL, Reading
+from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.errors import (
     DataLossError,
     OrderedMQError,
@@ -41,7 +41,7 @@ from orderedmq.errors import (
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.pulls import bounded
-from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average, decoded, once, unbroken
+from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS, average_body, cut_at_gap, decode_rows, drop_repeats
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection, Pending
@@ -61,9 +61,9 @@ MOST_MESSAGES: Final = 1024
 #: Messages that a broker scans for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
 SCANNED: Final = 800
 #: Seconds until a broker's limit is learned again: messages that were on disk are in memory by then.
-_LEARNED: Final = 5.0
+_STEP_AGE: Final = 5.0
 #: Seconds until the average body size is measured again.
-_MEASURED: Final = 10.0
+_AVERAGE_AGE: Final = 10.0
 #: Seconds that one pull may take before it is sent again.
 _PULL_TIMEOUT: Final = 15.0
 #: Seconds for which a replica that failed is not used.
@@ -98,16 +98,16 @@ class _Known:
 class Puller:
     """Pulls messages of any queue, for any thread."""
 
-    def __init__(self, client: Client, how: Reading = USUAL, *, patience: float = PULL_MAX_IDLE) -> None:
+    def __init__(self, client: Client, settings: PullSettings = DEFAULT_PULL, *, patience: float = PULL_MAX_IDLE) -> None:
         """``patience``: seconds without progress after which a pull fails."""
         self._client = client
-        self._how = how
+        self._settings = settings
         self._group = TOOLS_GROUP
         self._patience = patience
         self._known: dict[MessageQueue, _Known] = {}
         self._note = MalformedText().note
 
-    def named(self, ask: Callable[[str], T]) -> T:
+    def ask_as_group(self, ask: Callable[[str], T]) -> T:
         """Run ``ask`` as TOOLS_CONSUMER; if the account lacks permission for it, run it as the reader's own group.
 
         The reader's group is not tried first: a pull in its name would consume a reset by RocketMQ's own tools, which the
@@ -116,11 +116,11 @@ class Puller:
         try:
             return ask(self._group)
         except RocketMQError as error:
-            if error.sub != RocketMQCondition.NO_PERMISSION or self._how.group in (None, self._group):
+            if error.sub != RocketMQCondition.NO_PERMISSION or self._settings.group in (None, self._group):
                 raise
-        assert self._how.group is not None
-        found = ask(self._how.group)
-        self._group = self._how.group
+        assert self._settings.group is not None
+        found = ask(self._settings.group)
+        self._group = self._settings.group
         return found
 
     def knows(self, queue: MessageQueue) -> bool:
@@ -130,7 +130,7 @@ class Puller:
     def average(self, queue: MessageQueue) -> float | None:
         """Return the approximate bytes of the bodies pulled last; None if there were none in the last 10 s."""
         known = self._known.get(queue)
-        return known.body_bytes if known is not None and time.monotonic() - known.measured < _MEASURED else None
+        return known.body_bytes if known is not None and time.monotonic() - known.measured < _AVERAGE_AGE else None
 
     def pull(
         self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
@@ -139,9 +139,9 @@ class Puller:
         parts, end, known = self._fetch(queue, offset, max_messages, max_bytes, None)
         if not parts:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
-        batch, end = decoded(queue, parts, columns, offset, end, max_bytes, self._note)
-        batch = unbroken(batch, queue, offset, end)
-        known.body_bytes, known.measured = average(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
+        batch, end = decode_rows(queue, parts, columns, offset, end, max_bytes, self._note)
+        batch = cut_at_gap(batch, queue, offset, end)
+        known.body_bytes, known.measured = average_body(batch, sum(map(len, parts)), known.body_bytes), time.monotonic()
         return bounded(batch.select(list(columns)), max_bytes)
 
     def pull_matching(
@@ -149,8 +149,8 @@ class Puller:
     ) -> tuple[pa.RecordBatch, int]:
         """Pull the rows that match; see `Log.pull_matching`. Raises RocketMQUnavailableError TIMEOUT, too."""
         parts, end, _ = self._fetch(queue, offset, max_messages, max_bytes, matching)
-        batch, end = decoded(queue, parts, columns, offset, end, max_bytes, self._note, frozenset(matching.tags))
-        batch = once(batch)
+        batch, end = decode_rows(queue, parts, columns, offset, end, max_bytes, self._note, frozenset(matching.tags))
+        batch = drop_repeats(batch)
         rows = bounded(batch.select(list(columns)), max_bytes)
         if rows.num_rows < batch.num_rows:
             end = batch.column("queue_offset")[rows.num_rows].as_py()
@@ -162,11 +162,12 @@ class Puller:
         known = self._known.get(queue) or _Known()
 
         def run(group: str) -> tuple[list[memoryview], int]:
-            wanted = _Wanted(offset, min(max_messages, self._how.max_messages), max_bytes, self._how.max_bytes, matching)
+            limits = self._settings
+            wanted = _Wanted(offset, min(max_messages, limits.max_messages), max_bytes, limits.max_bytes, matching)
             return _Fetch(self._client, queue, group, known, self._patience, wanted).run()
 
         try:
-            parts, end = self.named(run)
+            parts, end = self.ask_as_group(run)
         except OrderedMQError:
             self._known.pop(queue, None)
             raise
@@ -212,7 +213,7 @@ class _Fetch:
         self._asked: dict[Connection, list[tuple[Request[PullResult], Callable[[Pending[PullResult]], None]]]] = {}
         self._connections: dict[int, Connection] = {}
         #: Answers from the connections' threads, and how many of them are worth waking up for.
-        self._answers: deque[tuple[int, int, int, Pending[PullResult]]] = deque()
+        self._answers: deque[tuple[int, int, int, Connection, Pending[PullResult]]] = deque()
         self._enough = 1
         self._bell = threading.Event()
         self._held = ProcessQueue(time.monotonic())
@@ -220,14 +221,13 @@ class _Fetch:
         self._responses: dict[int, tuple[int, memoryview]] = {}
         self._loss: DataLossError | None = None
         self._failures = 0
+        #: Connections whose loss is among the failures.
+        self._lost: set[Connection] = set()
         self._last: OrderedMQError | None = None
 
     def run(self) -> tuple[list[memoryview], int]:
         """Return responses in order, and the offset after their messages. Raises TopicError, DataLossError, RocketMQError."""
-        while True:
-            done = self._reached()
-            if done >= self._stop:
-                break
+        while (done := self._reached()) < self._stop:
             self._send_more()
             self._write()
             if not self._in_flight and not self._again:
@@ -256,7 +256,7 @@ class _Fetch:
         for _, begin, count in due:
             if begin < self._stop:
                 self._ask(begin, count)
-        step, learned = self._known.step, now - self._known.learned < _LEARNED
+        step, learned = self._known.step, now - self._known.learned < _STEP_AGE
         if self._matching is not None:
             step, learned = SCANNED, True
         while self._in_flight < IN_FLIGHT and not self._again and self._wants_more():
@@ -283,10 +283,11 @@ class _Fetch:
         try:
             connection = self._connection(replica, deadline)
         except RocketMQUnavailableError as error:
-            self._failed(error, begin, count, replica)
+            self._failed(error, begin, count, replica, None)
             return
         self._in_flight += 1
-        self._asked.setdefault(connection, []).append((request, lambda pending: self._answered(begin, count, replica, pending)))
+        sent = (begin, count, replica, connection)
+        self._asked.setdefault(connection, []).append((request, lambda pending: self._answered(sent, pending)))
 
     def _write(self) -> None:
         """Send the collected requests, with one write per connection."""
@@ -325,16 +326,20 @@ class _Fetch:
         while self._answers:
             self._take(*self._answers.popleft())
 
-    def _answered(self, begin: int, count: int, replica: int, pending: Pending[PullResult]) -> None:
+    def _answered(self, sent: tuple[int, int, int, Connection], pending: Pending[PullResult]) -> None:
         """Collect an answer, in a connection's thread."""
-        self._answers.append((begin, count, replica, pending))
+        self._answers.append((*sent, pending))
         if len(self._answers) >= self._enough:
             self._bell.set()
 
-    def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
+    def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int, connection: Connection | None) -> None:
         """Request a range without an answer again, later, from the master; by a new route unless the broker was only busy."""
         self._last = error
-        self._failures += 1
+        # A connection that is lost fails all its requests at once, which counts as one failure.
+        if connection not in self._lost:
+            self._failures += 1
+        if connection is not None and connection.closed:
+            self._lost.add(connection)
         self._known.replica = MASTER_ID
         if replica != MASTER_ID:
             # A replica that may not be read from (slaveReadEnable) answers that it is busy, and its master keeps suggesting it.
@@ -343,7 +348,7 @@ class _Fetch:
             self._client.doubt(self._queue.topic)
         self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
 
-    def _take(self, begin: int, count: int, replica: int, pending: Pending[PullResult]) -> None:
+    def _take(self, begin: int, count: int, replica: int, connection: Connection, pending: Pending[PullResult]) -> None:
         self._in_flight -= 1
         try:
             result = pending.result()
@@ -351,12 +356,11 @@ class _Fetch:
             # A replica may not know all topics and groups of its master yet: it copies them every 10 s.
             if replica == MASTER_ID and not isinstance(error, RocketMQUnavailableError):
                 raise
-            self._failed(error, begin, count, replica)
+            self._failed(error, begin, count, replica, connection)
             return
         self._known.end = result.max_offset
-        if result.status is PullStatus.FOUND or (
-            self._matching is not None and result.filtered and result.next_begin_offset > begin
-        ):
+        none_match = self._matching is not None and result.filtered and result.next_begin_offset > begin
+        if result.status is PullStatus.FOUND or none_match:
             self._found(result, begin, count)
         elif replica != MASTER_ID:
             # A replica does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
@@ -403,8 +407,7 @@ class _Fetch:
         elif begin == result.max_offset:
             self._end_at(begin, None)
         elif begin > result.max_offset:
-            asked = f"offset {begin} was requested"
-            self._end_at(begin, beyond_end(self._queue, result.max_offset, asked, TAIL_LOSS))
+            self._end_at(begin, beyond_end(self._queue, result.max_offset, f"offset {begin} was requested", TAIL_LOSS))
         else:
             # There are messages: not visible yet, just being deleted, or the pull met an admin's reset, which is over now.
             why = f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"

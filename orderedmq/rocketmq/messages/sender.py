@@ -28,6 +28,8 @@ from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.message_requests import SendResult
+from orderedmq.rocketmq.wire.request import Request
 
 #: The group that a send names; brokers do not check that it exists (MixAll.CLIENT_INNER_PRODUCER_GROUP).
 PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
@@ -37,12 +39,24 @@ _SEND_TIMEOUT: Final = 15.0
 _PATIENCE: Final = 60.0
 #: Seconds after which a broker has done or refused a request that it received (waitTimeMillsInSendQueue is 200 ms), and readers
 #: see what it did.
-SETTLED: Final = 1.0
+SETTLE_SECONDS: Final = 1.0
 #: Seconds to wait at most until readers see acknowledged messages; it takes a few ms.
-_VISIBLE: Final = 10.0
+_VISIBLE_TIMEOUT: Final = 10.0
 _POLL: Final = 0.001
 _LOOK_MESSAGES: Final = 16384
 _LOOK_BYTES: Final = 64 * 1024 * 1024
+
+
+def send_request(queue: MessageQueue, body: SendBody, group: str) -> Request[SendResult]:
+    """The request that sends a body now, in the name of the producer group ``group``."""
+    return message_requests.send(
+        queue,
+        body.body,
+        body.properties or "",
+        group=group,
+        born=time.time_ns() // 1_000_000,
+        batch=body.properties is None,
+    )
 
 
 class Sender:
@@ -55,7 +69,7 @@ class Sender:
         _senders.add(self)
 
     def _begin(self) -> None:
-        """Begin with new keys and locks: in a child after a fork, the parent would make the same keys and may hold the locks."""
+        """Make new keys and locks. After a fork, parent and child would make the same keys, and the locks may be held for ever."""
         self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
         self._keys_lock = threading.Lock()
         # Random instead of an address: a host has several, and containers share them.
@@ -94,14 +108,7 @@ class Sender:
         request is in flight for the queue.
         """
         deadline = Deadline.after(_PATIENCE)
-        request = message_requests.send(
-            queue,
-            body.body,
-            body.properties or "",
-            group=PRODUCER_GROUP,
-            born=time.time_ns() // 1_000_000,
-            batch=body.properties is None,
-        )
+        request = send_request(queue, body, PRODUCER_GROUP)
         while True:
             try:
                 limit = min(deadline, Deadline.after(_SEND_TIMEOUT))
@@ -116,7 +123,10 @@ class Sender:
                 return found
 
     def _settle_and_look(self, queue: MessageQueue, key: str, begin: int, deadline: float) -> int | None:
-        """Wait until the request cannot be in flight any more; return the offset of the message with ``key`` (>= ``begin``)."""
+        """Wait until the request cannot be in flight any more; return the offset of the message with ``key``.
+
+        None if there is no such message at ``begin`` or behind.
+        """
         try:
             address = self._client.address(queue.topic, queue.broker_name, deadline)
             self._client.drop(address)
@@ -125,14 +135,14 @@ class Sender:
             pass
         # Wait for an answer first: a broker that was paused or cut off handles earlier requests only when it works again.
         self._ask_end(queue)
-        time.sleep(SETTLED)
+        time.sleep(SETTLE_SECONDS)
         end = self._ask_end(queue)
         at = begin
         while at < end:
             ids = self._puller.pull(queue, at, min(end - at, _LOOK_MESSAGES), _LOOK_BYTES, ("message_id",)).column(0)
-            place = pc.index(ids, key).as_py()
-            if place >= 0:
-                return at + int(place)
+            index = pc.index(ids, key).as_py()
+            if index >= 0:
+                return at + int(index)
             if not len(ids):
                 break
             at += len(ids)
@@ -140,7 +150,7 @@ class Sender:
 
     def await_visible(self, queue: MessageQueue, end: int) -> None:
         """Wait until readers see the messages below ``end``: a broker acknowledges before it indexes (ReputMessageService)."""
-        limit = Deadline.after(_VISIBLE)
+        limit = Deadline.after(_VISIBLE_TIMEOUT)
         while self._ask_end(queue) < end and time.monotonic() < limit:
             time.sleep(_POLL)
 

@@ -30,10 +30,10 @@ class Anchor(NamedTuple):
     broker_name: str
     queue_id: int
     offset: int
-    place: int
+    position: int
 
     def __str__(self) -> str:
-        return f"{self.broker_name}/{self.queue_id}/{self.offset}@{self.place:x}"
+        return f"{self.broker_name}/{self.queue_id}/{self.offset}@{self.position:x}"
 
 
 def parse_anchor(text: str) -> Anchor | None:
@@ -42,25 +42,25 @@ def parse_anchor(text: str) -> Anchor | None:
     return Anchor(found[1], int(found[2]), int(found[3]), int(found[4], 16)) if found else None
 
 
-def anchor_before(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> Anchor | None:
+def find_anchor(client: Client, group: str, offsets: Mapping[MessageQueue, int]) -> Anchor | None:
     """Return the message before the highest of a topic's offsets that has one; None if no queue has a message there.
 
     The highest comes first, since its message is the last to be deleted.
     """
     for queue, offset in sorted(offsets.items(), key=lambda item: (-item[1], item[0])):
-        place = _place(client, group, queue, offset - 1) if offset > 0 else None
-        if place is not None and place != _BEYOND:
-            return Anchor(queue.broker_name, queue.queue_id, offset - 1, place)
+        position = _position(client, group, queue, offset - 1) if offset > 0 else None
+        if position is not None and position != _BEYOND:
+            return Anchor(queue.broker_name, queue.queue_id, offset - 1, position)
     return None
 
 
-def holds(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None:
+def is_same_topic(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None:
     """Return whether the topic is the anchor's; None if that is unknown because the message was deleted by age."""
-    place = _place(client, group, MessageQueue(topic, anchor.broker_name, anchor.queue_id), anchor.offset)
-    return None if place is None else place == anchor.place
+    position = _position(client, group, MessageQueue(topic, anchor.broker_name, anchor.queue_id), anchor.offset)
+    return None if position is None else position == anchor.position
 
 
-def _place(client: Client, group: str, queue: MessageQueue, offset: int) -> int | None:
+def _position(client: Client, group: str, queue: MessageQueue, offset: int) -> int | None:
     """Return a message's position in the commit log; _BEYOND if the queue ends before it, None if it was deleted."""
     request = message_requests.pull(queue, group, offset, 1)
     result = client.call(request, Deadline.after(REQUEST_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)

@@ -1,8 +1,8 @@
 """Finds all the rights that an account lacks; a broker's refusal names only the first.
 
 Each right is tested by a request that needs it and changes nothing: a send to a queue that no topic has, a lock of no queue, a
-search for a message that does not exist. Answers of both generations of access control are understood, so the caller need not
-know which one a broker has.
+search for a message that does not exist. This works with both generations of access control, so the caller need not know which
+one a broker has.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ _NO_QUEUE: Final = 2**31 - 1
 _NO_KEY: Final = "orderedmq-rights"
 
 
-#: The rights that each client was found to have: they are not tested again.
+#: Rights that each client is known to have: they are not tested again.
 _permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = weakref.WeakKeyDictionary()
 
 
 def require(client: Client, wanted: Sequence[Right], whose: str) -> None:
     """Raise RocketMQError NO_PERMISSION if the account lacks a right of ``wanted`` at a broker of their topics.
 
-    The error names every missing right. Rights are tested only if the client has an account, and not again once it was found to
-    have them. ``whose``: who needs the rights, for the error: "a sink".
+    The error names every missing right. Rights are tested only if the client has an account, and only until it is known to have
+    them. ``whose``: who needs the rights, for the error: "a sink".
     """
     known = _permitted.setdefault(client, set())
     if client.account is None or tuple(wanted) in known:
         return
-    if (error := lacking(client, wanted, whose)) is not None:
+    if (error := missing_rights_error(client, wanted, whose)) is not None:
         raise error
     known.add(tuple(wanted))
 
 
-def explained(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
-    """Return ``error``; for NO_PERMISSION, an error that names every missing right, if they can be found out."""
+def explain(client: Client, error: BaseException, wanted: Sequence[Right], whose: str) -> BaseException:
+    """Return ``error``, or in place of NO_PERMISSION an error that names every missing right, if they can be found out."""
     if not isinstance(error, RocketMQError) or error.sub != RocketMQCondition.NO_PERMISSION or client.account is None:
         return error
     try:
-        return lacking(client, wanted, whose) or error
+        return missing_rights_error(client, wanted, whose) or error
     except OrderedMQError:
         return error
 
 
-def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
+def missing_rights_error(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
     """Return the error that names the rights of ``wanted`` that the account lacks; None if it has them all."""
     deadline = Deadline.after(REQUEST_TIMEOUT)
     group = next((right.name for right in wanted if right.kind == "Group"), None)
@@ -77,7 +77,7 @@ def lacking(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQErro
     granted = rights.grant(acl, client.account, [right for right in wanted if (right.kind, right.name) in resources])
     return RocketMQError(
         RocketMQCondition.NO_PERMISSION,
-        f"the account {client.account!r} lacks {rights.spelled(named, acl)}; {whose} needs {rights.spelled(wanted, acl)} in all; {granted}",
+        f"the account {client.account!r} lacks {rights.spell(named, acl)}; {whose} needs {rights.spell(wanted, acl)} in all; {granted}",
     )
 
 
@@ -126,10 +126,10 @@ class _Broker:
         if group is not None:
             refused = self._refused(message_requests.pull(self._queue, self._group, 0, 1))
             return refused if refused is not None and refused.right is not None and refused.right.kind == "Topic" else None
-        name, place = _probe(), self._queue._replace(broker_name=_NO_KEY)
-        refused = self._refused(group_requests.lock(self._group, name, [place]))
+        name, unused = _probe(), self._queue._replace(broker_name=_NO_KEY)
+        refused = self._refused(group_requests.lock(self._group, name, [unused]))
         if refused is None:
-            self._refused(group_requests.unlock(self._group, name, [place]))
+            self._refused(group_requests.unlock(self._group, name, [unused]))
         return refused
 
     def _refused(self, request: Request[Any]) -> Refusal | None:
@@ -141,7 +141,7 @@ class _Broker:
             if error.sub == RocketMQCondition.NO_PERMISSION:
                 return rights.refusal(request.code, error.message)
         except OrderedMQError:
-            # The topic or group does not exist, and a broker says so only to an account that has the right.
+            # The topic or group does not exist. A broker says so only to an account that has the right.
             pass
         return None
 

@@ -38,23 +38,23 @@ T = TypeVar("T")
 ROUTE_AGE: Final = 30.0
 #: Seconds for which a broker that the nameserver no longer knows keeps its queues: the longest interval between two of its
 #: reports (``registerNameServerPeriod``).
-UNKNOWN: Final = 60.0
+UNKNOWN_BROKER_LIFE: Final = 60.0
 #: Seconds that one nameserver has to answer before the next is asked.
 NAMESERVER_TIMEOUT: Final = 3.0
 #: Seconds for an answer to a repeatable request before it is sent again. If the connection was silent, another one is used: the
 #: network may have dropped it.
-ATTEMPT: Final = 4.0
+ATTEMPT_TIMEOUT: Final = 4.0
 #: Seconds after which an unused connection is replaced: a server closes it after 120, which must not happen while a request is
 #: sent.
-IDLE: Final = 100.0
+MAX_IDLE: Final = 100.0
 
 
-def attempt(request: Request[Any], deadline: float) -> float:
-    """Return the time until which to wait for one answer, in monotonic seconds."""
-    return min(deadline, Deadline.after(ATTEMPT)) if request.repeatable else deadline
+def attempt_deadline(request: Request[Any], deadline: float) -> float:
+    """Return the deadline of one attempt at a request, in monotonic seconds."""
+    return min(deadline, Deadline.after(ATTEMPT_TIMEOUT)) if request.repeatable else deadline
 
 
-_NOBODY: Final[Mapping[str, float]] = {}
+_NO_BROKERS: Final[Mapping[str, float]] = {}
 
 
 class _Endpoint:
@@ -67,9 +67,9 @@ class _Endpoint:
         self.not_before = 0.0
         self.last = ""
 
-    def usable(self, now: float) -> Connection | None:
+    def usable_connection(self, now: float) -> Connection | None:
         found = self.connection
-        if found is None or found.closed or (not found.in_flight and found.idle(now) > IDLE):
+        if found is None or found.closed or (not found.in_flight and found.idle_seconds(now) > MAX_IDLE):
             return None
         return found
 
@@ -80,7 +80,7 @@ class _Known:
     ``unknown``: brokers in it that the nameserver does not know, and since when.
     """
 
-    def __init__(self, route: Route, checked: float, unknown: Mapping[str, float] = _NOBODY) -> None:
+    def __init__(self, route: Route, checked: float, unknown: Mapping[str, float] = _NO_BROKERS) -> None:
         self.route = route
         self.checked = checked
         self.stale = False
@@ -161,15 +161,15 @@ class Client:
             if known is None:
                 raise
             return known.route
-        found = _Known(route, time.monotonic()) if last is None else self._completed(route, last, deadline)
+        found = _Known(route, time.monotonic()) if last is None else self._complete(route, last, deadline)
         self._routes[topic] = found
         return found.route
 
-    def _completed(self, route: Route, last: _Known, deadline: float) -> _Known:
+    def _complete(self, route: Route, last: _Known, deadline: float) -> _Known:
         """Return a new route, completed by brokers of the last one that the nameserver does not know.
 
         A broker that is missing in the new route, but reports to the nameserver, no longer has the topic. One that does not
-        report may do so soon, and stays for `UNKNOWN` seconds.
+        report may do so soon, and stays for `UNKNOWN_BROKER_LIFE` seconds.
         """
         if last.route.brokers.keys() <= route.brokers.keys():
             return _Known(route, time.monotonic())
@@ -183,12 +183,12 @@ class Client:
         unknown = {
             name: last.unknown.get(name, now)
             for name in last.route.brokers
-            if name not in route.brokers and name not in reporting and now - last.unknown.get(name, now) < UNKNOWN
+            if name not in route.brokers and name not in reporting and now - last.unknown.get(name, now) < UNKNOWN_BROKER_LIFE
         }
         return _Known(route.with_unknown(last.route, unknown), now, unknown)
 
     def _look_up(self, topic: str, deadline: float) -> Route:
-        """Return a topic's route, waiting while the nameserver knows no broker.
+        """Return a topic's route from the nameservers; wait while they know no broker.
 
         Such a nameserver cannot tell whether a topic exists: it may have just started, and brokers report within 30 s.
         """
@@ -197,20 +197,20 @@ class Client:
             try:
                 return self.call_nameserver(topic_route(topic), deadline)
             except TopicError:
-                found = self._known_to_another(topic, deadline)
+                found = self._look_up_everywhere(topic, deadline)
                 if found is not None:
                     return found
                 if self.cluster(deadline).brokers:
                     raise
-            nobody = RocketMQUnavailableError(
+            no_broker = RocketMQUnavailableError(
                 UnavailableCondition.NO_BROKER,
                 f"the nameserver {';'.join(self.nameservers)} knows no broker, so topic {topic!r} cannot be found: it has just started, or "
                 "no broker reports to it; start a broker, or name another nameserver",
             )
             failures += 1
-            self._pause(RETRY.delay(failures, random.random()), deadline, nobody)
+            self._pause(RETRY.delay(failures, random.random()), deadline, no_broker)
 
-    def _known_to_another(self, topic: str, deadline: float) -> Route | None:
+    def _look_up_everywhere(self, topic: str, deadline: float) -> Route | None:
         """Return the topic's route from any nameserver that has it: a restarted one lacks it until its brokers report."""
         for address in self.nameservers if len(self.nameservers) > 1 else ():
             limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
@@ -303,7 +303,7 @@ class Client:
         failures = 0
         unknown: RocketMQUnavailableError | None = None
         while True:
-            limit = attempt(request, deadline)
+            limit = attempt_deadline(request, deadline)
             try:
                 return self.connection(where(), deadline).call(request, limit)
             except TopicError:
@@ -332,27 +332,27 @@ class Client:
     def connection(self, address: str, deadline: float, *, wait: bool = True) -> Connection:
         """Return the connection to an address, made if there is none. Requests that are sent on it directly are not retried.
 
-        It makes one attempt to connect. After earlier failures it waits first; without ``wait`` it fails instead.
+        Makes one attempt to connect. After earlier failures it waits before that; without ``wait`` it fails instead.
         Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, TLS or CLOSED.
         """
         with self._lock:
             endpoint = self._endpoints.setdefault(address, _Endpoint())
         if self._closing.is_set():
             self._raise_closed()
-        found = endpoint.usable(time.monotonic())
+        found = endpoint.usable_connection(time.monotonic())
         if found is not None:
             return found
         if not endpoint.lock.acquire(timeout=seconds_to(deadline)):
             raise self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
         try:
-            return endpoint.usable(time.monotonic()) or self._connect(address, endpoint, deadline, wait)
+            return endpoint.usable_connection(time.monotonic()) or self._connect(address, endpoint, deadline, wait)
         finally:
             endpoint.lock.release()
 
     def drop(self, address: str) -> None:
         """Close the connection to an address, if there is one; the next request makes another.
 
-        For a send without an answer: its request must no longer be under way when the caller checks whether it was done.
+        A send without an answer needs this: it must no longer be in flight when the caller checks whether it was done.
         """
         with self._lock:
             endpoint = self._endpoints.get(address)

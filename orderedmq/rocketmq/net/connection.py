@@ -3,8 +3,8 @@
 A reader thread matches answers to requests by ``opaque``. Servers send requests of their own on the same connection, numbered
 by a counter of their own, so the flag is checked before the number (NettyRemotingAbstract.processMessageReceived).
 
-Rules: deadlines are monotonic seconds, and finite. A connection that was cut, by either side and for any reason, is never used
-again, and every request in flight ends with CONNECTION_LOST. A child after a fork forgets its parent's connections.
+Rules: deadlines are monotonic seconds, and finite. A connection that has ended, for whatever reason, is never used again, and
+every request in flight ends with CONNECTION_LOST. A child after a fork forgets its parent's connections.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orderedmq.endpoint import Credentials
 from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
 from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
-from orderedmq.rocketmq.net.transport import Stuck, Transport, connect
+from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.acl import signed
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts
@@ -29,13 +29,14 @@ from orderedmq.rocketmq.wire.request import Request
 
 T = TypeVar("T")
 
-#: Takes a request from the server and returns the answer: None if it wants none or is unknown. Runs in the reader thread.
+#: Takes a request from the server and returns the answer, None for an unknown request or one that wants no answer. Runs in the
+#: reader thread.
 PushHandler = Callable[[RemotingCommand], RemotingCommand | None]
 
 #: Seconds between checks of the deadlines of requests that no thread waits for.
 _TICK: Final = 0.5
 #: Seconds for sending an answer to a server's request: nothing depends on it, and the reader must not be held up.
-_PUSH_ANSWER: Final = 1.0
+_PUSH_ANSWER_TIMEOUT: Final = 1.0
 #: Seconds without a byte since a request was sent, after which a missed deadline means that the server has vanished.
 SILENCE: Final = 2.5
 
@@ -43,7 +44,7 @@ SILENCE: Final = 2.5
 class Pending(Generic[T]):
     """A request in flight."""
 
-    __slots__ = ("_began", "_connection", "_done", "_error", "_on_done", "_response", "deadline", "opaque", "request")
+    __slots__ = ("_connection", "_done", "_error", "_may_be_written", "_on_done", "_response", "deadline", "opaque", "request")
 
     def __init__(
         self, connection: Connection, request: Request[T], deadline: float, on_done: Callable[[Pending[T]], None] | None = None
@@ -55,8 +56,8 @@ class Pending(Generic[T]):
         self._on_done = on_done
         self._response: RemotingCommand | None = None
         self._error: OrderedMQError | None = None
-        # Whether a byte of it may have been written.
-        self._began = False
+        # Whether some of its bytes may have been written.
+        self._may_be_written = False
         # Held until there is a result: a lock is the cheapest thing to wait for.
         self._done = threading.Lock()
         self._done.acquire()
@@ -112,7 +113,7 @@ class Connection:
         self._writing = threading.Lock()
         self._cutting = threading.Lock()
         self._lost: str | None = None
-        self._stranger: ProtocolError | None = None
+        self._protocol_error: ProtocolError | None = None
         self._received = False
         self._active = time.monotonic()
         # When the first request after the last received byte was sent.
@@ -146,7 +147,7 @@ class Connection:
     def in_flight(self) -> int:
         return len(self._pending)
 
-    def idle(self, now: float) -> float:
+    def idle_seconds(self, now: float) -> float:
         """Return the seconds since bytes went in either direction."""
         return now - self._active
 
@@ -192,7 +193,7 @@ class Connection:
                     pending._finish(None, self._unsent(pending.request, why))
         return made
 
-    def tell(self, request: Request[Any], deadline: float) -> None:
+    def send_oneway(self, request: Request[Any], deadline: float) -> None:
         """Send a request that the server never answers, not even with an error. Raises RocketMQUnavailableError UNREACHABLE."""
         parts = encode_parts(self._command(request, next(self._numbers) & 0x7FFFFFFF, FLAG_ONEWAY))
         why = self._lost or self._write(parts, deadline, ())
@@ -218,14 +219,14 @@ class Connection:
             if self._lost is not None:
                 return self._lost
             for pending in made:
-                pending._began = True
+                pending._may_be_written = True
             # Requests that expired before the mark above were reported as not sent, so they must not be sent.
             if made and all(pending.opaque not in self._pending for pending in made):
                 return "its deadline has passed"
             self._active = time.monotonic()
             self._transport.send(parts, deadline)
             return None
-        except Stuck as error:
+        except WriteTimeout as error:
             why = f"{self.address} did not read before the deadline"
             broken = why if error.partial else None
         except OSError as error:
@@ -250,7 +251,9 @@ class Connection:
             why = error.message
             if not self._received:
                 # No frame was valid: this is not a RocketMQ server, and another attempt will not change that.
-                self._stranger = ProtocolError(error.sub, f"{self.address} does not speak RocketMQ's protocol: {error.message}")
+                self._protocol_error = ProtocolError(
+                    error.sub, f"{self.address} does not speak RocketMQ's protocol: {error.message}"
+                )
         except OSError as error:
             why = str(error)
         finally:
@@ -299,13 +302,13 @@ class Connection:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not supported"
             )
         answer.opaque, answer.flag = command.opaque, FLAG_RESPONSE
-        self._write(encode_parts(answer), Deadline.after(_PUSH_ANSWER), ())
+        self._write(encode_parts(answer), Deadline.after(_PUSH_ANSWER_TIMEOUT), ())
 
     def _expire(self, pending: Pending[Any]) -> None:
         """Finish a request whose deadline has passed; end the connection if the server was silent for too long."""
         unheard = self._unheard_since
         if self._pending.pop(pending.opaque, None) is not None:
-            sub = UnavailableCondition.TIMEOUT if pending._began else UnavailableCondition.UNREACHABLE
+            sub = UnavailableCondition.TIMEOUT if pending._may_be_written else UnavailableCondition.UNREACHABLE
             pending._finish(
                 None, RocketMQUnavailableError(sub, f"{self.address} did not answer the {pending.request.what} in time")
             )
@@ -327,7 +330,7 @@ class Connection:
             pending._finish(None, self._error_of(pending))
 
     def _error_of(self, pending: Pending[Any]) -> OrderedMQError:
-        if not pending._began or self._stranger is not None:
+        if not pending._may_be_written or self._protocol_error is not None:
             return self._unsent(pending.request, self._lost or "")
         return RocketMQUnavailableError(
             UnavailableCondition.CONNECTION_LOST,
@@ -335,8 +338,8 @@ class Connection:
         )
 
     def _unsent(self, request: Request[Any], why: str) -> OrderedMQError:
-        if self._stranger is not None:
-            return ProtocolError(self._stranger.sub, self._stranger.message)
+        if self._protocol_error is not None:
+            return ProtocolError(self._protocol_error.sub, self._protocol_error.message)
         return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"the {request.what} was not sent: {why}")
 
     def _forget(self) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.net.client import Client, attempt
+from orderedmq.rocketmq.net.client import Client, attempt_deadline
 from orderedmq.rocketmq.net.connection import Connection, Pending
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import group_requests
@@ -23,8 +23,9 @@ def existing(
 ) -> list[MessageQueue]:
     """Return ``queues`` without those known to be gone, each once. A broker cannot tell: it answers for any queue.
 
-    A broker that the nameserver does not know at the moment may still have its queues, so they are kept: a request for one
-    fails, and does not count as a loss of data. ``route(topic, fresh)`` returns a topic's route; a missing topic has no queues.
+    A broker that the nameserver does not know at the moment may still have its queues. They are kept, so that a request for
+    one fails and does not count as a loss of data. ``route(topic, fresh)`` returns a topic's route; a missing topic has no
+    queues.
     """
 
     def routes(topics: Iterable[str], fresh: bool) -> dict[str, Route]:
@@ -53,26 +54,26 @@ def existing(
 
 
 def ask_queues(client: Client, asked: Sequence[tuple[MessageQueue, Request[T]]], deadline: float) -> list[T]:
-    """Return the answers of the queues' masters, in order. Raises as `Client.call`; other requests may be done by then."""
+    """Return the answers of the queues' masters, in order. Raises as `Client.call`, perhaps after other requests were done."""
 
-    def again(place: int) -> T:
-        queue, request = asked[place]
+    def again(index: int) -> T:
+        queue, request = asked[index]
         return client.call(request, deadline, topic=queue.topic, broker_name=queue.broker_name)
 
-    def where(place: int) -> str:
-        queue, _ = asked[place]
+    def where(index: int) -> str:
+        queue, _ = asked[index]
         return client.address(queue.topic, queue.broker_name, deadline)
 
     return _ask(client, [request for _, request in asked], where, again, deadline)
 
 
 def ask_servers(client: Client, asked: Sequence[tuple[str, Request[T]]], deadline: float) -> list[T]:
-    """Return the answers of servers, given by address; else as `ask_queues`."""
+    """Return the answers of servers, given by address, in order. Raises as `ask_queues`."""
     return _ask(
         client,
         [request for _, request in asked],
-        lambda place: asked[place][0],
-        lambda place: client.call_address(*asked[place], deadline),
+        lambda index: asked[index][0],
+        lambda index: client.call_address(*asked[index], deadline),
         deadline,
     )
 
@@ -109,20 +110,22 @@ def _ask(
     deadline: float,
 ) -> list[T]:
     by_connection: dict[Connection, list[int]] = {}
-    for place in range(len(requests)):
+    for index in range(len(requests)):
         # Requests that fail here are sent again below, with retries.
         with contextlib.suppress(RocketMQUnavailableError):
-            by_connection.setdefault(client.connection(where(place), deadline), []).append(place)
+            by_connection.setdefault(client.connection(where(index), deadline), []).append(index)
     sent: dict[int, Pending[T]] = {}
-    for connection, places in by_connection.items():
-        made = connection.send_all([(requests[place], None) for place in places], attempt(requests[places[0]], deadline))
-        sent.update(zip(places, made))
+    for connection, indices in by_connection.items():
+        made = connection.send_all(
+            [(requests[index], None) for index in indices], attempt_deadline(requests[indices[0]], deadline)
+        )
+        sent.update(zip(indices, made))
     answers: list[T] = []
-    for place in range(len(requests)):
+    for index in range(len(requests)):
         # All requests here are repeatable.
         with contextlib.suppress(RocketMQUnavailableError):
-            if place in sent:
-                answers.append(sent[place].result())
+            if index in sent:
+                answers.append(sent[index].result())
                 continue
-        answers.append(again(place))
+        answers.append(again(index))
     return answers

@@ -1,4 +1,4 @@
-"""A socket to one server, plain or with TLS, that never blocks longer than asked.
+"""A socket to one server, plain or with TLS, whose calls never block longer than their time limits.
 
 One thread may receive while another sends. TLS runs over memory (ssl.MemoryBIO), because two threads must not read and write
 one OpenSSL object at once, and a reader that waits inside it would hold up every writer.
@@ -44,7 +44,7 @@ def ssl_context(options: TlsOptions) -> ssl.SSLContext:
     return context
 
 
-class Stuck(Exception):
+class WriteTimeout(Exception):
     """The deadline passed before everything was written. ``partial``: the stream now ends inside a frame."""
 
     def __init__(self, partial: bool) -> None:
@@ -79,7 +79,7 @@ def connect(address: str, deadline: float, context: ssl.SSLContext | None = None
         opened.close()
         why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
         raise RocketMQError(RocketMQCondition.TLS, f"TLS with {address} failed: {why or error}") from None
-    except (OSError, Stuck) as error:
+    except (OSError, WriteTimeout) as error:
         opened.close()
         raise _unreachable(address, error) from None
     except BaseException:
@@ -113,7 +113,7 @@ class Transport:
             return None
 
     def send(self, parts: Sequence[Bytes], deadline: float) -> None:
-        """Write all parts. Raises Stuck at the deadline."""
+        """Write all parts. Raises WriteTimeout at the deadline."""
         views = [memoryview(part) for part in parts if len(part)]
         whole = left = sum(len(view) for view in views)
         while left:
@@ -134,7 +134,7 @@ class Transport:
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
         if not writable.poll(seconds_to(deadline) * 1000):
-            raise Stuck(partial)
+            raise WriteTimeout(partial)
 
     def shutdown(self) -> None:
         """End the connection for both sides; threads that receive or send wake up."""
@@ -159,14 +159,14 @@ class _TlsTransport(Transport):
         self._records = memoryview(bytearray(_TLS_RECORDS))
 
     def handshake(self, deadline: float) -> None:
-        """Do the TLS handshake. Raises ssl.SSLError, Stuck at the deadline."""
+        """Do the TLS handshake. Raises ssl.SSLError, WriteTimeout at the deadline."""
         while True:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
                 super().send([self._outgoing.read()], deadline)
                 if not self._receive(seconds_to(deadline)):
-                    raise Stuck(True) from None
+                    raise WriteTimeout(True) from None
             else:
                 super().send([self._outgoing.read()], deadline)
                 return
@@ -205,6 +205,6 @@ class _TlsTransport(Transport):
             data = self._outgoing.read()
         try:
             super().send([data], deadline)
-        except Stuck:
+        except WriteTimeout:
             # Encrypted data must follow what was encrypted before, so the stream is broken even if none of it was written.
-            raise Stuck(True) from None
+            raise WriteTimeout(True) from None

@@ -1,14 +1,15 @@
-"""A sink's numbers in one topic, stored as offsets of a consumer group that nobody consumes with. See lookback.py.
+"""A sink's numbers in one topic, stored as offsets of a consumer group without consumers. See lookback.py.
 
 - The *bookmark* of each queue.
 - Under the queue's id plus ENTRIES: the run and batch that write to the queue (`Entry`); see broker_queue.py.
 - Under the id COMMITTED, at every broker: the sink's newest committed batch plus 1. A batch may have rows in some queues only,
   but a repeat of it with other rows may come to any queue.
 
-That the group exists is information, too: a broker writes a new group to disk at once, but offsets only within 5 s. If the
+The existence of the group is information, too: a broker writes a new group to disk at once, but offsets only within 5 s. If the
 group exists, the sink may have sent messages, even without a bookmark, and the queue's history is read. If it does not, the
-sink is new or its group was deleted, so the queue's last messages are searched. If none is the sink's, its bookmarks are set to
-the ends that the topic's queues had before any task could send. Tasks that do so at the same time set lower bookmarks at worst.
+sink is new or its group was deleted, so only the queue's last messages are searched. If none of them is the sink's, the
+bookmarks are set to the ends that the topic's queues had before any task could send. Tasks that set them at the same time set
+lower bookmarks at worst.
 
 A group that the user named may exist before the sink and hold another sink's bookmarks. So each broker also stores the *mark*
 there, a number that stands for the sink. The bookmarks of a sink that is gone are too low at worst. Two running sinks would use
@@ -21,7 +22,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
-from orderedmq.conditions import GroupCondition, RocketMQCondition
+from orderedmq.conditions import GroupCondition
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client
@@ -35,15 +36,15 @@ from orderedmq.rocketmq.wire.request import Request
 T = TypeVar("T")
 
 
-def _entry_of(queue: MessageQueue) -> MessageQueue:
+def _entry_queue(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=queue.queue_id + ENTRIES)
 
 
-def _committed_at(queue: MessageQueue) -> MessageQueue:
+def _committed_queue(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=COMMITTED)
 
 
-def _mark_place(queue: MessageQueue) -> MessageQueue:
+def _mark_queue(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=MARKS)
 
 
@@ -95,7 +96,7 @@ class Bookmarks:
         self._timeout = timeout
 
     def get(self, queue: MessageQueue) -> int | None:
-        """Return the bookmark; None where the sink never wrote, for which a broker before 5.0 may answer 0."""
+        """Return the bookmark, or None where the sink never wrote; a broker before 5.0 may answer 0 there."""
         return self._ask(queue, consumer_offset(self.group, queue))
 
     def move(self, queue: MessageQueue, bookmark: int) -> None:
@@ -104,13 +105,13 @@ class Bookmarks:
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
         except GroupError:
             # From 5.3 on the group must exist.
-            self._make_group(queue)
+            self._create_group(queue)
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
 
     def with_committed(self, queue: MessageQueue) -> tuple[int | None, int]:
         """Return the bookmark, and the newest batch known to be committed (-1 for none)."""
-        places = [queue, _committed_at(queue), _mark_place(queue)]
-        asked = [(queue, consumer_offset(self.group, place)) for place in places[: 2 if self._mark is None else 3]]
+        queues = [queue, _committed_queue(queue), _mark_queue(queue)]
+        asked = [(queue, consumer_offset(self.group, one)) for one in queues[: 2 if self._mark is None else 3]]
         bookmark, committed, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
         if mark and mark[0] != self._mark:
             return None, -1
@@ -118,33 +119,33 @@ class Bookmarks:
 
     def commit(self, queue: MessageQueue, batch: int) -> None:
         """Store at the queue's broker that the batch is committed. `require_own` must have checked the mark there."""
-        known = self.get(_committed_at(queue)) or 0
+        known = self.get(_committed_queue(queue)) or 0
         if known <= batch:
-            self.move(_committed_at(queue), min(batch + 1, _LARGEST))
+            self.move(_committed_queue(queue), min(batch + 1, _LARGEST))
 
     def commit_elsewhere(
         self, queue: MessageQueue, batch: int, seen_before: Callable[[int], bool], permitted: Callable[[], None]
     ) -> None:
         """Like `commit`, at a broker that has none of the batch's rows. ``seen_before`` and ``permitted``: see `enter`."""
         if self.with_committed(queue)[1] < 0:
-            if self._mark is not None and self.get(_mark_place(queue)) not in (None, 0, self._mark):
+            if self._mark is not None and self.get(_mark_queue(queue)) not in (None, 0, self._mark):
                 # The mark is another sink's, which may be running.
                 return
-            # This may be the first use of the group, and whoever creates it also sets the bookmarks.
+            # This may be the first use of the group, and creating it includes setting the bookmarks.
             self.enter(queue, seen_before, permitted)
         self.commit(queue, batch)
 
     def forget(self, queue: MessageQueue) -> None:
         """Reset the bookmark and the committed batch of a topic that was created again: they would hide messages."""
         self.move(queue, 0)
-        self.move(_committed_at(queue), 0)
+        self.move(_committed_queue(queue), 0)
 
     def entry(self, queue: MessageQueue) -> Entry:
         """Return the queue's entry; all 0 before the first run."""
-        return Entry.parse(self.get(_entry_of(queue)) or 0)
+        return Entry.parse(self.get(_entry_queue(queue)) or 0)
 
     def write_entry(self, queue: MessageQueue, entry: Entry) -> None:
-        self.move(_entry_of(queue), entry.value)
+        self.move(_entry_queue(queue), entry.value)
 
     def enter(self, queue: MessageQueue, seen_before: Callable[[int], bool], permitted: Callable[[], None]) -> int | None:
         """Return the bookmark for a task that is about to write; None if it is lost.
@@ -152,21 +153,21 @@ class Bookmarks:
         ``seen_before(end)`` tells whether messages of the sink stand shortly before an offset. ``permitted`` raises an error if
         the account lacks a right that a sink needs; nothing is stored then.
         """
-        bookmark = self._own(queue)
+        bookmark = self._own_bookmark(queue)
         if bookmark:
             return bookmark
         ends = self._ends(queue)
-        if self._was_here(queue):
+        if self._was_used(queue):
             # Another task may have set it just now.
             return self.get(queue)
         permitted()
         if seen_before(ends[queue]):
             return None
-        self._make_group(queue)
-        for place, end in ends.items():
-            self.move(place, end)
+        self._create_group(queue)
+        for one, end in ends.items():
+            self.move(one, end)
         if self._mark is not None:
-            self._sign(queue, self._mark)
+            self._store_mark(queue, self._mark)
         return ends[queue]
 
     def require_own(self, queue: MessageQueue) -> None:
@@ -176,9 +177,9 @@ class Bookmarks:
         """
         if self._mark is None:
             return
-        found = self.get(_mark_place(queue))
+        found = self.get(_mark_queue(queue))
         if not found:
-            self._sign(queue, self._mark)
+            self._store_mark(queue, self._mark)
         elif found != self._mark:
             raise GroupError(
                 GroupCondition.IN_USE,
@@ -186,40 +187,40 @@ class Bookmarks:
                 f"{self._topic!r} (broker {queue.broker_name}): stop that one, or set another sinkGroup for this one, and start it again",
             )
 
-    def _sign(self, queue: MessageQueue, mark: int) -> None:
+    def _store_mark(self, queue: MessageQueue, mark: int) -> None:
         """Store this sink's mark, and clear the committed batch, which was another sink's."""
-        self.move(_committed_at(queue), 0)
-        self.move(_mark_place(queue), mark)
+        self.move(_committed_queue(queue), 0)
+        self.move(_mark_queue(queue), mark)
 
-    def _own(self, queue: MessageQueue) -> int | None:
+    def _own_bookmark(self, queue: MessageQueue) -> int | None:
         return self.get(queue) if self._mark is None or self._is_marked(queue) else None
 
-    def _was_here(self, queue: MessageQueue) -> bool:
+    def _was_used(self, queue: MessageQueue) -> bool:
         return self._has_group(queue) if self._mark is None else self._is_marked(queue)
 
     def _is_marked(self, queue: MessageQueue) -> bool:
-        return self.get(_mark_place(queue)) == self._mark
+        return self.get(_mark_queue(queue)) == self._mark
 
     def _ends(self, queue: MessageQueue) -> dict[MessageQueue, int]:
         """Return the ends of all queues that the topic has at the queue's broker, since each broker has its own group."""
         route = self._client.route(self._topic, Deadline.after(self._timeout))
-        places = [place for place in route.publish_list() if place.broker_name == queue.broker_name]
-        return {place: self._ask(place, message_requests.max_offset(place)) for place in dict.fromkeys([*places, queue])}
+        queues = [one for one in route.publish_list() if one.broker_name == queue.broker_name]
+        return {one: self._ask(one, message_requests.max_offset(one)) for one in dict.fromkeys([*queues, queue])}
 
     def _has_group(self, queue: MessageQueue) -> bool:
         try:
             return self.group in self._ask(queue, admin_requests.groups())
         except RocketMQError as error:
-            if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
+            if not error.denied:
                 raise
             # An account that may not list groups has to read the history.
             return True
 
-    def _make_group(self, queue: MessageQueue) -> None:
+    def _create_group(self, queue: MessageQueue) -> None:
         try:
             self._ask(queue, admin_requests.create_group(self.group))
         except RocketMQError as error:
-            if error.sub not in (RocketMQCondition.NO_PERMISSION, RocketMQCondition.NOT_SUPPORTED):
+            if not error.denied:
                 raise
             # A pull creates the group, too, where the broker permits that.
             with contextlib.suppress(GroupError):

@@ -1,8 +1,8 @@
 """One queue at its broker, as one attempt of one sink's partition uses it: lock, read, send. See queue_writer.py.
 
-A lock is trusted for 30 s, and only on the connection on which it was granted. A broker that restarted has forgotten it, and
+A lock is trusted for 30 s, and only on the connection on which it was granted: a broker that restarted has forgotten it, and
 one that was away may have granted it to another attempt (RocketMQ's lock is advisory). A send ends before the broker would
-grant the lock to another.
+grant the lock to another attempt.
 
 Attempts of one partition exclude each other by a lock of their run and partition. Runs of one batch exclude each other by the
 queue's *entry*, a number that names the run that writes. An attempt that gets its lock reads the entry. If the entry names
@@ -25,10 +25,11 @@ import pyarrow as pa
 from orderedmq.broker import Log
 from orderedmq.conditions import DataLossCondition, LockCondition, SinkCondition, UnavailableCondition
 from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, LockError, OrderedMQError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
+from orderedmq.rocketmq.messages.sender import send_request
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import Backoff
 from orderedmq.rocketmq.net.client import Client
@@ -36,7 +37,7 @@ from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Entry
 from orderedmq.rocketmq.sink.lookback import PROBE
-from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, found, lock_place
+from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, find_messages, lock_key
 from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.group_requests import lock, unlock
@@ -74,9 +75,10 @@ class Timing:
 
 
 class RocketMQQueue:
-    """The `Place` of a queue.
+    """The `QueuePort` of a queue.
 
-    Used by one thread at a time. ``writer`` None: a batch without identity, sent without lock and look.
+    Used by one thread at a time. ``writer`` None: a batch without identity, which is sent without a lock and without looking
+    back.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class RocketMQQueue:
             self._own = self._lock_of(self._entry, writer.partition)
         self._entered = False
         # Read as the sink's own group if the account may not read as any other.
-        self._log = log.reading(Reading(self._group)) if writer is not None else log
+        self._log = log.reading(PullSettings(self._group)) if writer is not None else log
         # The connection on which the lock was granted, and when it was requested.
         self._granted: tuple[Connection, float] | None = None
         # Whether the lock was granted at all and not given back.
@@ -117,7 +119,7 @@ class RocketMQQueue:
     # --- the lock
 
     def acquire(self) -> None:
-        """See `Place.acquire`. Raises LockError HELD_BY_OTHER."""
+        """See `QueuePort.acquire`. Raises LockError HELD_BY_OTHER."""
         if not self._entered:
             self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
             self._entered = True
@@ -143,7 +145,7 @@ class RocketMQQueue:
         The former run's locks are held meanwhile, so an attempt that gets one later finds that the queue is ours.
         """
         assert self._writer is not None
-        gate = lock_place(self._writer.sink, self.queue, "gate")
+        gate = lock_key(self._writer.sink, self.queue, "gate")
         held = [gate]
         if self._lock_all(held, unless=self._is_ours) is None:
             return
@@ -153,17 +155,17 @@ class RocketMQQueue:
                 return
             if there.batch == self._entry.batch and there.run != self._entry.run:
                 held += [self._lock_of(there, partition) for partition in range(there.width)]
-                self._lock_all(held, keeps=gate)
+                self._lock_all(held, kept=gate)
             self._bookmarks.write_entry(self.queue, self._entry._replace(width=max(there.width, self._entry.width)))
         finally:
             self._unlock(held, Deadline.after(self._timing.send_timeout))
 
     def _lock_all(
-        self, places: list[MessageQueue], keeps: MessageQueue | None = None, unless: Callable[[], bool] = lambda: False
+        self, keys: list[MessageQueue], kept: MessageQueue | None = None, unless: Callable[[], bool] = lambda: False
     ) -> tuple[Connection, float] | None:
         """Wait for all these locks; return their connection and when they were requested. None as soon as ``unless`` is true.
 
-        If only some are granted, they are given back except ``keeps``. Raises LockError HELD_BY_OTHER.
+        If only some are granted, they are given back except ``kept``. Raises LockError HELD_BY_OTHER.
         """
         began = time.monotonic()
         yields = began + self._timing.lock_yield * random.uniform(0.5, 1.5)
@@ -172,11 +174,11 @@ class RocketMQQueue:
             asked = time.monotonic()
             try:
                 connection = self._connect(asked + self._timing.send_timeout)
-                got = connection.call(lock(self._group, self._client_id, places), asked + self._timing.send_timeout)
-                if got.issuperset(places):
+                got = connection.call(lock(self._group, self._client_id, keys), asked + self._timing.send_timeout)
+                if got.issuperset(keys):
                     self._settle(None)
                     return connection, asked
-                self._unlock(sorted(got - {keeps}), asked + self._timing.send_timeout)
+                self._unlock(sorted(got - {kept}), asked + self._timing.send_timeout)
                 failures = 0
             except RocketMQUnavailableError as error:
                 failures += 1
@@ -197,16 +199,16 @@ class RocketMQQueue:
                 yields = time.monotonic() + self._timing.lock_yield * random.uniform(0.5, 1.5)
             self._wait(_LOCK_RETRY.delay(refusals, random.random()))
 
-    def _unlock(self, places: list[MessageQueue], deadline: float) -> None:
+    def _unlock(self, keys: list[MessageQueue], deadline: float) -> None:
         """Give locks back. Those of another attempt stay; those that cannot be given back expire by themselves."""
-        if places:
+        if keys:
             with contextlib.suppress(RocketMQUnavailableError):
-                self._connect(deadline).call(unlock(self._group, self._client_id, places), deadline)
+                self._connect(deadline).call(unlock(self._group, self._client_id, keys), deadline)
 
     def _lock_of(self, entry: Entry, partition: int) -> MessageQueue:
         """Return the lock that attempts of one partition take in a run."""
         assert self._writer is not None
-        return lock_place(self._writer.sink, self.queue, f"{entry.run:08x}/{min(partition, entry.width - 1)}")
+        return lock_key(self._writer.sink, self.queue, f"{entry.run:08x}/{min(partition, entry.width - 1)}")
 
     @property
     def _group(self) -> str:
@@ -262,7 +264,7 @@ class RocketMQQueue:
         return Start(end, bookmark, committed)
 
     def require_rights(self) -> None:
-        """Raises RocketMQError NO_PERMISSION if the account lacks a right that a sink needs."""
+        """Check the account's rights. Raises RocketMQError NO_PERMISSION if it lacks one that a sink needs."""
         access.require(self._client, rights.of_sink(self.queue.topic, self._group), rights.SINK)
 
     def least(self) -> int:
@@ -300,7 +302,7 @@ class RocketMQQueue:
         """Whether messages of the sink are among the last PROBE ones before ``end``."""
         assert self._writer is not None
         begin = max(self.least(), end - PROBE)
-        return any(found(batch, self._writer) for batch in self.read(begin, end))
+        return any(find_messages(batch, self._writer) for batch in self.read(begin, end))
 
     def _ask(self, request: Request[int]) -> int:
         return self._client.call(
@@ -320,15 +322,7 @@ class RocketMQQueue:
         deadline = Deadline.after(self._timing.send_timeout)
         connection = self._granted[0] if self._granted is not None else self._connect(deadline)
         self._sending_on = connection
-        request = message_requests.send(
-            self.queue,
-            body.body,
-            body.properties or "",
-            group=PRODUCER_GROUP,
-            born=time.time_ns() // 1_000_000,
-            batch=body.properties is None,
-        )
-        return connection.call(request, deadline).queue_offset
+        return connection.call(send_request(self.queue, body, PRODUCER_GROUP), deadline).queue_offset
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
         now = time.monotonic()
@@ -363,9 +357,9 @@ class RocketMQQueue:
 
     def _wait(self, seconds: float) -> None:
         if self._stop.wait(seconds):
-            raise given_up(self.queue)
+            raise abandoned(self.queue)
 
 
-def given_up(queue: MessageQueue) -> OrderedMQError:
+def abandoned(queue: MessageQueue) -> OrderedMQError:
     """Return the error of an attempt that was abandoned while it was writing."""
     return SinkError(SinkCondition.TOKEN_GONE, f"the write to queue {queue} was given up")

@@ -23,11 +23,11 @@ from orderedmq.rocketmq.codec.gather import Int64s
 class QueueReport:
     """One queue of one attempt.
 
-    ``sent``, ``found``, ``missing``: rows that this attempt sent, that an earlier one had sent, and that a committed batch
-    lacks. ``extra``: messages of the same run, partition and batch that match no row. [``begin``, ``end``): the range of all
-    these messages, with other messages among them; empty if there are none. ``committed``: the batch was committed before this
-    attempt. ``newest``: the sink's newest batch that was seen. ``of_others``: number of the batch's messages that other runs
-    sent. ``taken``: offsets of those that were taken for rows, as `pack` returns them.
+    ``sent``, ``found``, ``missing``: number of rows that this attempt sent, that an earlier one had sent, and that a committed
+    batch lacks. ``extra``: number of messages of the same run, partition and batch that match no row. [``begin``, ``end``): the
+    range of all these messages, with other messages among them; empty if there are none. ``committed``: the batch was committed
+    before this attempt. ``newest``: the sink's newest batch that was seen. ``of_others``: number of the batch's messages that
+    other runs sent. ``taken``: the offsets of those among them that were taken for rows, as `pack` returns them.
     """
 
     queue: MessageQueue
@@ -92,7 +92,7 @@ def unpack(text: str) -> Int64s:
     return np.cumsum(steps, dtype=np.int64)
 
 
-def taken(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
+def count_contested(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
     """Return how many tasks took each message, for the queues in which several tasks took the same message of another run."""
     offsets: dict[MessageQueue, list[Int64s]] = {}
     for token in tokens:
@@ -107,7 +107,7 @@ def taken(tokens: Sequence[Token]) -> dict[MessageQueue, dict[int, int]]:
     return out
 
 
-def left_over(tokens: Sequence[Token], settled: Sequence[QueueReport] = ()) -> dict[MessageQueue, int]:
+def count_unmatched(tokens: Sequence[Token], settled: Sequence[QueueReport] = ()) -> dict[MessageQueue, int]:
     """Count, per queue, the messages that other runs of the batch sent and that match no row. ``settled``: see `judge`."""
     again = {report.queue for report in settled}
     there: dict[MessageQueue, int] = {}
@@ -153,14 +153,14 @@ def judge(
     reports = [report for token in tokens for report in token.reports]
     lacking = {report.queue: report.missing for report in settled}
     newest = max((report.newest for report in reports), default=-1)
-    places = ranges(reports)
-    committed = {queue for queue, place in places.items() if (bookmarks.get(queue) or 0) > place.begin}
+    spans = ranges(reports)
+    committed = {queue for queue, span in spans.items() if (bookmarks.get(queue) or 0) > span.begin}
     committed |= {report.queue for report in reports if report.committed}
-    moves = {queue: place.begin + 1 for queue, place in places.items() if queue not in committed}
+    moves = {queue: span.begin + 1 for queue, span in spans.items() if queue not in committed}
     replayed = bool(committed) and not moves
     if newest - batch.batch_id >= KEPT_BATCHES:
         raise batch_too_old(f"batch {batch.batch_id} of this query", newest, KEPT_BATCHES)
-    return Verdict(replayed, moves, _differs(reports, committed, lacking, left_over(tokens, settled)))
+    return Verdict(replayed, moves, _differs(reports, committed, lacking, count_unmatched(tokens, settled)))
 
 
 def _differs(

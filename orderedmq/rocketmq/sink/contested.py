@@ -19,27 +19,27 @@ from orderedmq.errors import DataLossError
 from orderedmq.model import PRODUCER_COLUMNS
 from orderedmq.rocketmq.sink.commit_report import QueueReport
 from orderedmq.rocketmq.sink.message_stamp import Writer
-from orderedmq.rocketmq.sink.queue_writer import Place, QueueWriter
+from orderedmq.rocketmq.sink.queue_writer import QueuePort, QueueWriter
 
 
-def settle(place: Place, writer: Writer, taken: Mapping[int, int]) -> QueueReport:
+def settle(port: QueuePort, writer: Writer, taken: Mapping[int, int]) -> QueueReport:
     """Send rows until the queue has as many messages as rows.
 
     ``taken``: offsets of messages, and how many tasks took each for one of their rows. ``writer``: of the run, with a partition
     that no task has. Raises DataLossError AGED_OUT for a message that was deleted meanwhile, and what `QueueWriter.write`
     raises.
     """
-    work = QueueWriter(place, writer, writer.partition)
-    where = f"queue {place.queue} (batch {writer.batch})"
+    work = QueueWriter(port, writer, writer.partition)
+    where = f"queue {port.queue} (batch {writer.batch})"
     offsets = np.array(sorted(taken), dtype=np.int64)
     counts = np.array([taken[offset] for offset in offsets.tolist()])
     read = rows = 0
-    for batch in place.read(int(offsets[0]), int(offsets[-1]) + 1):
-        _, places, chosen = np.intersect1d(batch.column("queue_offset").to_numpy(), offsets, return_indices=True)
+    for batch in port.read(int(offsets[0]), int(offsets[-1]) + 1):
+        _, rows_of_batch, chosen = np.intersect1d(batch.column("queue_offset").to_numpy(), offsets, return_indices=True)
         names = [name for name in PRODUCER_COLUMNS if name in batch.schema.names]
-        again = batch.select(names).take(pa.array(np.repeat(places, counts[chosen])))
+        again = batch.select(names).take(pa.array(np.repeat(rows_of_batch, counts[chosen])))
         work.write(normalise(again, where), rows)
-        read, rows = read + len(places), rows + again.num_rows
+        read, rows = read + len(rows_of_batch), rows + again.num_rows
     work.let_go()
     if read < len(offsets):
         raise DataLossError(

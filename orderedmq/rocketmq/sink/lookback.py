@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.model import OffsetRange
-from orderedmq.rocketmq.sink.message_stamp import Found, Writer, digests
+from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests
 
 #: Messages of the first step. It is usually the only one, unless the sink failed or others write much. A pull gives 32 at most.
 FIRST_STEP: Final = 32
@@ -34,7 +34,7 @@ PROBE: Final = 2048
 
 
 class Lookback:
-    """A walk backwards from a queue's end, in growing steps: `next` names the range to read, `saw` takes its messages.
+    """A walk backwards from a queue's end, in growing steps: `next` names the range to read, `record` takes its messages.
 
     A batch's partitions write to the same queues, so nearly all messages since the bookmark may be other partitions'. So the
     walk skips the request that another partition's message came in, if that is longer than a step, and reads the message at its
@@ -56,15 +56,15 @@ class Lookback:
         self._older = False
         self._newest = -1
         # While the walk skips a request: the message of it that was read, and where the walk was then.
-        self._passed: tuple[Found, int] | None = None
-        self._believes = True
+        self._skipped: tuple[SinkMessage, int] | None = None
+        self._trusts_stamps = True
 
-    def begins(self, least: int) -> None:
-        """Set the offset of the queue's first remaining message. Asking for it only when a walk is long saves a request."""
+    def set_least(self, least: int) -> None:
+        """Set the offset of the queue's first remaining message. Asking for it costs a request, which a short walk saves."""
         self._least = least
         self._floor = max(least, self._floor)
-        if self._passed is not None:
-            self._at = min(max(self._at, least + 1), self._passed[1])
+        if self._skipped is not None:
+            self._at = min(max(self._at, least + 1), self._skipped[1])
 
     def next(self) -> OffsetRange | None:
         """Return the range to read now; None at the end of the walk."""
@@ -90,17 +90,17 @@ class Lookback:
         # A batch that newer ones followed began below the bookmark.
         return self._least if self._is_old else self._floor
 
-    def saw(self, messages: Sequence[Found]) -> Sequence[Found]:
-        """Take the sink's messages in the range that `next` named, in order.
+    def record(self, messages: Sequence[SinkMessage]) -> Sequence[SinkMessage]:
+        """Take the sink's messages in the range that `next` returned, in order.
 
-        Of others' messages it needs the first and the last. Returns the messages that count, or none if they will be read
-        again.
+        Messages of other partitions may be left out, except the first and the last. Returns the messages that count, or none
+        if they will be read again.
         """
         looked = self.next()
         assert looked is not None
-        if self._passed is not None and not self._arrived(self._passed[0], messages):
+        if self._skipped is not None and not self._is_in_skipped_request(self._skipped[0], messages):
             # The message's stamp is wrong: read all that was skipped, and skip no more.
-            self._at, self._passed, self._believes = self._passed[1], None, False
+            self._at, self._skipped, self._trusts_stamps = self._skipped[1], None, False
             return ()
         for message in messages:
             self._newest = max(self._newest, message.batch)
@@ -109,35 +109,35 @@ class Lookback:
                 stream = (message.run, message.partition)
                 self._firsts[stream] = min(self._firsts.get(stream, message.sequence), message.sequence)
                 self._lowest_own = message.offset if self._lowest_own is None else min(self._lowest_own, message.offset)
-        self._at, self._passed = looked.begin, None
+        self._at, self._skipped = looked.begin, None
         self._step = min(2 * self._step, LARGEST_STEP)
-        if self._believes and messages and messages[0].offset == looked.begin:
-            self._pass_by(messages[0])
+        if self._trusts_stamps and messages and messages[0].offset == looked.begin:
+            self._skip_request(messages[0])
         return messages
 
-    def _pass_by(self, message: Found) -> None:
+    def _skip_request(self, message: SinkMessage) -> None:
         """Skip to where the message's request began, or to the lowest message to read.
 
         The next read verifies the stamp there.
         """
         target = max(message.begin, self._lowest) + 1
         if not self._is_own(message) and self._at - target > self._step:
-            self._passed = (message, self._at)
+            self._skipped = (message, self._at)
             # Read the message that must be there, and one more, which may be of another request.
             self._at, self._step = target, 2
 
-    def _arrived(self, left: Found, messages: Sequence[Found]) -> bool:
+    def _is_in_skipped_request(self, left: SinkMessage, messages: Sequence[SinkMessage]) -> bool:
         """Whether the last message that was read belongs to the request that was skipped."""
         if not messages or messages[-1].offset != self._at - 1:
             return False
         last = messages[-1]
         return last[1:3] == left[1:3] and (last.run, last.request, last.begin) == (left.run, left.request, left.begin)
 
-    def _is_own(self, message: Found) -> bool:
+    def _is_own(self, message: SinkMessage) -> bool:
         return may_be_of(self._writer, message)
 
 
-def may_be_of(writer: Writer, message: Found) -> bool:
+def may_be_of(writer: Writer, message: SinkMessage) -> bool:
     """Whether a message may be one of the writer's rows: of its partition in its run, or of any in another run of the batch."""
     return message.batch == writer.batch and (message.run != writer.run or message.partition == writer.partition)
 
@@ -172,12 +172,12 @@ class Ledger:
         """The number of messages of this partition in this run that match no row."""
         return sum(map(len, self._unclaimed.values()))
 
-    def knows(self, committed: int) -> None:
+    def note_committed(self, committed: int) -> None:
         """Take note of the sink's newest committed batch; -1 for none."""
         self.newest = max(self.newest, committed)
         self.committed = self.committed or committed >= self._writer.batch
 
-    def read(self, messages: Iterable[Found], end: int, bookmark: int | None = None) -> None:
+    def read(self, messages: Iterable[SinkMessage], end: int, bookmark: int | None = None) -> None:
         """Take the sink's messages in a range that was not read before. ``end``: everything below it was read."""
         for message in messages:
             self.newest = max(self.newest, message.batch)
@@ -226,7 +226,7 @@ class Ledger:
         self.taken.append(offsets.pop())
         return True
 
-    def acknowledged(self, offset: int, count: int) -> None:
+    def record_sent(self, offset: int, count: int) -> None:
         """Record that the broker has stored ``count`` rows from ``offset`` on."""
         self.sequence += count
         self.sent += count

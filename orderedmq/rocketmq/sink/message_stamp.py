@@ -4,8 +4,8 @@ A stamp is (sink, batch, run, partition, sequence, request), in six properties.
 
 - A *run* is one Spark job that writes the batch. Within a run, a partition has the same rows in every attempt. Another run may
   have the same rows in other partitions.
-- The *sequence* counts from 0 the messages that all attempts of one partition in one run have in one queue for one batch. It
-  grows with the offset, so 0 is the first message.
+- The *sequence* numbers from 0 the messages of one partition of one run in one queue, whichever attempt sent them. It grows
+  with the offset, so 0 is the first message.
 - The *request* is the sequence of the first message that was sent in the same request. A broker stores a request in one piece
   (``CommitLog.asyncPutMessages`` holds the queue's lock for a whole batch), so a reader can skip all of it.
 
@@ -37,9 +37,9 @@ from orderedmq.model import (
     is_reserved,
 )
 
-#: Prefix of sinks' consumer groups. Nobody consumes with them: they hold a sink's bookmarks and the locks of its tasks.
+#: Prefix of sinks' consumer groups. They have no consumers: they hold a sink's bookmarks and the locks of its tasks.
 GROUP_PREFIX: Final = "OMQ_SINK_"
-#: The columns of a message that `found` needs.
+#: The columns of a message that `find_messages` needs.
 COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "properties")
 
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
@@ -73,7 +73,7 @@ class Writer:
         }
 
 
-class Found(NamedTuple):
+class SinkMessage(NamedTuple):
     """A message of the sink. ``digest``: of its content if the message may be the writer's, else empty."""
 
     offset: int
@@ -115,7 +115,7 @@ def is_bookmark_group(group: str) -> bool:
     return _BOOKMARK_GROUP.fullmatch(group) is not None
 
 
-def lock_place(sink: str, queue: MessageQueue, name: str) -> MessageQueue:
+def lock_key(sink: str, queue: MessageQueue, name: str) -> MessageQueue:
     """Return what an attempt locks at a queue's broker in the sink's group, under the given name.
 
     Several tasks write to the queue at the same time, so they use several names. A broker grants the lock of any queue, whether
@@ -133,14 +133,14 @@ def _digest_of(sink: str, topic: str) -> str:
     return blake2b(f"{sink}\0{topic}".encode(), digest_size=12).hexdigest()
 
 
-def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
+def find_messages(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
     """Return the sink's messages among those read with `COLUMNS`, by offset.
 
     These are all that may be the writer's, and of the others at least the last one and the first of each batch. A message with
     a malformed stamp is left out.
     """
     if messages.num_rows <= _FEW:
-        return _found_one_by_one(messages, writer)
+        return _find_one_by_one(messages, writer)
     properties = messages.column("properties")
     ours = pc.equal(pc.map_lookup(properties, SINK_ID, "last"), writer.sink)
     if not pc.any(ours).as_py():
@@ -153,7 +153,7 @@ def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
     for stamp in stamps:
         sound = pc.fill_null(pc.match_substring_regex(stamp, _NUMBER), False)
         if not pc.all(sound).as_py():
-            return found(messages.filter(sound), writer)
+            return find_messages(messages.filter(sound), writer)
     batches, partitions, sequences, requests = (stamp.cast(pa.int64()).to_numpy() for stamp in stamps)
     runs = pc.fill_null(pc.map_lookup(messages.column("properties"), SINK_RUN, "last"), "")
     same_run = pc.equal(runs, writer.run).to_numpy(zero_copy_only=False)
@@ -164,7 +164,7 @@ def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
     chosen = np.union1d(np.flatnonzero(own), np.union1d(others[first], others[-1:]))
     contents = iter(digests(messages.filter(pa.array(own))))
     return [
-        Found(
+        SinkMessage(
             int(offsets[at]),
             int(batches[at]),
             int(partitions[at]),
@@ -177,7 +177,7 @@ def found(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
     ]
 
 
-def _found_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
+def _find_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[SinkMessage]:
     out = []
     for at, properties in enumerate(messages.column("properties").to_pylist()):
         named = dict(properties or ())
@@ -189,7 +189,7 @@ def _found_one_by_one(messages: pa.RecordBatch, writer: Writer) -> list[Found]:
         own = batch == writer.batch and (run != writer.run or partition == writer.partition)
         [said] = digests(messages.slice(at, 1)) if own else [b""]
         offset = messages.column("queue_offset")[at].as_py()
-        out.append(Found(offset, batch, partition, sequence, said, min(request, sequence), run))
+        out.append(SinkMessage(offset, batch, partition, sequence, said, min(request, sequence), run))
     return out
 
 
@@ -200,7 +200,7 @@ def digests(rows: pa.RecordBatch) -> list[bytes]:
     of two properties with one name the last one counts.
     """
     names = [name for name in COLUMNS[1:] if name in rows.schema.names]
-    if "properties" in names and not _has_users(rows.column("properties")):
+    if "properties" in names and not _has_user_properties(rows.column("properties")):
         # The usual case, and properties take most of the time.
         names.remove("properties")
     columns = {name: rows.column(name).to_pylist() for name in names}
@@ -213,7 +213,7 @@ def _digest(
     body: bytes, tags: str | None, keys: str | None, sharding_key: str | None, properties: Sequence[tuple[str, str]] | None
 ) -> bytes:
     texts = [tags or "", keys or "", sharding_key or ""]
-    for name, value in sorted(_users(dict(properties or ())).items()):
+    for name, value in sorted(_user_properties(dict(properties or ())).items()):
         texts += (name, value)
     sizes = ",".join(str(len(text)) for text in texts)
     hashed = blake2b(sizes.encode(), digest_size=16)
@@ -222,12 +222,12 @@ def _digest(
     return hashed.digest()
 
 
-def _has_users(properties: pa.Array) -> bool:
+def _has_user_properties(properties: pa.Array) -> bool:
     """Whether any row may have a property that the user set."""
     bounds = properties.offsets
     names = properties.keys.slice(bounds[0].as_py(), bounds[-1].as_py() - bounds[0].as_py())
     return not pc.all(reserved(names)).as_py()
 
 
-def _users(properties: Mapping[str, str | None]) -> dict[str, str]:
+def _user_properties(properties: Mapping[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in properties.items() if value and not is_reserved(name)}

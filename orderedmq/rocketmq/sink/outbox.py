@@ -36,8 +36,16 @@ from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
-from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing, given_up
-from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, judge, left_over, parse_token, ranges, taken
+from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing, abandoned
+from orderedmq.rocketmq.sink.commit_report import (
+    QueueReport,
+    Token,
+    count_contested,
+    count_unmatched,
+    judge,
+    parse_token,
+    ranges,
+)
 from orderedmq.rocketmq.sink.contested import settle
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_name, sink_name
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter
@@ -82,9 +90,9 @@ class RocketMQOutbox:
     ) -> Published:
         """Record that the batch is complete; its rows can be read already. No group's offsets move here.
 
-        Raises SinkError REPLAY_DIFFERS for a batch that was committed with other rows, as far as its tasks saw that in the
-        queues that they now write; BATCH_TOO_OLD; TOKEN_GONE for receipts that are not of this batch. Nothing is sent of a
-        batch that was committed before; `_note` stores what tells so.
+        A batch that was committed before is not sent again: `_record_commit` stores at the brokers that it was committed. Raises
+        SinkError REPLAY_DIFFERS for a batch that was committed with other rows, as far as its tasks saw that in the queues that
+        they now write; BATCH_TOO_OLD; TOKEN_GONE for receipts that are not of this batch.
         """
         chosen: dict[int, Token] = {}
         for receipt in receipts:
@@ -94,66 +102,70 @@ class RocketMQOutbox:
         if batch.sink_id is None:
             return Published(False, ranges([report for token in tokens for report in token.reports]))
         settled = self._settle(batch, tokens)
-        places = ranges([*(report for token in tokens for report in token.reports), *settled])
-        marks = {queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic, batch.group) for queue in places}
-        self._each(
-            {(queue.topic, queue.broker_name): queue for queue in places}.values(),
-            lambda queue: marks[queue].require_own(queue),
+        spans = ranges([*(report for token in tokens for report in token.reports), *settled])
+        bookmarks = {queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic, batch.group) for queue in spans}
+        self._for_each(
+            {(queue.topic, queue.broker_name): queue for queue in spans}.values(),
+            lambda queue: bookmarks[queue].require_own(queue),
         )
         try:
-            verdict = judge(batch, tokens, self._each(places, lambda queue: marks[queue].get(queue)), settled)
+            verdict = judge(batch, tokens, self._for_each(spans, lambda queue: bookmarks[queue].get(queue)), settled)
         except SinkError:
             if not skip_differing_replay:
                 raise
             return Published(True, {})
         if verdict.differs is not None and not skip_differing_replay:
             raise replay_differs(f"batch {batch.batch_id} of this query", verdict.differs)
-        self._each(verdict.bookmarks, lambda queue: marks[queue].move(queue, verdict.bookmarks[queue]))
-        self._note(batch, places)
+        self._for_each(verdict.bookmarks, lambda queue: bookmarks[queue].move(queue, verdict.bookmarks[queue]))
+        self._record_commit(batch, spans)
         _warn(batch, tokens, settled)
-        return Published(True, {}) if verdict.replayed else Published(False, places)
+        return Published(True, {}) if verdict.replayed else Published(False, spans)
 
     def _settle(self, batch: SinkBatch, tokens: Sequence[Token]) -> list[QueueReport]:
         """Send the rows that are missing because several tasks found the same message."""
         assert batch.sink_id is not None
-        found = taken(tokens)
-        nobodys = 1 + max((token.partition for token in tokens), default=0)
+        contested = count_contested(tokens)
+        free_partition = 1 + max((token.partition for token in tokens), default=0)
         run = tokens[0].run if tokens else ""
-        writer = Writer(sink_name(batch.sink_id), batch.batch_id, nobodys, run, batch.group)
-        return list(self._each(found, lambda queue: settle(self._place(queue, writer), writer, found[queue])).values())
+        writer = Writer(sink_name(batch.sink_id), batch.batch_id, free_partition, run, batch.group)
+        return list(
+            self._for_each(
+                contested, lambda queue: settle(self._broker_queue(queue, writer), writer, contested[queue])
+            ).values()
+        )
 
-    def _place(self, queue: MessageQueue, writer: Writer) -> RocketMQQueue:
+    def _broker_queue(self, queue: MessageQueue, writer: Writer) -> RocketMQQueue:
         client_id = f"sink@{uuid.uuid4().hex}"
         return RocketMQQueue(self._client, self._log, queue, writer, client_id, self._timing, threading.Event())
 
-    def _note(self, batch: SinkBatch, places: Iterable[MessageQueue]) -> None:
+    def _record_commit(self, batch: SinkBatch, queues: Iterable[MessageQueue]) -> None:
         """Store at each broker of its topics that the batch is committed: a repeat with other rows may come to any queue.
 
-        A broker that has none of the batch's rows and cannot be reached is skipped. If the batch names no topic (a topic
-        column), topics without rows of it are not covered.
+        A broker that has none of the batch's rows and cannot be reached is skipped. If the rows have a topic column, only
+        topics with rows of the batch are covered.
         """
         assert batch.sink_id is not None
         sink = sink_name(batch.sink_id)
-        must = {(queue.topic, queue.broker_name): queue for queue in places}
-        topics = {queue.topic for queue in must.values()} | ({batch.topic} if batch.topic is not None else set())
+        required = {(queue.topic, queue.broker_name): queue for queue in queues}
+        topics = {queue.topic for queue in required.values()} | ({batch.topic} if batch.topic is not None else set())
         others: dict[tuple[str, str], MessageQueue] = {}
         for topic in topics:
             with contextlib.suppress(TopicError, RocketMQUnavailableError):
                 route = self._client.route(topic, Deadline.after(_OTHER_BROKERS))
                 others.update({(topic, queue.broker_name): queue for queue in route.publish_list()})
 
-        def note(queue: MessageQueue) -> None:
-            if must.get((queue.topic, queue.broker_name)) == queue:
+        def record(queue: MessageQueue) -> None:
+            if required.get((queue.topic, queue.broker_name)) == queue:
                 Bookmarks(self._client, sink, queue.topic, batch.group).commit(queue, batch.batch_id)
                 return
-            marks = Bookmarks(self._client, sink, queue.topic, batch.group, timeout=_OTHER_BROKERS)
-            place = self._place(queue, Writer(sink, batch.batch_id, 0, group=batch.group))
+            bookmarks = Bookmarks(self._client, sink, queue.topic, batch.group, timeout=_OTHER_BROKERS)
+            broker_queue = self._broker_queue(queue, Writer(sink, batch.batch_id, 0, group=batch.group))
             with contextlib.suppress(OrderedMQError):
-                marks.commit_elsewhere(queue, batch.batch_id, place.seen_before, place.require_rights)
+                bookmarks.commit_elsewhere(queue, batch.batch_id, broker_queue.seen_before, broker_queue.require_rights)
 
-        self._each({**others, **must}.values(), note)
+        self._for_each({**others, **required}.values(), record)
 
-    def _each(self, queues: Iterable[MessageQueue], what: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
+    def _for_each(self, queues: Iterable[MessageQueue], what: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
         """Call ``what`` for many queues in parallel, since each call waits for a broker."""
         asked = list(queues)
         if len(asked) < 2:
@@ -168,7 +180,7 @@ class RocketMQOutbox:
 def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueReport]) -> None:
     """Warn of messages that match no row of the batch and cannot be taken back."""
     committed = {report.queue for token in tokens for report in token.reports if report.committed}
-    for queue, extra in left_over(tokens, settled).items():
+    for queue, extra in count_unmatched(tokens, settled).items():
         if queue not in committed:
             log.warning(
                 "queue %s has %d messages of batch %d that an earlier run sent and that match no row of the last run: readers see them; the "
@@ -190,7 +202,7 @@ def _warn(batch: SinkBatch, tokens: Sequence[Token], settled: Sequence[QueueRepo
                 )
 
 
-class _Line:
+class _Backlog:
     """The rows that wait for one queue, and whether a thread is writing them."""
 
     def __init__(self, queue: MessageQueue, writer: QueueWriter) -> None:
@@ -222,10 +234,10 @@ class RocketMQStaging:
         )
         #: The client id of this attempt's locks, unique to it.
         self._client_id = f"sink@{uuid.uuid4().hex}"
-        self._lines: dict[MessageQueue, _Line] = {}
+        self._backlogs: dict[MessageQueue, _Backlog] = {}
         self._pool: ThreadPoolExecutor | None = None
         self._stop = threading.Event()
-        # Guards the fields below and the lines' contents.
+        # Guards the fields below and the backlogs' contents.
         self._changed = threading.Condition()
         self._waiting_bytes = 0
         self._busy = 0
@@ -233,57 +245,57 @@ class RocketMQStaging:
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Send rows, sooner or later. Also raises the error of rows added before, some of which may have been sent."""
-        line = self._lines.get(queue)
-        checked = normalise(rows, f"queue {queue}", line.rows if line is not None else 0)
-        if line is None:
-            line = self._lines[queue] = self._line(queue)
+        backlog = self._backlogs.get(queue)
+        checked = normalise(rows, f"queue {queue}", backlog.rows if backlog is not None else 0)
+        if backlog is None:
+            backlog = self._backlogs[queue] = self._make_backlog(queue)
         with self._changed:
             self._changed.wait_for(lambda: self._waiting_bytes < WAITING_BYTES or self._error is not None)
             if self._error is not None:
                 raise self._error
-            line.rows += checked.num_rows
+            backlog.rows += checked.num_rows
             if not checked.num_rows:
                 return
-            line.waiting.append(checked)
+            backlog.waiting.append(checked)
             self._waiting_bytes += checked.nbytes
-            if not line.busy:
-                line.busy = True
+            if not backlog.busy:
+                backlog.busy = True
                 self._busy += 1
-                self._started().submit(self._work, line)
+                self._start_pool().submit(self._work, backlog)
 
     def receipt(self) -> Receipt:
         """Wait until everything added is stored and readable, free the queues, and return the receipt."""
         self._join()
         if self._error is not None:
             raise self._error
-        self._close_lines()
+        self._release_queues()
         if self._error is not None:
             raise self._error
-        reports = tuple(line.writer.report() for line in self._lines.values())
+        reports = tuple(backlog.writer.report() for backlog in self._backlogs.values())
         sink, run = (self._writer.sink, self._writer.run) if self._writer is not None else (None, "")
         token = Token(sink, self._batch.batch_id, self._partition, reports, run)
-        return Receipt(token.text(), self._partition, {queue: line.rows for queue, line in self._lines.items()})
+        return Receipt(token.text(), self._partition, {queue: backlog.rows for queue, backlog in self._backlogs.items()})
 
     def abandon(self) -> None:
         """Stop sending, and free the queues. Rows that were sent stay."""
         self._stop.set()
         with self._changed:
-            self._error = self._error or given_up(next(iter(self._lines), MessageQueue("", "", 0)))
+            self._error = self._error or abandoned(next(iter(self._backlogs), MessageQueue("", "", 0)))
         self._join()
-        self._close_lines()
+        self._release_queues()
 
     # --- threads
 
-    def _line(self, queue: MessageQueue) -> _Line:
-        """Return a line for a queue. Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
+    def _make_backlog(self, queue: MessageQueue) -> _Backlog:
+        """Return an empty backlog for a queue. Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
         check_topic(queue.topic, writing=True)
         # A route that is some seconds old will do: a queue that was deleted refuses what is sent.
         if queue not in self._route(queue.topic):
             self._log.require(queue)
-        place = RocketMQQueue(
+        broker_queue = RocketMQQueue(
             self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop, self._yield
         )
-        return _Line(queue, QueueWriter(place, self._writer, self._partition))
+        return _Backlog(queue, QueueWriter(broker_queue, self._writer, self._partition))
 
     def _route(self, topic: str) -> tuple[MessageQueue, ...]:
         try:
@@ -291,73 +303,73 @@ class RocketMQStaging:
         except TopicError:
             return ()
 
-    def _started(self) -> ThreadPoolExecutor:
+    def _start_pool(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix=f"send-{self._partition}")
         return self._pool
 
-    def _work(self, line: _Line) -> None:
+    def _work(self, backlog: _Backlog) -> None:
         """Write the rows that wait for one queue until none are left."""
         try:
-            while (waiting := self._next(line)) is not None:
-                for rows in _joined(waiting):
-                    line.writer.write(rows, line.written)
-                    line.written += rows.num_rows
+            while (waiting := self._next(backlog)) is not None:
+                for rows in _join_alike(waiting):
+                    backlog.writer.write(rows, backlog.written)
+                    backlog.written += rows.num_rows
                 with self._changed:
                     self._waiting_bytes -= sum(batch.nbytes for batch in waiting)
                     self._changed.notify_all()
         except BaseException as error:  # handed to the task's thread, which raises it
-            explained = self._explained(error, line.queue)
+            explained = self._explain(error, backlog.queue)
             with self._changed:
                 self._error = self._error or explained
-                self._end(line)
+                self._end(backlog)
 
-    def _explained(self, error: BaseException, queue: MessageQueue) -> BaseException:
+    def _explain(self, error: BaseException, queue: MessageQueue) -> BaseException:
         """Return the error; if the account lacks a right, one that names all the rights that it lacks."""
         if self._writer is None:
             return error
         group = bookmark_group(self._writer.sink, queue.topic, self._writer.group)
-        return access.explained(self._client, error, rights.of_sink(queue.topic, group), rights.SINK)
+        return access.explain(self._client, error, rights.of_sink(queue.topic, group), rights.SINK)
 
-    def _next(self, line: _Line) -> list[pa.RecordBatch] | None:
-        """Return the waiting rows. None if there are none, or after an error; the line then has no thread any more."""
+    def _next(self, backlog: _Backlog) -> list[pa.RecordBatch] | None:
+        """Return the waiting rows. None if there are none, or after an error; the backlog then has no thread any more."""
         with self._changed:
-            waiting, line.waiting = line.waiting, []
+            waiting, backlog.waiting = backlog.waiting, []
             if waiting and self._error is None:
                 return waiting
-            self._end(line)
+            self._end(backlog)
             return None
 
-    def _end(self, line: _Line) -> None:
-        line.busy = False
+    def _end(self, backlog: _Backlog) -> None:
+        backlog.busy = False
         self._busy -= 1
         self._changed.notify_all()
 
     def _yield(self) -> None:
         """Give idle queues back while another attempt's lock is waited for: if it waits for ours, both would wait for ever."""
         with self._changed:
-            idle = [line for line in self._lines.values() if not line.busy]
-            for line in idle:
-                line.busy = True
+            idle = [backlog for backlog in self._backlogs.values() if not backlog.busy]
+            for backlog in idle:
+                backlog.busy = True
                 self._busy += 1
-        for line in idle:
+        for backlog in idle:
             try:
-                line.writer.let_go()
-                # Rows may have been added to the line meanwhile.
-                self._started().submit(self._work, line)
+                backlog.writer.let_go()
+                # Rows may have been added to the backlog meanwhile.
+                self._start_pool().submit(self._work, backlog)
             except BaseException as error:  # as in `_work`
                 with self._changed:
                     self._error = self._error or error
-                    self._end(line)
+                    self._end(backlog)
 
     def _join(self) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
 
-    def _close_lines(self) -> None:
+    def _release_queues(self) -> None:
         if self._pool is None:
             return
-        for closing in [self._pool.submit(line.writer.let_go) for line in self._lines.values()]:
+        for closing in [self._pool.submit(backlog.writer.let_go) for backlog in self._backlogs.values()]:
             try:
                 closing.result()
             except BaseException as error:
@@ -366,7 +378,7 @@ class RocketMQStaging:
         self._pool = None
 
 
-def _joined(waiting: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _join_alike(waiting: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield adjacent batches with the same columns as one, so that small ones share a request."""
     for _, alike in itertools.groupby(waiting, key=lambda batch: batch.schema.names):
         batches = list(alike)

@@ -1,6 +1,7 @@
 """Requests that create, change and delete topics and groups, and list groups. Pure.
 
-A request goes to one server; the caller sends it to each server that it concerns. Numbers in parentheses are request codes.
+A request goes to one server. The caller sends it to each server that the docstring names. Numbers in parentheses are request
+codes.
 Source: AdminBrokerProcessor, DefaultRequestProcessor (nameserver), SubscriptionGroupConfig, MixAll.
 """
 
@@ -10,12 +11,12 @@ import json
 
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
-from orderedmq.rocketmq.wire.message_requests import DEFAULT_TOPIC, text
-from orderedmq.rocketmq.wire.request import Request, nothing
+from orderedmq.rocketmq.wire.message_requests import DEFAULT_TOPIC, java_text
+from orderedmq.rocketmq.wire.request import Request, ignore_answer
 
 
 def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
-    """Create a topic with ``queues`` read and write queues, or change their number; for every master (17).
+    """Create a topic with ``queues`` read and write queues, or change their number; send it to every master (17).
 
     Lowering the number removes the highest queues and their messages from the route at once.
     """
@@ -23,13 +24,13 @@ def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
         RequestCode.UPDATE_AND_CREATE_TOPIC,
         f"creation of topic {topic} with {queues} queues",
         f"topic {topic!r}",
-        nothing,
+        ignore_answer,
         {
             "topic": topic,
             "defaultTopic": DEFAULT_TOPIC,
-            "readQueueNums": text(queues),
-            "writeQueueNums": text(queues),
-            "perm": text(perm),
+            "readQueueNums": java_text(queues),
+            "writeQueueNums": java_text(queues),
+            "perm": java_text(perm),
             "topicFilterType": "SINGLE_TAG",
             "topicSysFlag": "0",
             "order": "false",
@@ -38,7 +39,7 @@ def create_topic(topic: str, queues: int, *, perm: int = 6) -> Request[None]:
 
 
 def delete_topic(topic: str) -> Request[None]:
-    """Delete a topic and its messages; for every master, before `delete_topic_in_nameserver` (215).
+    """Delete a topic and its messages; send it to every master, before `delete_topic_in_nameserver` (215).
 
     A 5.x broker with timerWheelEnable=false deletes the topic but answers SERVER_ERROR with a NullPointerException.
     """
@@ -46,24 +47,24 @@ def delete_topic(topic: str) -> Request[None]:
         RequestCode.DELETE_TOPIC_IN_BROKER,
         f"deletion of topic {topic} at a broker",
         f"topic {topic!r}",
-        nothing,
+        ignore_answer,
         {"topic": topic},
     )
 
 
 def delete_topic_in_nameserver(topic: str) -> Request[None]:
-    """Delete a topic's route; for every nameserver, after every master has deleted the topic (216)."""
+    """Delete a topic's route; send it to every nameserver, after every master has deleted the topic (216)."""
     return Request(
         RequestCode.DELETE_TOPIC_IN_NAMESRV,
         f"deletion of the route of topic {topic}",
         f"topic {topic!r}",
-        nothing,
+        ignore_answer,
         {"topic": topic},
     )
 
 
 def create_group(group: str) -> Request[None]:
-    """Create a consumer group with default settings; for every master (200). Overwrites the settings of an existing group."""
+    """Create a consumer group with default settings; send it to every master (200). Overwrites an existing group's settings."""
     config = {
         "groupName": group,
         "consumeEnable": True,
@@ -79,18 +80,18 @@ def create_group(group: str) -> Request[None]:
         RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
         f"creation of group {group}",
         f"group {group!r}",
-        nothing,
+        ignore_answer,
         body=json.dumps(config).encode(),
     )
 
 
 def delete_group(group: str) -> Request[None]:
-    """Delete a consumer group with its offsets; for every master (207). 4.9 has another name for the flag, so both are sent."""
+    """Delete a consumer group with its offsets; send it to every master (207). 4.9 names the flag differently: both are sent."""
     return Request(
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
         f"deletion of group {group}",
         f"group {group!r}",
-        nothing,
+        ignore_answer,
         {"groupName": group, "cleanOffset": "true", "removeOffset": "true"},
     )
 

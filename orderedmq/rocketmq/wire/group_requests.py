@@ -21,9 +21,9 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
-from orderedmq.rocketmq.wire.message_requests import text
-from orderedmq.rocketmq.wire.request import Request, nothing, number
-from orderedmq.rocketmq.wire.route import strings
+from orderedmq.rocketmq.wire.message_requests import java_text
+from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field
+from orderedmq.rocketmq.wire.route import string_tuple
 
 _SUCCESS = ResponseCode.SUCCESS
 #: A broker's answers for a member that is away, does not support the request, or did not answer in time.
@@ -47,8 +47,8 @@ def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
         RequestCode.QUERY_CONSUMER_OFFSET,
         f"request for the offset of group {group} in queue {queue}",
         f"group {group!r}, topic {queue.topic!r}",
-        lambda response: number(response, "offset") if response.code == _SUCCESS else None,
-        {"consumerGroup": group, "topic": queue.topic, "queueId": text(queue.queue_id), "setZeroIfNotFound": "false"},
+        lambda response: int_field(response, "offset") if response.code == _SUCCESS else None,
+        {"consumerGroup": group, "topic": queue.topic, "queueId": java_text(queue.queue_id), "setZeroIfNotFound": "false"},
         accepts=frozenset((_SUCCESS, ResponseCode.QUERY_NOT_FOUND)),
     )
 
@@ -64,7 +64,7 @@ def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Requ
         f"commit of offset {offset} of group {group} in queue {queue}",
         f"group {group!r}, topic {queue.topic!r}",
         lambda response: "previously reset" not in (response.remark or ""),
-        {"consumerGroup": group, "topic": queue.topic, "queueId": text(queue.queue_id), "commitOffset": text(offset)},
+        {"consumerGroup": group, "topic": queue.topic, "queueId": java_text(queue.queue_id), "commitOffset": java_text(offset)},
     )
 
 
@@ -156,7 +156,7 @@ def heartbeat(
         RequestCode.HEART_BEAT,
         f"heartbeat of {client_id} in group {group}",
         f"group {group!r}, topics {', '.join(subscription.topic for subscription in subscriptions)}",
-        nothing,
+        ignore_answer,
         body=_json({"clientID": client_id, "producerDataSet": [], "consumerDataSet": [consumer]}),
     )
 
@@ -167,7 +167,7 @@ def unregister(client_id: str, group: str) -> Request[None]:
         RequestCode.UNREGISTER_CLIENT,
         f"leave of {client_id} from group {group}",
         f"group {group!r}",
-        nothing,
+        ignore_answer,
         {"clientID": client_id, "consumerGroup": group},
     )
 
@@ -177,7 +177,7 @@ def consumer_list(group: str) -> Request[tuple[str, ...]]:
 
     def parse(response: RemotingCommand) -> tuple[str, ...]:
         if response.code == _SUCCESS:
-            return tuple(sorted(strings(loads_object(response.body).get("consumerIdList"))))
+            return tuple(sorted(string_tuple(loads_object(response.body).get("consumerIdList"))))
         return ()
 
     return Request(
@@ -273,7 +273,7 @@ def check_client_config(client_id: str, group: str, subscription: TopicSubscript
         RequestCode.CHECK_CLIENT_CONFIG,
         f"check of the expression {subscription.expression!r}",
         f"group {group!r}, topic {subscription.topic!r}",
-        nothing,
+        ignore_answer,
         body=_json(body),
     )
 
@@ -306,7 +306,7 @@ def unlock(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Reques
         RequestCode.UNLOCK_BATCH_MQ,
         f"unlock of queues by {client_id} of group {group}",
         f"group {group!r}",
-        nothing,
+        ignore_answer,
         body=_lock_body(group, client_id, queues),
     )
 

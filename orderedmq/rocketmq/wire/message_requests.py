@@ -18,7 +18,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire import route
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
-from orderedmq.rocketmq.wire.request import Request, nothing, number
+from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field
 
 #: The topic whose settings are the template for topics that a send creates (TopicValidator.AUTO_CREATE_TOPIC_KEY_TOPIC).
 DEFAULT_TOPIC: Final = "TBW102"
@@ -28,7 +28,7 @@ DEFAULT_TOPIC_QUEUES: Final = 4
 _SUBSCRIPTION: Final = 4
 
 
-def text(value: bool | int) -> str:
+def java_text(value: bool | int) -> str:
     """Return a value as Java writes it: a boolean in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -73,7 +73,7 @@ def topic_stats(topic: str) -> Request[None]:
         RequestCode.GET_TOPIC_STATS_INFO,
         f"request for the numbers of topic {topic}",
         f"topic {topic!r}",
-        nothing,
+        ignore_answer,
         {"topic": topic},
     )
 
@@ -135,18 +135,18 @@ def send(
         "a": group,
         "b": queue.topic,
         "c": queue.topic,
-        "d": text(DEFAULT_TOPIC_QUEUES),
-        "e": text(queue.queue_id),
+        "d": java_text(DEFAULT_TOPIC_QUEUES),
+        "e": java_text(queue.queue_id),
         "f": "0",
-        "g": text(born),
+        "g": java_text(born),
         "h": "0",
         "i": properties,
-        "j": text(reconsume_times),
+        "j": java_text(reconsume_times),
         "k": "false",
-        "m": text(batch),
+        "m": java_text(batch),
     }
     if max_reconsume_times is not None:
-        fields["l"] = text(max_reconsume_times)
+        fields["l"] = java_text(max_reconsume_times)
     return Request(
         RequestCode.SEND_BATCH_MESSAGE if batch else RequestCode.SEND_MESSAGE_V2,
         f"{'batch' if batch else 'message'} for queue {queue}",
@@ -162,8 +162,8 @@ def send(
 def _send_result(response: RemotingCommand) -> SendResult:
     return SendResult(
         SendStatus(response.code),
-        number(response, "queueId"),
-        number(response, "queueOffset"),
+        int_field(response, "queueId"),
+        int_field(response, "queueOffset"),
         response.ext.get("msgId", ""),
     )
 
@@ -241,10 +241,10 @@ def pull(
 def _pull_result(response: RemotingCommand) -> PullResult:
     return PullResult(
         PullStatus(response.code),
-        number(response, "nextBeginOffset"),
-        number(response, "minOffset"),
-        number(response, "maxOffset"),
-        number(response, "suggestWhichBrokerId", 0),
+        int_field(response, "nextBeginOffset"),
+        int_field(response, "minOffset"),
+        int_field(response, "maxOffset"),
+        int_field(response, "suggestWhichBrokerId", 0),
         response.body,
         # The code also stands for messages that are being deleted, and at a replica for every wrong offset.
         response.code == ResponseCode.PULL_RETRY_IMMEDIATELY and response.remark == "NO_MATCHED_MESSAGE",
@@ -257,7 +257,7 @@ def query_message(topic: str, key: str) -> Request[None]:
         RequestCode.QUERY_MESSAGE,
         f"search for a key in topic {topic}",
         f"topic {topic!r}",
-        nothing,
+        ignore_answer,
         {"topic": topic, "key": key, "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "0"},
         accepts=frozenset((ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)),
     )
@@ -271,8 +271,8 @@ def _queue_number(code: RequestCode, what: str, queue: MessageQueue, name: str, 
         code,
         f"request for the {what} of queue {queue}",
         f"topic {queue.topic!r}",
-        lambda response: number(response, name),
-        {"topic": queue.topic, "queueId": text(queue.queue_id), **more},
+        lambda response: int_field(response, name),
+        {"topic": queue.topic, "queueId": java_text(queue.queue_id), **more},
     )
 
 
@@ -297,6 +297,6 @@ def search_offset(queue: MessageQueue, timestamp: int) -> Request[int]:
         f"offset at {timestamp}",
         queue,
         "offset",
-        timestamp=text(timestamp),
+        timestamp=java_text(timestamp),
         boundaryType="lower",
     )

@@ -34,9 +34,9 @@ _SUCCESS: Final = frozenset((ResponseCode.SUCCESS,))
 class Request(Generic[T]):
     """A request to send, and the parser of its answer.
 
-    ``what`` and ``resource`` are for errors: "pull from queue t/a/0", "topic t". ``parse`` gets answers with a code in ``accepts``,
-    and SYSTEM_ERROR with ``absent`` in its remark, where a server has no code for a thing that does not exist.
-    ``repeatable``: doing it twice has the same effect as once, so it may be sent again when no answer came.
+    ``what`` and ``resource`` are for errors: "pull from queue t/a/0", "topic t". ``parse`` gets the answers with a code in
+    ``accepts``. It also gets a SYSTEM_ERROR whose remark contains ``absent``: some servers have no code for a thing that does
+    not exist. ``repeatable``: doing it twice has the same effect as once, so it may be sent again if no answer came.
     """
 
     code: RequestCode
@@ -62,11 +62,11 @@ class Request(Generic[T]):
         raise refusal(self, response, server)
 
 
-def nothing(_response: RemotingCommand) -> None:
+def ignore_answer(_response: RemotingCommand) -> None:
     """Parse an answer without content."""
 
 
-def number(response: RemotingCommand, name: str, missing: int | None = None) -> int:
+def int_field(response: RemotingCommand, name: str, missing: int | None = None) -> int:
     """Return a 64-bit integer field of an answer, or ``missing`` if it is absent. Raises ProtocolError PROTOCOL."""
     text = response.ext.get(name)
     if text is None and missing is not None:
@@ -96,7 +96,7 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             why = (
                 "check accessKey and secretKey, the account's rights, and the permissions of topic and broker"
                 if refused is None
-                else rights.said(refused)
+                else rights.explain(refused)
             )
             return RocketMQError(RocketMQCondition.NO_PERMISSION, f"no permission for {request.resource}: {said}; {why}")
         case ResponseCode.TOPIC_NOT_EXIST:
@@ -110,7 +110,8 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             return RocketMQUnavailableError(UnavailableCondition.BUSY, f"{said}; the server is overloaded at the moment")
         case ResponseCode.SERVICE_NOT_AVAILABLE:
             return RocketMQUnavailableError(
-                UnavailableCondition.UNAVAILABLE, f"{said}; a disk may be full, or the server is a slave, starting or stopping"
+                UnavailableCondition.UNAVAILABLE,
+                f"{said}; a disk may be full, or the server is a replica, starting or stopping",
             )
         case ResponseCode.GO_AWAY:
             return RocketMQUnavailableError(UnavailableCondition.GO_AWAY, f"{said}; the server is being shut down")

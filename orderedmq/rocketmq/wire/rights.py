@@ -18,7 +18,7 @@ from orderedmq.rocketmq.wire.codes import RequestCode
 Kind = Literal["Topic", "Group", "Cluster"]
 Action = Literal["Pub", "Sub", "Create", "Update", "Delete", "Get", "List"]
 
-#: The group in whose name messages are pulled: every broker has it, so nobody needs to create it (MixAll.TOOLS_CONSUMER_GROUP).
+#: The group as which messages are pulled: every broker has it from the start (MixAll.TOOLS_CONSUMER_GROUP).
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 _ORDER: Final[tuple[Action, ...]] = ("Pub", "Sub", "Create", "Update", "Delete", "Get", "List")
@@ -28,7 +28,7 @@ _ACL_2: Final = re.compile(
 _ACL_1: Final = re.compile(r"No default permission for (?P<kind>topic|group):(?P<name>[^\s,;]+)")
 _ADMIN: Final = re.compile(r"Need admin permission")
 
-#: The action that ACL 2.0 requires for a request; where one of several is enough, the one that the roles below have anyway.
+#: The action that ACL 2.0 requires for a request. Where one of several is enough, it is the one that the roles below have anyway.
 _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
     RequestCode.SEND_MESSAGE_V2: {"Topic": "Pub", "Group": "Sub"},
     RequestCode.SEND_BATCH_MESSAGE: {"Topic": "Pub", "Group": "Sub"},
@@ -85,12 +85,12 @@ class Refusal(NamedTuple):
     instead: Action | None = None
 
 
-def refusal(code: RequestCode, said: str) -> Refusal | None:
-    """Return the right that a remark names; None if it is not about rights (a wrong signature, a topic's permission)."""
-    if _ADMIN.search(said):
+def refusal(code: RequestCode, remark: str) -> Refusal | None:
+    """Return the right that a broker's remark names; None if it is not about rights (a wrong signature, a topic's permission)."""
+    if _ADMIN.search(remark):
         return Refusal(1, None)
-    second = _ACL_2.search(said)
-    found = second or _ACL_1.search(said)
+    second = _ACL_2.search(remark)
+    found = second or _ACL_1.search(remark)
     if found is None:
         return None
     kinds: Mapping[str, Kind] = {"topic": "Topic", "group": "Group", "cluster": "Cluster"}
@@ -99,7 +99,7 @@ def refusal(code: RequestCode, said: str) -> Refusal | None:
     return Refusal(1, right) if second is None else Refusal(2, right, second["account"], _INSTEAD.get(code))
 
 
-def spelled(rights: Iterable[Right], acl: int) -> str:
+def spell(rights: Iterable[Right], acl: int) -> str:
     """Return rights as mqadmin (``Topic:orders Pub,Sub``) or, for ACL 1.0, plain_acl.yml (``topicPerms orders=PUB|SUB``)."""
     out = []
     for (kind, name), actions in _by_resource(rights).items():
@@ -117,12 +117,12 @@ def _by_resource(rights: Iterable[Right]) -> dict[tuple[Kind, str], list[Action]
     return {resource: sorted(actions, key=_ORDER.index) for resource, actions in found.items()}
 
 
-def said(refused: Refusal) -> str:
+def explain(refused: Refusal) -> str:
     """Return what the account lacks and how to grant it, for an error."""
     if refused.right is None:
         return "the account lacks admin: true, which ACL 1.0 requires for this; use an administrator's account"
     instead = f" (or {refused.instead})" if refused.instead is not None else ""
-    lacks = f"the account lacks {spelled([refused.right], refused.acl)}{instead}; {grant(refused.acl, refused.account, [refused.right])}"
+    lacks = f"the account lacks {spell([refused.right], refused.acl)}{instead}; {grant(refused.acl, refused.account, [refused.right])}"
     return lacks if refused.acl == 1 else f"{lacks} (add the ACTIONS that it already has there)"
 
 
@@ -157,7 +157,7 @@ def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
 
 
 def of_dead_letters(group: str) -> list[Right]:
-    """Return the rights that putting a group's messages aside needs besides a source's: to find those put aside before."""
+    """Return the rights that a listener needs besides a source's: to find the messages that it has put aside before."""
     return of_source([DEAD_LETTER_PREFIX + group], group)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from orderedmq.conditions import ProtocolCondition, RocketMQCondition
 from orderedmq.errors import ProtocolError, RocketMQError
-from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue
+from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue, java_order
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import Bytes
@@ -35,14 +35,9 @@ SYSTEM_TOPICS: Final = frozenset(
         "CHECKPOINT_TOPIC",
     )
 )
-#: Prefixes of more system topics; newer releases add some of the second kind, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
+#: Prefixes of more system topics. Newer releases add topics with the second one, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
-
-
-def java_order(text: str) -> bytes:
-    """Return a sort key that orders texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
-    return text.encode("utf-16-be", "surrogatepass")
 
 
 @dataclass(frozen=True)
@@ -161,13 +156,13 @@ def parse_cluster(body: Bytes) -> ClusterInfo:
     """Return every broker that a nameserver knows (ClusterInfo). Raises ProtocolError PROTOCOL."""
     fields = loads_object(body)
     brokers = {name: _broker(_dict(data)) for name, data in field(fields, "brokerAddrTable", dict, {}).items()}
-    clusters = {name: strings(names) for name, names in field(fields, "clusterAddrTable", dict, {}).items()}
+    clusters = {name: string_tuple(names) for name, names in field(fields, "clusterAddrTable", dict, {}).items()}
     return ClusterInfo(brokers, clusters)
 
 
 def parse_topics(body: Bytes) -> tuple[str, ...]:
     """Return every topic name that a nameserver lists (TopicList); see `user_topics`. Raises ProtocolError PROTOCOL."""
-    return strings(loads_object(body).get("topicList"))
+    return string_tuple(loads_object(body).get("topicList"))
 
 
 def user_topics(names: Iterable[str], cluster: ClusterInfo) -> tuple[str, ...]:
@@ -179,7 +174,7 @@ def user_topics(names: Iterable[str], cluster: ClusterInfo) -> tuple[str, ...]:
     return tuple(sorted(name for name in set(names) - own if not name.startswith((*_SYSTEM_PREFIXES, RETRY_PREFIX))))
 
 
-def strings(values: object) -> tuple[str, ...]:
+def string_tuple(values: object) -> tuple[str, ...]:
     """Return a JSON array of strings; None counts as an empty one. Raises ProtocolError PROTOCOL."""
     if values is None:
         return ()

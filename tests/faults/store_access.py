@@ -1,4 +1,4 @@
-"""Ages the locks and memberships of one owner at once: no test waits for their end, or loses one on a busy machine."""
+"""Reaches into a store: ages the locks and memberships of one owner, so that no test waits for their end, and counts staged attempts."""
 
 from __future__ import annotations
 
@@ -27,5 +27,15 @@ def age(path: str, owner: str, seconds: float) -> None:
                 member = member_from_json(value)
                 if member.owner == owner:
                     txn.put("members", key, member_to_json(replace(member, renewed=earlier(member.renewed))))
+    finally:
+        store.close()
+
+
+def staged(path: str) -> int:
+    """Number of attempts whose rows are staged and not published."""
+    store = Store.open(Path(path))
+    try:
+        with store.read() as txn:
+            return sum(1 for _ in txn.scan("tokens"))
     finally:
         store.close()

@@ -44,17 +44,17 @@ def topic_of(text: str) -> str:
     return topic
 
 
-def in_topic(text: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
+def find_all(text: str, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
     """Return the queues of a topic that TOPIC, TOPIC/QUEUE or TOPIC/BROKER/QUEUE means.
 
     Raises OptionError INVALID, TopicError.
     """
     topic = topic_of(text)
     rest = text[len(topic) + 1 :]
-    return [one(rest, queues)] if rest else list(queues)
+    return [find(rest, queues)] if rest else list(queues)
 
 
-def one(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
+def find(text: str, queues: Sequence[MessageQueue]) -> MessageQueue:
     """Return the one queue of a topic that QUEUE, BROKER/QUEUE or TOPIC/BROKER/QUEUE means.
 
     Raises OptionError INVALID, TopicError NO_SUCH_QUEUE or AMBIGUOUS.

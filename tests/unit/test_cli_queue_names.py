@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orderedmq.cli import places
+from orderedmq.cli import queue_names
 from orderedmq.cli.shell import USAGE, code_of
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MessageQueue
@@ -29,18 +29,18 @@ LONELY = MessageQueue("orders", "broker-b", 2)
     ],
 )
 def test_a_queue_is_named_in_short_where_that_is_one(text: str, queues: list[MessageQueue], found: MessageQueue) -> None:
-    assert places.one(text, queues) == found
+    assert queue_names.find(text, queues) == found
     if text.startswith("orders/"):
-        assert places.in_topic(text, queues) == [found]
+        assert queue_names.find_all(text, queues) == [found]
 
 
 def test_a_number_that_several_brokers_have_is_refused_with_the_choices() -> None:
     with pytest.raises(TopicError, match="AMBIGUOUS.*orders/broker-a/1, orders/broker-b/1") as caught:
-        places.one("1", TWO)
+        queue_names.find("1", TWO)
     assert code_of(caught.value) == USAGE
     many = [MessageQueue("orders", f"broker-{number:02}", 0) for number in range(50)]
     with pytest.raises(TopicError, match="50 brokers .* orders/broker-07/0, …$"):
-        places.in_topic("orders/0", many)
+        queue_names.find_all("orders/0", many)
 
 
 @pytest.mark.parametrize(
@@ -55,28 +55,28 @@ def test_a_number_that_several_brokers_have_is_refused_with_the_choices() -> Non
 )
 def test_a_queue_that_is_not_there_is_refused_with_those_that_are(text: str, queues: list[MessageQueue], says: str) -> None:
     with pytest.raises(TopicError, match=f"NO_SUCH_QUEUE.*{says}"):
-        places.one(text, queues)
+        queue_names.find(text, queues)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "a/b/c/1", "1/x", "٣"])
 def test_what_is_no_queue(text: str) -> None:
     with pytest.raises(OptionError, match="write for example 3, broker-a/3 or orders/broker-a/0"):
-        places.one(text, TWO)
+        queue_names.find(text, TWO)
 
 
 @pytest.mark.parametrize("text", ["", "/1", "orders/", "orders/x", "orders//1", "orders/a/b/1", "orders/a/x"])
-def test_what_is_no_place(text: str) -> None:
+def test_what_names_no_topic_or_queue(text: str) -> None:
     with pytest.raises(OptionError, match="neither TOPIC nor TOPIC/BROKER/QUEUE"):
-        places.topic_of(text)
+        queue_names.topic_of(text)
 
 
 def test_a_topic_is_all_of_its_queues() -> None:
-    assert places.in_topic("orders", TWO) == TWO
+    assert queue_names.find_all("orders", TWO) == TWO
 
 
 def test_the_broker_is_a_column_where_there_is_more_than_the_embedded_one() -> None:
     def titles(queues: list[MessageQueue]) -> list[str]:
-        return [column.title for column in places.columns([places.queue_fields(queue) for queue in queues])]
+        return [column.title for column in queue_names.columns([queue_names.queue_fields(queue) for queue in queues])]
 
     assert titles(ONE) == ["topic", "queue"]
     assert titles(TWO) == ["topic", "broker", "queue"]

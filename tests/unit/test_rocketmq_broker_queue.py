@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orderedmq.conditions import UnavailableCondition
-from orderedmq.core.pull_settings import Reading
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.sink.bookmarks import ENTRIES, Entry
@@ -69,13 +69,13 @@ class FakeBroker:
         if request.code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
             asked = json.loads(bytes(request.body))
             client = asked["clientId"]
-            places = [MessageQueue(place["topic"], place["brokerName"], place["queueId"]) for place in asked["mqSet"]]
+            keys = [MessageQueue(key["topic"], key["brokerName"], key["queueId"]) for key in asked["mqSet"]]
             if request.code == RequestCode.LOCK_BATCH_MQ:
-                granted = [place for place in places if self.locks.setdefault(place, client) == client]
+                granted = [key for key in keys if self.locks.setdefault(key, client) == client]
                 return frozenset(granted)
-            for place in places:
-                if self.locks.get(place) == client:
-                    del self.locks[place]
+            for key in keys:
+                if self.locks.get(key) == client:
+                    del self.locks[key]
         if request.code == RequestCode.UPDATE_CONSUMER_OFFSET:
             self.numbers[int(request.ext["queueId"])] = int(request.ext["commitOffset"])
         if request.code == RequestCode.QUERY_CONSUMER_OFFSET:
@@ -130,7 +130,7 @@ class FakeClient:
 class FakeLog:
     """Nothing is read."""
 
-    def reading(self, how: Reading) -> FakeLog:
+    def reading(self, how: PullSettings) -> FakeLog:
         return self
 
 
@@ -142,7 +142,7 @@ class Case:
             self.broker.numbers[ENTRIES] = Entry.of(writer).value
         self.stop = FakeStop()
         self.waits = 0
-        self.place = RocketMQQueue(self.client, FakeLog(), QUEUE, writer, name, TIMING, self.stop, self._waits)  # type: ignore[arg-type]
+        self.port = RocketMQQueue(self.client, FakeLog(), QUEUE, writer, name, TIMING, self.stop, self._waits)  # type: ignore[arg-type]
 
     def _waits(self) -> None:
         self.waits += 1
@@ -159,43 +159,43 @@ def unavailable(sub: str) -> RocketMQUnavailableError:
 
 def test_a_lock_is_believed_in_and_prolonged_when_it_is_time_to() -> None:
     case = Case()
-    assert not case.place.keep()
-    case.place.acquire()
-    assert case.place.keep()
+    assert not case.port.keep()
+    case.port.acquire()
+    assert case.port.keep()
     assert case.locks == 1
     time.sleep(TIMING.lock_renew + 1)
-    assert case.place.keep()
-    assert case.place.keep()
+    assert case.port.keep()
+    assert case.port.keep()
     assert case.locks == 2
     time.sleep(TIMING.lock_trust + 1)
     # It may have been another's: prolonging it proves nothing.
-    assert not case.place.keep()
+    assert not case.port.keep()
     assert case.locks == 2
 
 
 def test_a_prolongation_that_is_refused_or_late_is_none() -> None:
     for spoil in ({"grants": False}, {"takes": 12.0}):
         case = Case()
-        case.place.acquire()
+        case.port.acquire()
         time.sleep(TIMING.lock_renew + 1)
         vars(case.client.used).update(spoil)
-        assert not case.place.keep()
+        assert not case.port.keep()
 
 
 def test_a_lock_ends_with_its_connection() -> None:
     case = Case()
-    case.place.acquire()
+    case.port.acquire()
     case.client.used.close()
-    assert not case.place.keep()
-    case.place.acquire()
-    assert case.place.keep()
+    assert not case.port.keep()
+    case.port.acquire()
+    assert case.port.keep()
 
 
 def test_anothers_lock_is_waited_for_and_named_at_the_end() -> None:
     case = Case()
     case.client.used.grants = False
     with pytest.raises(LockError) as caught:
-        case.place.acquire()
+        case.port.acquire()
     assert caught.value.sub == "HELD_BY_OTHER"
     assert str(QUEUE) in caught.value.message
     # Not at once, and then every few seconds.
@@ -207,33 +207,33 @@ def test_an_attempt_that_was_abandoned_waits_no_more() -> None:
     case.client.used.grants = False
     case.stop.is_set = True
     with pytest.raises(SinkError) as caught:
-        case.place.acquire()
+        case.port.acquire()
     assert caught.value.sub == "TOKEN_GONE"
 
 
 def test_after_an_unknown_outcome_the_connection_is_dropped_and_the_next_lock_waits() -> None:
     case = Case()
-    case.place.acquire()
-    used = case.place._sending_on = case.client.used  # type: ignore[assignment]
-    case.place.pause(unavailable("TIMEOUT"), 1)
+    case.port.acquire()
+    used = case.port._sending_on = case.client.used  # type: ignore[assignment]
+    case.port.pause(unavailable("TIMEOUT"), 1)
     assert used.closed
-    assert not case.place.keep()
+    assert not case.port.keep()
     began = time.monotonic()
-    case.place.acquire()
+    case.port.acquire()
     assert time.monotonic() - began >= TIMING.settle
     began = time.monotonic()
-    case.place.acquire()
+    case.port.acquire()
     assert time.monotonic() - began < TIMING.settle
 
 
 def test_nobody_is_let_in_before_what_was_given_up_is_settled() -> None:
     case = Case()
-    case.place.acquire()
-    case.place._sending_on = case.client.used  # type: ignore[assignment]
-    case.place.pause(unavailable("CONNECTION_LOST"), 1)
+    case.port.acquire()
+    case.port._sending_on = case.client.used  # type: ignore[assignment]
+    case.port.pause(unavailable("CONNECTION_LOST"), 1)
     began = time.monotonic()
     case.client.connection("host:1", 0)
-    case.place.release(0)
+    case.port.release(0)
     assert time.monotonic() - began >= TIMING.settle
     assert case.client.used.asked[-1] == RequestCode.UNLOCK_BATCH_MQ
 
@@ -246,7 +246,7 @@ def test_a_broker_that_is_busy_full_or_away_is_borne_with_for_a_while(sub: str, 
     with pytest.raises(RocketMQUnavailableError) as caught:  # noqa: PT012
         while True:
             failures += 1
-            case.place.pause(error, failures)
+            case.port.pause(error, failures)
     assert caught.value is error
     assert TIMING.patience <= time.monotonic() - began < TIMING.patience + 2
     assert bool(case.client.doubts) is doubts
@@ -267,12 +267,12 @@ def test_tasks_of_one_run_have_a_queue_at_the_same_time() -> None:
     tasks = [attempt_of(broker, OLD, partition) for partition in (1, 0, 3)]
     began = time.monotonic()
     for task in tasks:
-        task.place.acquire()
-    assert all(task.place.keep() for task in tasks)
+        task.port.acquire()
+    assert all(task.port.keep() for task in tasks)
     assert time.monotonic() == began
     assert Entry.parse(broker.numbers[ENTRIES]) == Entry(4, 7, 10)
     for task in tasks:
-        task.place.release(0)
+        task.port.release(0)
     assert not broker.locks
 
 
@@ -280,12 +280,12 @@ def test_another_run_of_the_batch_waits_until_no_task_of_the_first_has_the_queue
     broker = FakeBroker()
     old = [attempt_of(broker, OLD, partition) for partition in (0, 2)]
     for task in old:
-        task.place.acquire()
+        task.port.acquire()
     new = attempt_of(broker, NEW, 0)
-    new.stop.meanwhile = [lambda: old[1].place.release(0), lambda: None, lambda: old[0].place.release(0)]
-    new.place.acquire()
+    new.stop.meanwhile = [lambda: old[1].port.release(0), lambda: None, lambda: old[0].port.release(0)]
+    new.port.acquire()
     assert not new.stop.meanwhile
-    assert new.place.keep()
+    assert new.port.keep()
     assert Entry.parse(broker.numbers[ENTRIES]) == Entry(3, 7, 11)
     assert list(broker.locks.values()) == [f"{NEW}-0"]
 
@@ -294,31 +294,31 @@ def test_a_late_attempt_of_the_first_run_waits_for_the_other_one_in_turn() -> No
     """One that never came to the queue before, and one that lost its lock."""
     for came_before in (False, True):
         broker = FakeBroker()
-        attempt_of(broker, OLD, 3).place.acquire()
+        attempt_of(broker, OLD, 3).port.acquire()
         broker.locks.clear()
         late = attempt_of(broker, OLD, 1)
         if came_before:
-            late.place.acquire()
+            late.port.acquire()
             broker.locks.clear()
             late.client.used.close()
         new = attempt_of(broker, NEW, 0)
-        new.place.acquire()
+        new.port.acquire()
         with pytest.raises(LockError, match="HELD_BY_OTHER"):
-            late.place.acquire()
-        late.stop.meanwhile = [lambda new=new: new.place.release(0)]  # type: ignore[misc]
-        late.place.acquire()
+            late.port.acquire()
+        late.stop.meanwhile = [lambda new=new: new.port.release(0)]  # type: ignore[misc]
+        late.port.acquire()
         assert Entry.parse(broker.numbers[ENTRIES]).run == 10
         # The other one's next task comes after that one.
         sibling = attempt_of(broker, NEW, 1)
         with pytest.raises(LockError, match="HELD_BY_OTHER"):
-            sibling.place.acquire()
+            sibling.port.acquire()
 
 
 def test_another_batch_waits_for_nobody() -> None:
     broker = FakeBroker()
-    attempt_of(broker, OLD, 0).place.acquire()
+    attempt_of(broker, OLD, 0).port.acquire()
     began = time.monotonic()
-    attempt_of(broker, NEW, 0, batch=8).place.acquire()
+    attempt_of(broker, NEW, 0, batch=8).port.acquire()
     assert time.monotonic() == began
 
 

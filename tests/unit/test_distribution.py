@@ -1,0 +1,94 @@
+"""What a release consists of: the sdist and the wheel that `make dist` builds, from the files as they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.metadata import Metadata
+from packaging.specifiers import SpecifierSet
+
+import orderedmq
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = f"orderedmq-{orderedmq.__version__}"
+
+
+def build(out: Path, *options: str) -> str:
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a release, whose wheel was built from its sdist, and what the build said."""
+    out = tmp_path_factory.mktemp("release")
+    return out, build(out)
+
+
+@pytest.fixture(scope="module")
+def wheel(release: tuple[Path, str]) -> Path:
+    return release[0] / f"{NAME}-py3-none-any.whl"
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_a_release_is_one_sdist_and_one_wheel_and_is_built_without_a_warning(release: tuple[Path, str]) -> None:
+    out, said = release
+    assert sorted(path.name for path in out.iterdir()) == [f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz"]
+    assert "warning" not in said.lower(), said
+
+
+def test_the_wheel_of_the_sdist_is_the_wheel_of_the_sources(wheel: Path, tmp_path: Path) -> None:
+    build(tmp_path, "--wheel")
+    assert contents(wheel) == contents(tmp_path / wheel.name)
+
+
+def test_the_wheel_has_what_users_need_and_nothing_else(wheel: Path) -> None:
+    names = list(contents(wheel))
+    top = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == {"orderedmq", "ordered_source", "ordered_sink", "pyspark_orderedmq.py"}
+    for package in ("orderedmq", "ordered_source", "ordered_sink"):
+        assert f"{package}/py.typed" in names
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_sdist_has_every_file_of_the_repository_but_those_of_its_host(release: tuple[Path, str]) -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("no git repository says which files belong to it")
+    with tarfile.open(release[0] / f"{NAME}.tar.gz") as archive:
+        names = {name.removeprefix(f"{NAME}/") for name in archive.getnames()}
+    tracked = {name for name in listed.stdout.splitlines() if not name.startswith(".") and (ROOT / name).exists()}
+    assert tracked - names == set()
+    assert "Makefile" in tracked
+
+
+def test_the_metadata_is_valid_and_says_what_an_index_shows(wheel: Path) -> None:
+    found = contents(wheel)[f"{NAME}.dist-info/METADATA"]
+    metadata = Metadata.from_email(found, validate=True)
+    assert (metadata.name, str(metadata.version), metadata.license_expression) == (
+        "orderedmq",
+        orderedmq.__version__,
+        "Apache-2.0",
+    )
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.description == (ROOT / "README.md").read_text()
+    minors = [
+        name.rpartition(".")[2]
+        for name in metadata.classifiers or ()
+        if name.startswith("Programming Language :: Python :: 3.")
+    ]
+    assert minors == sorted(minors)
+    assert isinstance(metadata.requires_python, SpecifierSet)
+    oldest = next(minor for minor in range(20) if f"3.{minor}" in metadata.requires_python)
+    assert minors[0] == str(oldest), "the oldest Python that is named is the oldest that pip lets in"
