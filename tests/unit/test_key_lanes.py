@@ -346,15 +346,24 @@ def test_a_full_lot_is_a_warning_and_the_key_is_tried_again() -> None:
 def test_after_its_time_a_range_parks_the_first_failure() -> None:
     made = engine("a", in_batch_attempts=99, max_batch_seconds=5.0)
     calls: list[int] = []
-    outcomes = drained(made, lambda batch: calls.append(1) or SUSPEND)  # type: ignore[func-returns-value]
-    assert told(outcomes) == [(0, "PARKED")]
+
+    def listener(batch: Batch) -> ConsumeOrderlyStatus:
+        calls.append(batch.messages[0].offset)
+        return SUSPEND
+
+    assert told(drained(made, listener)) == [(0, "PARKED")]
     assert len(calls) == 5
 
 
 def test_a_batch_has_one_key_and_messages_without_a_key_go_alone() -> None:
     made = engine("a", None, "a", None, "b", consume_message_batch_max_size=8)
     batches: list[list[int]] = []
-    drained(made, lambda batch: batches.append([one.offset for one in batch.messages]) or SUCCESS)  # type: ignore[func-returns-value]
+
+    def listener(batch: Batch) -> ConsumeOrderlyStatus:
+        batches.append([one.offset for one in batch.messages])
+        return SUCCESS
+
+    drained(made, listener)
     assert sorted(batches) == [[0, 2], [1], [3], [4]]
 
 
