@@ -33,7 +33,8 @@ def run_pytest(folder: Path, *arguments: str) -> str:
         "-p",
         "no:cacheprovider",
     ]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Options that a developer has set for the outer run do not count here.
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*command, f"--rootdir={folder}", *arguments, str(folder)], env=env, cwd=folder, capture_output=True, text=True
     )
