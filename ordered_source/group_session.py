@@ -19,7 +19,8 @@ from orderedmq.core.filters import ALL
 from orderedmq.core.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.offsets import Checkpoint, offsets_to_json
-from orderedmq.core.ownership import Commit, Lock, Members, Owner, Policy, Unlock, divided
+from orderedmq.core.ownership import Commit, Lock, Owner, Policy, Unlock
+from orderedmq.core.strategies import Members, divided
 from orderedmq.errors import FORMER_RUN, GroupError, LockError, lost
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
