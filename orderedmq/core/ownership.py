@@ -33,15 +33,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
-from orderedmq.core.process_queue import ProcessQueue, Slice
+from orderedmq.core.owned_queue import Owned
 from orderedmq.core.strategies import NO_MEMBERS, Members, Strategy, all_queues
 from orderedmq.model import MessageQueue, OffsetRange
 
 #: From a queue's token to its companion's.
 Companion = Callable[[LockToken], LockToken]
+
+
+NO_LOTS: Final[OffsetMap] = {}
 
 
 class Policy(Enum):
@@ -94,35 +98,6 @@ class Behind:
     queue: MessageQueue
     checkpoint: int
     group: int
-
-
-class Owned:
-    """One owned queue: its lock token (None without a group), where the next range begins, and whether it was entered there."""
-
-    __slots__ = ("entered", "known", "leader", "pending", "position", "queue", "token")
-
-    def __init__(self, queue: MessageQueue, token: LockToken | None, leader: MessageQueue | None = None) -> None:
-        self.queue = queue
-        self.token = token
-        #: The queue that this one is the companion of, if it is one.
-        self.leader = leader
-        self.pending = ProcessQueue(0.0)
-        #: None until it is decided.
-        self.position: int | None = None
-        self.entered = False
-        #: End of the messages found at the broker so far.
-        self.known = 0
-
-    def place(self, position: int, *, entered: bool) -> None:
-        self.pending.clear()
-        self.position = self.known = position
-        self.entered = entered
-
-    def found(self, end: int) -> None:
-        """Messages up to ``end`` are at the broker."""
-        if end > self.known:
-            self.pending.put(Slice(self.known, end))
-            self.known = end
 
 
 class Owner:
@@ -328,8 +303,10 @@ class Owner:
             if owned.position is not None
         }
 
-    def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str], reset: int) -> Checkpoint:
-        """Take ``counts`` messages of each queue into the next batch and return the offset to log."""
+    def plan(
+        self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str], reset: int, lots: OffsetMap = NO_LOTS
+    ) -> Checkpoint:
+        """Take ``counts`` messages of each queue into the next batch and return the offset to log. ``lots``: see Checkpoint."""
         following = self.following(counts)
         entered: dict[MessageQueue, int] = {}
         gen: dict[MessageQueue, int] = {}
@@ -345,7 +322,7 @@ class Owner:
                 owned.position += count
             if owned.token is not None:
                 gen[queue] = owned.token.tenure
-        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), reset)
+        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), reset, dict(lots))
         return self._planned
 
     def entered(self) -> bool:
