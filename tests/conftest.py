@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -41,6 +42,9 @@ def every_byte(pytestconfig: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts a background job with Ctrl-C ignored, and the programs that tests start and interrupt would ignore it, too.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "spark: starts a Spark driver or uses the shared session")
     config.addinivalue_line("markers", "rocketmq: a test of the folder rocketmq, or one that needs real RocketMQ servers")
     config.addinivalue_line("markers", "slow: a longer version of what shorter tests hold, run with --slow only")
