@@ -12,7 +12,8 @@ from types import FrameType
 @contextmanager
 def delayed() -> Iterator[None]:
     """Raise KeyboardInterrupt for a Ctrl-C in the block at its end; a second Ctrl-C interrupts the block."""
-    if threading.current_thread() is not threading.main_thread():
+    # Where Ctrl-C was ignored from the start (nohup, a job in the background), it stays ignored.
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield
         return
     count = 0
