@@ -1,4 +1,4 @@
-"""Parts of the site that are made from the code, so that they cannot differ from it: options, conditions, the command's help.
+"""Makes the parts of the site that come from the code: options, conditions, the command's help.
 
 MkDocs loads this module as a hook (``hooks`` in mkdocs.yml). A page has a line ``<!-- generated: NAME ARGUMENTS -->``, which becomes what
 the function of that name in `MAKERS` returns. It imports nothing of MkDocs, so that tests use it without.
@@ -43,17 +43,17 @@ _PLACES: Final = {
 
 
 def fill(markdown: str) -> str:
-    """A page with its generated parts. Raises KeyError for a part that nothing makes."""
+    """Return a page with its generated parts filled in. Raises KeyError for a part without a maker."""
     return _MARK.sub(lambda found: MAKERS[found[1]](*found[2].split()), markdown)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """MkDocs' event: a page was read."""
+    """Fill in a page that MkDocs has just read."""
     return _PIPE.sub(_piped, fill(markdown))
 
 
 def _piped(row: re.Match[str]) -> str:
-    """A row of a table whose code has a bar: MkDocs would show the backslash before it, which GitHub needs."""
+    """Return a table row with its bars as entities: MkDocs would show the backslash that GitHub needs before a bar in code."""
     return re.sub(
         r"`([^`]*\\\|[^`]*)`",
         lambda code: f"<code>{html.escape(code[1], quote=False).replace(chr(92) + '|', '&#124;')}</code>",
@@ -65,7 +65,7 @@ def _piped(row: re.Match[str]) -> str:
 
 
 def options(kind: str) -> str:
-    """The table of the options of ``broker``, ``source`` or ``sink``."""
+    """Return the table of the options of ``broker``, ``source`` or ``sink``."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for row in option_table(cast(Literal["broker", "source", "sink"], kind)):
         lines.append(f"| `{row.name}` | {_cell(row.default)} | {_cell(row.meaning)} |")
@@ -73,7 +73,7 @@ def options(kind: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text in a cell of a table of Markdown, as it is; what stands in backticks is code."""
+    """Return text escaped for a cell of a Markdown table. Text in backticks stays code."""
     parts = re.split(r"`([^`]+)`", text)
     return "".join(
         f"`{part}`" if index % 2 else re.sub(r"([*_\[\]])", r"\\\1", html.escape(part, quote=False)).replace("|", "&#124;")
@@ -86,7 +86,7 @@ def _cell(text: str) -> str:
 
 @dataclass
 class Condition:
-    """One condition, with the messages that the code has for it. A part in ``\\0`` marks is filled in when the error is raised."""
+    """One condition and its messages in the code. A part between ``\\0`` marks is filled in when the error is raised."""
 
     name: str
     retriable: bool
@@ -95,14 +95,14 @@ class Condition:
 
 @dataclass(frozen=True)
 class _Factory:
-    """A function that makes an error of its arguments."""
+    """A function that returns an error made from its arguments."""
 
     conditions: Collection[str]
     parameters: tuple[str, ...]
     message: str
 
     def called(self, call: ast.Call, names: Mapping[str, object]) -> str | None:
-        """The message where at least one argument is a text in the code."""
+        """Return the message of a call, None if no argument of it is a text in the code."""
         given: dict[str, ast.expr] = dict(zip(self.parameters, call.args))
         given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
         texts = {name: _text(value, names) for name, value in given.items() if isinstance(value, ast.Constant | ast.JoinedStr)}
@@ -116,7 +116,7 @@ class _Factory:
 
 
 def conditions() -> str:
-    """Every condition of every family: what raises it, and the messages, which say the remedy."""
+    """Return the page of conditions: each family, its conditions, and their messages with the remedies."""
     lines: list[str] = []
     for family, doc, found in families():
         lines += ["", f"## {family}", "", doc, ""]
@@ -133,7 +133,7 @@ def conditions() -> str:
 
 @cache
 def families() -> list[tuple[str, str, list[Condition]]]:
-    """Each family with what its class says of it, and its conditions in alphabetical order."""
+    """Return each family with its class's docstring and its conditions in alphabetical order."""
     trees = list(_sources())
     classes = _classes()
     found = {
@@ -192,7 +192,7 @@ def _classes() -> dict[str, type[OrderedMQError]]:
 
 
 def _sources() -> Iterator[tuple[str, ast.Module]]:
-    """The modules of the packages, those of the command last."""
+    """Yield the modules of the packages with their syntax trees, those of the command last."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     for file in sorted(files, key=lambda file: "cli" in file.parts):
         yield ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), ast.parse(file.read_text())
@@ -203,7 +203,7 @@ def _names(module: str) -> Mapping[str, object]:
 
 
 def _locals(tree: ast.Module) -> Mapping[ast.Call, Mapping[str, object]]:
-    """For each call in a function, the texts that the function gives to a name once."""
+    """Return, for each call in a function, the local names that the function binds to a text exactly once."""
     found: dict[ast.Call, Mapping[str, object]] = {}
     # An inner function comes after the one around it.
     for function in ast.walk(tree):
@@ -229,12 +229,12 @@ def _called(call: ast.Call) -> str:
 
 
 def _name(sub: object) -> str:
-    """A condition's name, be it text or a member of an enumeration."""
+    """Return the name of a condition, which is text or a member of an enumeration."""
     return str(getattr(sub, "value", sub))
 
 
 def _raised(call: ast.Call, classes: Mapping[str, type[OrderedMQError]], known: Collection[str]) -> list[str]:
-    """The conditions that a call of an error's class may have; none where they come from elsewhere."""
+    """Return the conditions that a call of an error's class names; none if the call gets them from a variable."""
     if not call.args:
         return []
     words = [str(node.value) for node in ast.walk(call.args[0]) if isinstance(node, ast.Constant)]
@@ -244,7 +244,7 @@ def _raised(call: ast.Call, classes: Mapping[str, type[OrderedMQError]], known: 
 
 
 def _message(call: ast.Call, names: Mapping[str, object]) -> str:
-    """The message of a call of an error's class, with the remedy that belongs to it."""
+    """Return the message in a call of an error's class, with its remedy."""
     message = _text(call.args[1], names) if len(call.args) > 1 else ""
     for more in call.args[2:]:
         if isinstance(more, ast.Call) and _called(more) == "Remedy" and more.args:
@@ -253,7 +253,7 @@ def _message(call: ast.Call, names: Mapping[str, object]) -> str:
 
 
 def _text(node: ast.expr, names: Mapping[str, object]) -> str:
-    """The text of an expression; what is known only when it is raised stands in ``\\0`` marks."""
+    """Return the text of an expression, with its variable parts between ``\\0`` marks."""
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
@@ -278,7 +278,7 @@ def _spoken(name: str) -> str:
 
 
 def _told(messages: list[str]) -> list[str]:
-    """Without repeats, and without those that are all filled in where others say more."""
+    """Return messages without repeats, and without those that have variable parts only if others have words."""
     unique = list(dict.fromkeys(" ".join(message.split()) for message in messages))
     saying = [message for message in unique if len(re.findall(r"\w\w+", re.sub("\0[^\0]*\0", "", message))) >= 2]
     return saying or unique
@@ -298,7 +298,7 @@ def _shown(message: str) -> str:
 
 
 def commands() -> str:
-    """Every command with its arguments and options."""
+    """Return the page of commands, with arguments and options."""
     lines: list[str] = []
     for name in (*GROUPS, *COMMANDS):
         top = load(name)
@@ -313,7 +313,7 @@ def commands() -> str:
 
 
 def shared_options() -> str:
-    """The table of the options that every command has."""
+    """Return the table of the options that every command has."""
     top = load("peek")
     return "\n".join(_table([one for one in top.params if one.name in _SHARED]))
 
@@ -351,7 +351,7 @@ def _table(params: list[Any]) -> list[str]:
 
 
 def _value(one: Any) -> str:
-    """What an option takes."""
+    """Return the kind of value that an option takes, as the table shows it."""
     annotation = getattr(getattr(one, "type_descriptor", None), "annotation", None)
     if get_origin(annotation) is Literal:
         return "|".join(map(str, get_args(annotation)))
@@ -364,7 +364,7 @@ def _default(one: Any) -> str:
 
 
 def _prose(text: str | None) -> str:
-    """Help as Markdown: typer takes it as such; what stands there for a shell's word is no tag."""
+    """Return a command's help as Markdown. A placeholder such as <group> is text, not an HTML tag."""
     paragraphs = re.split(r"\n\s*\n", (text or "").replace("\f", "").strip())
     return "\n\n".join(html.escape(" ".join(one.split()), quote=False).replace("*", "\\*") for one in paragraphs)
 
@@ -373,7 +373,7 @@ def _prose(text: str | None) -> str:
 
 
 def include(name: str) -> str:
-    """Another document without its title, its links turned to where its targets are in the site."""
+    """Return a document of the repository's root without its title, with links that lead to pages of the site."""
     text = (ROOT / name).read_text()
     body = re.sub(r"\A# .*\n", "", text)
     body = body.replace("](docs/", "](")

@@ -1,6 +1,6 @@
 """Records the demo as a picture of a terminal: ``make demo-svg`` writes docs/demo.svg, which the README shows.
 
-It plays the real demo, whatever it says, so a picture in which something was lost would show that. ``--events`` plays less of it.
+It plays the real demo and shows its output unchanged, losses included. ``--events`` plays fewer events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.text import Text
 
 PICTURE: Final = Path(__file__).resolve().parent / "demo.svg"
 WIDTH: Final = 112
-#: What the folder of the demo is called in the picture: a recording does not differ from the one before by a random name.
+#: The demo's folder in the picture. With its random name, each recording would differ from the one before.
 FOLDER: Final = "/tmp/orderedmq-demo"
 STYLES: Final = (
     (r"^  (produced|resumed|audited)\b", "bold green"),
@@ -33,12 +33,12 @@ STYLES: Final = (
 
 
 def play(events: int | None) -> str:
-    """What the demo says from its beginning to its end. Raises CalledProcessError."""
+    """Run the demo and return its output. Raises CalledProcessError."""
     folder = tempfile.mkdtemp(prefix="orderedmq-demo-")
     command = [sys.executable, "-m", "orderedmq", "demo", "--no-json", "--path", folder]
     command += [] if events is None else ["--events", str(events)]
     try:
-        # Its bars go to standard error, and nobody draws them there.
+        # Progress bars go to standard error, which is not a terminal here, so none are drawn.
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -46,7 +46,7 @@ def play(events: int | None) -> str:
 
 
 def picture(said: str) -> str:
-    """The SVG of a terminal that shows what the demo said."""
+    """Return the SVG of a terminal that shows the demo's output ``said``."""
     console = Console(
         record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor", highlight=False
     )

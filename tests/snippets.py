@@ -1,6 +1,6 @@
-"""The Python snippets of the README and of the pages of the site, and running those of a page as a reader would: one after another.
+"""Finds the Python snippets of the documents, and runs those of a page one after another, as a reader would.
 
-A comment in the line before a snippet may say that it is not run so: ``<!-- needs: rocketmq -->`` (tests/rocketmq has servers), or
+A comment in the line before a snippet exempts it from this: ``<!-- needs: rocketmq -->`` (tests/rocketmq has servers), or
 ``<!-- tested: tests/…::test_… -->`` (that test runs it).
 """
 
@@ -33,12 +33,12 @@ class Snippet(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """What it needs beside Spark."""
+        """The servers that it needs besides Spark, "" if none."""
         return self.mark.removeprefix("needs:").strip() if self.mark.startswith("needs:") else ""
 
     @property
     def tested(self) -> str:
-        """The test that runs it, if it is not run with the others of its page."""
+        """The test that runs it in place of the run of its page, "" if none."""
         return self.mark.removeprefix("tested:").strip() if self.mark.startswith("tested:") else ""
 
 
@@ -51,29 +51,29 @@ def snippets(path: Path) -> list[Snippet]:
 
 
 def pages(needs: str = "") -> dict[Path, list[Snippet]]:
-    """The documents that have snippets with such a need, and these."""
+    """Return the documents that have snippets with this need, each with those snippets."""
     found = {path: [one for one in snippets(path) if not one.tested and one.needs == needs] for path in DOCUMENTS}
     return {path: some for path, some in found.items() if some}
 
 
 def name(path: Path) -> str:
-    """A document as the id of a test."""
+    """Return a document's path as the id of a test."""
     return str(path.relative_to(ROOT))
 
 
 def run(some: Sequence[Snippet], spark: SparkSession, folder: Path, replaced: Mapping[str, str] | None = None) -> None:
-    """Run snippets of a page in the tests' session. Their folder ``data`` is in ``folder``; queries that they leave running must go well."""
+    """Run the snippets of a page in the tests' session, with ``data/`` inside ``folder``. Queries left running must not fail."""
     names: dict[str, Any] = {"__name__": "__main__"}
     # Spark's processes have a working directory of their own, so the paths are made absolute.
     texts = {'"data/': f'"{folder}/data/', "'data/": f"'{folder}/data/", **(replaced or {})}
     with _as_before(spark), _free_ports(), warnings.catch_warnings():
-        # The libraries' own are no errors of the page.
+        # A warning of a library is not an error of the page.
         warnings.simplefilter("default")
         for one in some:
             code = one.code
             for text, other in texts.items():
                 code = code.replace(text, other)
-            # Its lines have the numbers that they have in the document.
+            # The lines keep their numbers in the document, for tracebacks.
             exec(compile("\n" * (one.line - 1) + code, name(one.path), "exec"), names)
         for query in spark.streams.active:
             query.processAllAvailable()
@@ -82,7 +82,7 @@ def run(some: Sequence[Snippet], spark: SparkSession, folder: Path, replaced: Ma
 
 @contextmanager
 def _as_before(spark: SparkSession) -> Iterator[None]:
-    """Take out of the session and this process what snippets have set."""
+    """Undo what snippets set in the session and in this process."""
     settings = dict(spark.conf.getAll)
     views = {table.name for table in spark.catalog.listTables() if table.isTemporary}
     loggers = [logging.getLogger(), logging.getLogger("orderedmq"), logging.getLogger("orderedmq.lag")]
@@ -107,7 +107,7 @@ def _as_before(spark: SparkSession) -> Iterator[None]:
 
 @contextmanager
 def _free_ports() -> Iterator[None]:
-    """A server of metrics takes any free port, since another process may have the one that a snippet names, and ends with the page."""
+    """Start metrics servers on free ports, because a snippet's port may be taken, and stop them with the page."""
     import prometheus_client
 
     servers: list[Any] = []

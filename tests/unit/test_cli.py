@@ -788,6 +788,25 @@ def test_ctrl_c_while_lines_are_written_counts_them_and_a_second_one_does_not_wa
     assert said.splitlines() == [f"{written} messages were written before", "orderedmq: interrupted"]
 
 
+def test_ctrl_c_stays_ignored_where_it_was_when_the_command_started(
+    run: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = Producer.send
+
+    def interrupted(self: Producer, rows: pa.RecordBatch) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        send(self, rows)
+
+    monkeypatch.setattr(Producer, "send", interrupted)
+    broker.admin.create_topic("a", 1)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        [said] = run("produce", "a", input=b"one\ntwo\n")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert said["messages"] == 2
+
+
 @pytest.mark.parametrize(("answer", "code", "left"), [("n", 1, 1), ("y", 0, 0)])
 def test_on_a_terminal_there_are_tables_and_questions(store: Path, broker: Broker, answer: str, code: int, left: int) -> None:
     broker.admin.create_topic("a", 2)

@@ -108,9 +108,9 @@ def test_every_link_to_a_file_leads_to_one(path: Path) -> None:
             assert (path.parent / target.partition("#")[0]).exists(), f"{path.name}: {target}"
 
 
-def snippet(text: str, containing: str) -> str:
+def snippet(path: Path, containing: str) -> str:
     """The one Python block of a document that contains a text."""
-    (found,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if containing in block)
+    (found,) = (one.code for one in snippets(path) if containing in one.code)
     return found
 
 
@@ -118,7 +118,7 @@ def test_the_producer_of_the_documents_writes_where_the_command_and_the_sink_wri
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    exec(snippet(page("index.md"), "create_topic"), {})
+    exec(snippet(ROOT / "docs" / "index.md", "create_topic"), {})
     done = CliRunner().invoke(
         app, ["--path", "data/omq", "produce", "orders", "--key-separator", ":"], input="order-1:shipped\norder-2:created\n"
     )
