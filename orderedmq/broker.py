@@ -1,7 +1,8 @@
 """The interface of a broker to the source, the sink and the command: four protocols.
 
 Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says what differs by
-nature). Every mutation of a group carries the lock token under which it is made. The contract suite (tests/contract) checks
+nature). Every mutation of a group carries the lock token under which it is made. The token of a parking lot is guarded by the
+lock of its queue (`core.parking.guarding`): a broker compares the epochs of that lock. The contract suite (tests/contract) checks
 each broker.
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from orderedmq.core.filters import Filter
     from orderedmq.core.membership import Member, Subscription
+    from orderedmq.core.parking import Order, Put
     from orderedmq.core.pull_settings import PullSettings
 
 
@@ -285,6 +287,14 @@ class Groups(Protocol):
         its identity is (group, queue, offset). Return how many are new. Raises LockError LOST.
         """
 
+    def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
+        """Append messages of the token's queue, or of its parking lot, to the parking lot, which is made if it is missing.
+
+        Rules: `core.parking`. They are copied from the places that ``puts`` name, and appended in this order, all or none. A message that was parked from
+        its place before is left as it is. One whose place lies below the group's offset of its queue was settled before: it is not
+        parked. Return for each whether it lies in the lot now. Raises LockError LOST, DataLossError AGED_OUT if a message is gone.
+        """
+
     def reset_number(self, group: str) -> int:
         """Return how often the group was reset. A checkpoint with a lower number follows the group's offsets."""
 
@@ -367,6 +377,9 @@ class Admin(Protocol):
 
     def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
         """Set group offsets, clear the queues' lineage, raise the reset number and return it. GroupError IN_USE unless forced."""
+
+    def order_parked(self, group: str, queue: MessageQueue, orders: Sequence[Order]) -> None:
+        """Append orders to the parking lot of the queue, for its owner. Raises TopicError MISSING if nothing was ever parked."""
 
     def require_unused(self, group: str) -> None:
         """Raises GroupError IN_USE if a live process owns a queue of the group or is a member of it."""

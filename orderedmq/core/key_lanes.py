@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from orderedmq.core.key_order import (
@@ -47,6 +47,7 @@ from orderedmq.core.key_order import (
 )
 from orderedmq.core.listener import MAX_ERROR_BYTES, ConsumeOrderlyStatus, clip, suspend_seconds
 from orderedmq.core.lock import HOLDER_TRUST
+from orderedmq.core.parked_rows import lane_key
 from orderedmq.errors import LockError, lost_by_listener
 from orderedmq.model import MessageQueue
 
@@ -54,6 +55,7 @@ from orderedmq.model import MessageQueue
 PULL_THRESHOLD: Final = 1000
 #: Messages that are parked with one write, unless there is nothing else to do.
 PARK_TOGETHER: Final = 256
+NOTHING: Final[Mapping[object, Sequence[int]]] = {}
 #: Seconds since the last look at the lock after which a key is not tried again without another look.
 RETRY_TRUST: Final = 1.0
 
@@ -61,9 +63,9 @@ RETRY_TRUST: Final = 1.0
 class KeyLanes:
     """One range of a queue on its way through a listener, with order per key. An object belongs to one thread.
 
-    ``lot``: what is planned of the parking lot, in its order. ``waiting``: key and offset of what lies there and is not planned;
-    ``attempted``: of what an earlier attempt of this range has parked. ``now`` is monotonic seconds. A method that is called
-    out of turn raises RuntimeError: the caller has a bug.
+    ``lot``: what is planned of the parking lot, in its order. ``waiting``: the keys of what lies there and is not planned, with
+    their offsets in the queue; ``attempted``: of what an earlier attempt of this range has parked (`parked_rows.lane_key` makes
+    the keys). ``now`` is monotonic seconds. A method that is called out of turn raises RuntimeError: the caller has a bug.
     """
 
     def __init__(
@@ -72,8 +74,8 @@ class KeyLanes:
         settings: KeySettings,
         now: float,
         lot: Sequence[Message] = (),
-        waiting: Iterable[tuple[str | None, int]] = (),
-        attempted: Iterable[tuple[str | None, int]] = (),
+        waiting: Mapping[object, Sequence[int]] = NOTHING,
+        attempted: Mapping[object, Sequence[int]] = NOTHING,
     ) -> None:
         self.queue = queue
         self.settings = settings
@@ -96,17 +98,12 @@ class KeyLanes:
         self._not_before = 0.0
         self._ask, self._last_lock = True, now
         self._closed = self._lost = self._dropped = False
-        self._room = settings.parking_lot_max_messages
-        for others, by_attempt in ((waiting, False), (attempted, True)):
-            for key, offset in others:
-                lane = self._lane(_lane_key(key, offset))
-                lane.behind.add(offset)
-                lane.diverted_from = min(lane.behind)
-                lane.attempted |= by_attempt
-                self._room -= 1
+        self._waiting, self._attempted = waiting, attempted
+        lying = sum(map(len, waiting.values())) + sum(map(len, attempted.values()))
+        self._room = settings.parking_lot_max_messages - lying
         seen: set[object] = set()
         for message in lot:
-            lane = self._lane(_lane_key(message.key, message.offset))
+            lane = self._lane(lane_key(message.key, message.offset))
             if lane.key not in seen:
                 seen.add(lane.key)
                 lane.parked = lane.diverted_from is None and (message.held or not message.due)
@@ -126,7 +123,7 @@ class KeyLanes:
             if self._closed or message.offset <= self._end:
                 raise ValueError(f"message {message.offset} of queue {self.queue} came after {self._end} or its end")
             self._end = message.offset
-            lane = self._lane(_lane_key(message.key, message.offset))
+            lane = self._lane(lane_key(message.key, message.offset))
             if message.offset not in lane.behind:
                 self._add(lane, message)
 
@@ -251,19 +248,25 @@ class KeyLanes:
         self._exhausted.popleft()
         return self._decide(lane, 1, "DEAD_LETTER")
 
-    def was_parked(self, ok: bool, error: str | None, now: float) -> list[Outcome]:
-        """Take the outcome of `Park`. Return what is decided by it; otherwise ``error`` says why not."""
+    def was_parked(self, parked: Sequence[bool] | None, error: str | None, now: float) -> list[Outcome]:
+        """Take the outcome of `Park`: for each message, whether it lies in the lot now. None: ``error`` says why nothing was done.
+
+        A message that does not was settled before: the group's offset had passed it. Return what is decided.
+        """
         if not isinstance(self._due, Park):
             raise RuntimeError(f"queue {self.queue} has no messages to be parked")
         messages = self._due.messages
         self._due = None
-        if not ok:
+        if parked is None:
             self._warn(f"messages of queue {self.queue} cannot be parked for now: {error}")
             self._refused(now)
             return []
         del self._to_park[: len(messages)]
         self._held -= len(messages)
-        return [Outcome(one.offset, one.key, "PARKED", one.attempts, 0, 0.0, one.error) for one in messages]
+        return [
+            Outcome(one.offset, one.key, "PARKED" if lies else "REPEATED", one.attempts, 0, 0.0, one.error)
+            for one, lies in zip(messages, parked, strict=True)
+        ]
 
     def lock(self, held: bool, now: float) -> None:
         """Take whether the queue is still held: the answer to `CheckLock`, or news that came unasked."""
@@ -284,7 +287,9 @@ class KeyLanes:
     def _lane(self, key: object) -> Lane:
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key)
+            lane = self._lanes[key] = Lane(key, attempted=key in self._attempted)
+            lane.behind.update(self._waiting.get(key, ()), self._attempted.get(key, ()))
+            lane.diverted_from = min(lane.behind, default=None)
         return lane
 
     @staticmethod
@@ -317,6 +322,7 @@ class KeyLanes:
             )
             return False
         self._room -= len(leaving)
+        leaving[0].again = True
         self._to_park += leaving
         lane.batch = None
         lane.waiting.clear()
@@ -365,7 +371,3 @@ class KeyLanes:
 
     def _not_ours(self) -> LockError:
         return lost_by_listener(self.queue, "dropped" if self._dropped else "lost")
-
-
-def _lane_key(key: str | None, offset: int) -> object:
-    return offset if key is None else key

@@ -11,7 +11,7 @@ from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 
 OnExhausted = Literal["dead_letter", "hold"]
-#: REPEATED: it failed in a repeat of the micro-batch, whose first attempt had decided it.
+#: REPEATED: it failed in a repeat of the micro-batch, and an earlier attempt had decided it.
 OutcomeStatus = Literal["SUCCESS", "DEAD_LETTER", "PARKED", "REPEATED"]
 
 
@@ -65,6 +65,8 @@ class Message:
     #: Of a parked head: whether its time has come. A held key's never does.
     due: bool = True
     held: bool = False
+    #: It failed and is parked for that: its time until it is due begins now. Other messages keep theirs, or wait behind it.
+    again: bool = False
     error: str | None = None
 
 

@@ -68,7 +68,6 @@ class Checkpoint:
     owner: the query's id, drawn once and kept in the checkpoint (None: the constant initial offset).
     gen: per queue, the epoch at which the owner's tenure began; a replay compares it with the lock's tenure.
     topics: each topic's `Log.anchor`. reset: the group's reset number that these offsets follow.
-    lots: each parking lot's end when the batch was planned; what lies behind it was parked by an attempt at this batch.
     """
 
     owner: str | None = None
@@ -77,7 +76,6 @@ class Checkpoint:
     gen: OffsetMap = field(default_factory=dict)
     topics: Mapping[str, str] = field(default_factory=dict)
     reset: int = 0
-    lots: OffsetMap = field(default_factory=dict)
 
     @property
     def fresh(self) -> bool:
@@ -88,8 +86,6 @@ class Checkpoint:
         """Return the JSON that Spark keeps and compares as text; the fresh one is ``{}``."""
         if self.owner is None:
             return {}
-        # Without a parking lot the JSON is what earlier versions wrote.
-        lots = {"lots": offsets_to_json(self.lots)} if self.lots else {}
         return {
             "v": FORMAT,
             "owner": self.owner,
@@ -98,7 +94,6 @@ class Checkpoint:
             "gen": offsets_to_json(self.gen),
             "topics": {name: self.topics[name] for name in sorted(self.topics)},
             "reset": self.reset,
-            **lots,
         }
 
     @classmethod
@@ -124,7 +119,6 @@ class Checkpoint:
             gen=offsets_from_json(value.get("gen", {}), "the checkpoint's tenures"),
             topics=dict(value.get("topics", {})),
             reset=value.get("reset", 0),
-            lots=offsets_from_json(value.get("lots", {}), "the checkpoint's parking lots"),
         )
 
 

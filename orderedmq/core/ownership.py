@@ -30,10 +30,9 @@ itself, and no strategy divides it. Pure: no clock, no broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
@@ -43,9 +42,6 @@ from orderedmq.model import MessageQueue, OffsetRange
 
 #: From a queue's token to its companion's.
 Companion = Callable[[LockToken], LockToken]
-
-
-NO_LOTS: Final[OffsetMap] = {}
 
 
 class Policy(Enum):
@@ -198,9 +194,13 @@ class Owner:
         for queue in queues:
             self.owned[queue] = Owned(queue, None)
 
-    def lost(self, tokens: Iterable[LockToken]) -> list[MessageQueue]:
-        """Forget the queues of stale tokens: their new owner goes on at the group's offset. Return those that were owned."""
-        gone = [token.queue for token in tokens if token.queue in self.owned and self.owned[token.queue].token == token]
+    def lost(self, tokens: Collection[LockToken]) -> list[MessageQueue]:
+        """Forget the queues of stale tokens: their new owner goes on at the group's offset. Return those that were owned.
+
+        A companion's token is stale because its leader's lock was lost.
+        """
+        stale = [self.owned[token.queue] for token in tokens if token.queue in self.owned]
+        gone = sorted({owned.leader or owned.queue for owned in stale if owned.token in tokens})
         self.drop(gone)
         return gone
 
@@ -274,7 +274,8 @@ class Owner:
             else:
                 position = beginnings[queue]
             owned.place(position, entered=logged != position)
-            if owned.token is not None and (at_group is None or at_group < position):
+            if owned.token is not None and (at_group is None or at_group < position) and (owned.leader is None or position):
+                # A parking lot at its beginning may not exist yet.
                 commits[owned.token] = position
         self.reset = reset
         return (Commit(commits) if commits else None), behind, left
@@ -303,10 +304,8 @@ class Owner:
             if owned.position is not None
         }
 
-    def plan(
-        self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str], reset: int, lots: OffsetMap = NO_LOTS
-    ) -> Checkpoint:
-        """Take ``counts`` messages of each queue into the next batch and return the offset to log. ``lots``: see Checkpoint."""
+    def plan(self, counts: Mapping[MessageQueue, int], topics: Mapping[str, str], reset: int) -> Checkpoint:
+        """Take ``counts`` messages of each queue into the next batch and return the offset to log."""
         following = self.following(counts)
         entered: dict[MessageQueue, int] = {}
         gen: dict[MessageQueue, int] = {}
@@ -322,7 +321,7 @@ class Owner:
                 owned.position += count
             if owned.token is not None:
                 gen[queue] = owned.token.tenure
-        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), reset, dict(lots))
+        self._planned = Checkpoint(self.owner_id, following, entered, gen, dict(topics), reset)
         return self._planned
 
     def entered(self) -> bool:

@@ -91,11 +91,3 @@ def test_a_queue_whose_companion_is_in_flight_is_not_given_back_at_once() -> Non
     made.plan({P[0]: 3}, {}, 0)
     assert made.stop({}) == Unlock((token(Q[1]),), (token(Q[0]),))
     assert made.stop({P[0]: 3}) == Unlock(tuple(token(queue) for queue in Q), ())
-
-
-def test_the_end_of_each_lot_at_planning_is_logged_and_a_checkpoint_without_lots_is_what_it_was() -> None:
-    made = began()
-    planned = made.plan({Q[0]: 4}, {}, 0, {P[0]: 3})
-    assert Checkpoint.from_spark(planned.to_spark()) == planned
-    assert planned.to_spark()["lots"] == {"%PARKED%g%orders": {"embedded": {"0": 3}}}
-    assert "lots" not in replace(planned, lots={}).to_spark()

@@ -27,11 +27,19 @@ from orderedmq.core.key_order import (
     Wait,
 )
 from orderedmq.core.listener import ConsumeOrderlyStatus
+from orderedmq.core.parked_rows import lane_key
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
 
 QUEUE = MessageQueue("orders", "embedded", 0)
 SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+
+def lanes(messages: list[Message]) -> dict[object, list[int]]:
+    out: dict[object, list[int]] = {}
+    for one in messages:
+        out.setdefault(lane_key(one.key, one.offset), []).append(one.offset)
+    return out
 
 
 @dataclass
@@ -85,8 +93,8 @@ class World:
             replace(one, due=one.key in due if one.key is not None else one.offset in due)
             for one in self.lot[planned[0] : planned[1]]
         ]
-        waiting = [(one.key, one.offset) for one in self.lot[planned[1] : known]]
-        attempted = [(one.key, one.offset) for one in self.lot[known:]]
+        waiting = lanes(self.lot[planned[1] : known])
+        attempted = lanes(self.lot[known:])
         self.reached["repeated after parking"] += bool(attempted)
         engine = KeyLanes(QUEUE, self.settings, self.now, lot, waiting, attempted)
         at, in_flight = self.committed, list[Batch]()
@@ -120,7 +128,7 @@ class World:
                     self.note(engine.dead_lettered(ok, None if ok else "no room", self.now))
                 case Park(messages):
                     if self.random.random() < 0.1:
-                        engine.was_parked(False, "no room", self.now)
+                        engine.was_parked(None, "no room", self.now)
                         continue
                     # A crash in the middle of the write leaves its beginning.
                     some = len(messages) if steps is None or steps else self.random.randrange(len(messages) + 1)
@@ -129,7 +137,7 @@ class World:
                         self.reached["parked"] += 1
                         self.reached["diverted"] += not one.attempts
                     if some == len(messages):
-                        self.note(engine.was_parked(True, None, self.now))
+                        self.note(engine.was_parked([True] * len(messages), None, self.now))
                 case CheckLock():
                     engine.lock(True, self.now)
                 case Pull():
@@ -267,8 +275,8 @@ def drained(engine: KeyLanes, listener: Callable[[Batch], ConsumeOrderlyStatus |
                 out += engine.consumed(batch, listener(batch), None, now)
             case DeadLetter():
                 out += engine.dead_lettered(True, None, now)
-            case Park():
-                out += engine.was_parked(True, None, now)
+            case Park(messages):
+                out += engine.was_parked([True] * len(messages), None, now)
             case CheckLock():
                 engine.lock(True, now)
             case Suspend(seconds):
@@ -322,7 +330,7 @@ def test_with_hold_the_key_stays_parked() -> None:
                 made.consumed(batch, SUSPEND, None, 0.0)
             case Park(messages):
                 held += messages
-                made.was_parked(True, None, 0.0)
+                made.was_parked([True] * len(messages), None, 0.0)
             case Pull():
                 made.close()
             case _:
@@ -388,12 +396,33 @@ def test_a_lost_lock_starts_no_call_and_waits_for_those_under_way() -> None:
         made.next(0.0)
 
 
+def test_a_message_that_was_settled_before_is_not_parked_and_only_what_failed_gets_a_new_time() -> None:
+    made = engine("a", "a", "b", in_batch_attempts=1)
+    parked: list[Message] = []
+    out: list[Outcome] = []
+    while not isinstance(action := made.next(0.0), Done):
+        match action:
+            case CheckLock():
+                made.lock(True, 0.0)
+            case Consume(batch):
+                out += made.consumed(batch, SUSPEND, None, 0.0)
+            case Park(messages):
+                parked += messages
+                out += made.was_parked([one.key == "a" for one in messages], None, 0.0)
+            case Pull():
+                made.close()
+            case _:
+                raise AssertionError(action)
+    assert told(out) == [(0, "PARKED"), (1, "PARKED"), (2, "REPEATED")]
+    assert [(one.offset, one.again) for one in parked] == [(0, True), (1, False), (2, True)]
+
+
 def test_calls_out_of_turn_are_refused() -> None:
     made = engine("a")
     with pytest.raises(RuntimeError):
         made.dead_lettered(True, None, 0.0)
     with pytest.raises(RuntimeError):
-        made.was_parked(True, None, 0.0)
+        made.was_parked([True], None, 0.0)
     with pytest.raises(ValueError, match="came after"):
         made.put([Message(0, "a")])
 

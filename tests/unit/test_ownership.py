@@ -20,7 +20,7 @@ from orderedmq.core import lock as rules
 from orderedmq.core.lock import UNLOCK_DELAY, Client, Instant, LockToken, QueueLock, Refusal
 from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
 from orderedmq.core.owned_queue import Owned
-from orderedmq.core.ownership import NO_LOTS, Behind, Commit, Lock, Owner, Policy
+from orderedmq.core.ownership import Behind, Commit, Lock, Owner, Policy
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue, OffsetRange
 
@@ -679,10 +679,10 @@ class CommitsWhatIsPlanned(Owner):
 class KeepsItsPlace(Owner):
     """Forgets to enter a queue at the group's offset in the offset that it logs."""
 
-    def plan(self, counts, topics, reset, lots=NO_LOTS):
+    def plan(self, counts, topics, reset):
         for owned in self.owned.values():
             owned.entered = False
-        return super().plan(counts, topics, reset, lots)
+        return super().plan(counts, topics, reset)
 
 
 MUTANTS = [
