@@ -34,7 +34,7 @@ from orderedmq.concise import concise_calls
 from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.core.offsets import Checkpoint, offsets_to_json, ranges
-from orderedmq.errors import OffsetError
+from orderedmq.errors import OffsetError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 
@@ -86,6 +86,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Checkpoint().to_spark()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        try:
+            return self._latest_offset(start, limit)
+        except TopicError:
+            # A topic may have been deleted since it was listed. With the next listing that is a loss of data, or accepted.
+            self._connect()[1].forget_listing()
+            return self._latest_offset(start, limit)
+
+    def _latest_offset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         broker, watch = self._connect()
         change = broker.log.change()
         if self._quiet == (change, start) and time.monotonic() < self._quiet_until:

@@ -52,6 +52,10 @@ class TopicWatch:
             self._listed = (change, now)
         return self._topics
 
+    def forget_listing(self) -> None:
+        """List the topics again at the next look."""
+        self._listed = (None, float("-inf"))
+
     def queues(self, known: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
         """Return the queues to read; with a ``target``, only those in it.
 
