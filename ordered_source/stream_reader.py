@@ -26,8 +26,8 @@ from ordered_source.admission import Admission
 from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
 from ordered_source.group_session import Session
-from ordered_source.parking_lots import NO_LOTS, BatchLots, ParkingLots, require_none, without_lots
 from ordered_source.parked_reader import LotSpan
+from ordered_source.parking_lots import NO_LOTS, BatchLots, ParkingLots, require_none, without_lots
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.positions import Positions
 from ordered_source.topic_watch import TopicWatch
@@ -152,7 +152,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
         else:
             spans = run.positions.replay(owner, since, until, watch.drop_lost_topics(owner, until))
-        return [self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})]
+        return [
+            self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})
+        ]
 
     def _partition(
         self, broker: Broker, run: QueryRun, queue: MessageQueue, spans: Mapping[MessageQueue, OffsetRange], until: Checkpoint
