@@ -168,7 +168,7 @@ def test_a_poisoned_key_is_parked_with_what_follows_it_and_comes_back_in_order_w
 
 def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_and_it_goes_on(rig: Rig) -> None:
     rig.send("bad", "bad")
-    waits = []
+    waits: list[list[tuple[Any, ...]]] = []
     for _ in range(4):
         outcomes = rig.run(
             rig.by_key(lambda message: SUSPEND if message.queue_offset == 0 else SUCCESS, max_reconsume_times=3),
@@ -392,7 +392,12 @@ def test_a_task_that_is_closed_does_not_wait_for_its_threads_and_starts_no_call(
 
     rig.send("first", *"abcdefgh")
     task = rig.task(ByKey(listen, KeySettings(concurrency=3)))
-    watch = threading.Thread(target=lambda: (until(lambda: len(gate.begun) == 2, "two calls wait"), first.set()))
+
+    def watching() -> None:
+        until(lambda: len(gate.begun) == 2, "two calls wait")
+        first.set()
+
+    watch = threading.Thread(target=watching)
     watch.start()
     next(task)
     until(lambda: len(gate.begun) == 2, "the others wait")
@@ -584,7 +589,12 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
 ) -> None:
     begun: list[int] = []
     read = lots.read
-    monkeypatch.setattr(lots, "read", lambda log, lot, queue, end: (begun.append(lot.end), read(log, lot, queue, end))[1])
+
+    def counted(log: Any, lot: Lot, queue: MessageQueue, end: int) -> None:
+        begun.append(lot.end)
+        read(log, lot, queue, end)
+
+    monkeypatch.setattr(lots, "read", counted)
     rig.send("a")
     rig.run(rig.by_key(bad("a")))
     for _ in range(2):
