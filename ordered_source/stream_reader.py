@@ -138,7 +138,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._connected is None or self._run is None:
             return None
         bounds = self._connected[0].log.bounds(without_lots(self._run.owner.owned))
-        return {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
+        latest: dict[str, Any] = {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
+        if self._run.lots is not None:
+            latest["parked"] = self._run.lots.summary()._asdict()
+        return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end:
@@ -152,7 +155,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
         else:
             spans = run.positions.replay(owner, since, until, watch.drop_lost_topics(owner, until))
-        return [self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})]
+        return [
+            self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})
+        ]
 
     def _partition(
         self, broker: Broker, run: QueryRun, queue: MessageQueue, spans: Mapping[MessageQueue, OffsetRange], until: Checkpoint
