@@ -26,8 +26,8 @@ from ordered_source.admission import Admission
 from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
 from ordered_source.group_session import Session
-from ordered_source.parking_lots import NO_LOTS, BatchLots, ParkingLots, require_none, without_lots
 from ordered_source.parked_reader import LotSpan
+from ordered_source.parking_lots import NO_LOTS, BatchLots, ParkingLots, require_none, without_lots
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.positions import Positions
 from ordered_source.topic_watch import TopicWatch

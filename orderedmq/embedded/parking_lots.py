@@ -35,10 +35,10 @@ def put(
         if one.source not in (queue, lot):
             raise ValueError(f"{one.source} is neither queue {queue} nor its parking lot {lot}")
         key = layout.message_key(group, one.source, one.at)
-        lies = one.at >= settled.get(one.source, 0)
-        if lies and key not in new and txn.get("parked", key) is None:
+        unsettled = one.at >= settled.get(one.source, 0)
+        if unsettled and key not in new and not _lies(txn, key, settled.get(lot, 0)):
             new[key] = one
-        answers.append(lies)
+        answers.append(unsettled)
     if new:
         topic = _lots(txn, queue, lot)
         rows = to_park(_copied(txn, list(new.values())), list(new.values()))
@@ -46,6 +46,12 @@ def put(
         for number, key in enumerate(new):
             txn.put("parked", key, layout.number(begin + number))
     return answers
+
+
+def _lies(txn: Transaction, key: bytes, begin: int) -> bool:
+    """Whether what was parked from a place still lies in the lot, which begins at ``begin``. A seek may have dropped it."""
+    place = txn.get("parked", key)
+    return place is not None and layout.to_number(place) >= begin
 
 
 def _lots(txn: Transaction, queue: MessageQueue, lot: MessageQueue) -> TopicInfo:

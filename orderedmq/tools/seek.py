@@ -11,7 +11,7 @@ from orderedmq.broker import Broker, Log
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import LAST_MS, MessageQueue
-from orderedmq.options.source import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
+from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
 
 #: In µs.
