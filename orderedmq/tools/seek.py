@@ -13,6 +13,7 @@ from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_q
 from orderedmq.model import LAST_MS, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
+from orderedmq.tools.group_state import own_offsets
 
 #: In µs.
 _LAST: Final = LAST_MS * 1000 + 999
@@ -60,7 +61,7 @@ def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[
 
     Raises GroupError MISSING, TopicError MISSING or NO_SUCH_QUEUE, OptionError CONFLICT or MISSING.
     """
-    known = broker.admin.group_offsets(group)
+    known = own_offsets(broker, group)
     if target.offsets is not None:
         if topics:
             raise OptionError(OptionCondition.CONFLICT, "option --to as JSON names its topics itself; drop --topic")
