@@ -383,16 +383,16 @@ def test_what_was_dropped_is_seen_as_such_until_the_owner_looks(
     ],
 )
 def test_an_order_that_makes_no_sense_is_not_given(
-    store: Path, owner: Owner, queues: Sequence[MessageQueue], arguments: list[str], code: int, says: str, action: str
+    store: Path, owner: Owner, queues: Sequence[MessageQueue], arguments: list[str], code: int, says: str
 ) -> None:
     first, second, other = queues
     owner.park(first, Ticket(0, 3, 1, HELD), Ticket(2, 1, 1, HELD), Ticket(1, 1, 1, HELD))
     owner.park(second, Ticket(2, 3, 1, HELD))
     owner.park(other, Ticket(0, 3, 1, HELD))
-    yes = ["--yes"] if action == "drop" else []
-    ran = CliRunner().invoke(app, ["--path", str(store), "parked", action, "g", *arguments, *yes], env={"COLUMNS": "200"})
-    assert ran.exit_code == code
-    assert re.search(says, ran.stderr)
+    for action in (["retry"], ["drop", "--yes"], ["hold"]):
+        ran = CliRunner().invoke(app, ["--path", str(store), "parked", *action, "g", *arguments], env={"COLUMNS": "200"})
+        assert ran.exit_code == code
+        assert re.search(says, ran.stderr)
     assert [owner.sees(queue) for queue in queues] == [{"x": HELD, 2: HELD, "y": HELD}, {2: HELD}, {"x": HELD}]
 
 
