@@ -15,12 +15,11 @@ from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.core.offsets import offsets_to_json
 from orderedmq.core.parked_rows import Lot
-from orderedmq.core.parking_errors import seek_with_parked
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.model import check_group, check_topic
 from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets
 from orderedmq.tools.parked import LotReader, due_in
-from orderedmq.tools.seek import parse_target, queues_to_seek, resolve
+from orderedmq.tools.seek import parse_target, queues_to_seek, require_choice, resolve
 
 app = commands("Show the offsets and lag of consumer groups; seek and delete.")
 
@@ -177,13 +176,17 @@ def seek(
     force: Force = False,
     parked: Annotated[
         Literal["keep", "drop"] | None,
-        typer.Option(help="What becomes of parked messages of these queues; needed if there are any.", show_default=False),
+        typer.Option(
+            help="What becomes of parked messages of these queues: they come back when they are due, or nobody sees them again. If there are "
+            "any, one of the two must be given.",
+            show_default=False,
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
 ) -> None:
     """Set a group's offsets, without asking. Refused while a query is at work in the group. --dry-run only shows the change.
 
-    Parked messages are kept, and come back when they are due, or dropped (--parked).
+    Refused also if messages of these queues are parked and --parked does not say what becomes of them.
 
     A seek raises the group's reset number. A query whose checkpoint has a lower number goes on at the new offsets, not at those
     of its checkpoint.
@@ -202,9 +205,8 @@ def seek(
             reset = broker.groups.reset_number(group)
             if not force:
                 broker.admin.require_unused(group)
-            lots = {queue: lot for queue, lot in LotReader(broker).look(group).items() if queue in offsets}
-            if lots and parked is None:
-                raise seek_with_parked(group, sum(lot.messages for lot in lots.values()), list(lots))
+            if parked is None:
+                require_choice(broker, group, queues)
     rows = [
         {"group": group, **queue_fields(queue), "old": before.get(queue), "new": offset, "reset": reset, "dry_run": dry_run}
         for queue, offset in offsets.items()
@@ -225,11 +227,12 @@ def delete(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Also while queries are at work, which then fail, and with parked messages, which are lost."
+            "--force",
+            help="Also while queries are at work: they lose their queues and fail. Also with parked messages: they are lost.",
         ),
     ] = False,
 ) -> None:
-    """Forget a group: its offsets, locks and members. Refused while a query is at work in it, or messages are parked.
+    """Forget a group: its offsets, locks, members and parking lots. Refused while a query is at work in it, or messages are parked.
 
     Prints the offsets that it had. Its dead letters stay (topic delete removes them). A query with a checkpoint goes on from
     it.
@@ -237,10 +240,8 @@ def delete(
     check_group(group)
     with shell.broker() as broker:
         known = own_offsets(broker, group)
-        parked = sum(lot.messages for lot in LotReader(broker).look(group).values())
         broker.admin.delete_group(group, force=force)
-    lost = f" and {parked:,} parked messages" if parked else ""
     shell.done(
-        {"group": group, "deleted": len(known), "offsets": offsets_to_json(known), "parked": parked},
-        f"deleted group {group} with the offsets of {len(known)} queues{lost}",
+        {"group": group, "deleted": len(known), "offsets": offsets_to_json(known)},
+        f"deleted group {group} with the offsets of {len(known)} queues",
     )

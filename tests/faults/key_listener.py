@@ -40,7 +40,7 @@ class Recorder:
         key = messages[0].sharding_key
         offsets = [message.queue_offset for message in messages]
         # A call takes some time, so that kills come in the middle of some.
-        time.sleep(0.0005)
+        time.sleep(0.004)
         ok = not key.startswith(POISON) and self.random.random() >= BAD_LUCK
         line = {"at": time.monotonic_ns(), "queue": str(context.message_queue), "key": key, "offsets": offsets, "ok": ok}
         self.file.write(json.dumps(line) + "\n")

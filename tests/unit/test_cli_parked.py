@@ -442,43 +442,6 @@ def test_the_lots_are_topics_like_those_of_dead_letters(
     assert shown(run("topic", "list").rows, "topic", "messages") == [("%PARKED%g%a", 1), ("a", 12), ("b", 1)]
 
 
-def test_a_seek_says_what_becomes_of_parked_messages(
-    run: Callable[..., Ran], broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
-) -> None:
-    first, second, other = queues
-    broker.groups.commit({owner.tokens[queue]: 1 for queue in queues})
-    owner.park(first, Ticket(1, 3, 1, HELD))
-    owner.done(first, 0)
-    owner.leave()
-    for dry in ([], ["--dry-run"]):
-        said = run("group", "seek", "g", "--to", "latest", *dry, code=1).error
-        assert "GROUP.PARKED" in said
-        assert "give --parked keep or --parked drop" in said
-    assert set(broker.groups.offsets("g", queues).values()) == {1}
-    assert len(run("group", "seek", "g", "--to", "latest", "--parked", "drop", "--dry-run").rows) == 3
-    assert shown(run("group", "seek", "g", "--to", "latest", "--topic", "b").rows, "topic", "new") == [("b", 1)]
-    rows = run("group", "seek", "g", "--to", "earliest", "--parked", "keep").rows
-    assert shown(rows, "topic", "queue_id", "new") == [("a", 0, 0), ("a", 1, 0), ("b", 0, 0)]
-    assert len(run("parked", "list", "g").rows) == 1
-    run("group", "seek", "g", "--to", "latest", "--parked", "drop")
-    assert run("parked", "list", "g").rows == []
-    assert broker.groups.offsets("g", [first, second, other]) == {first: 6, second: 6, other: 1}
-    assert "TOPIC.RESERVED" in run("group", "seek", "g", "--to", "earliest", "--topic", "%PARKED%g%a", code=2).error
-
-
-def test_a_group_is_not_deleted_with_parked_messages_unless_forced(
-    run: Callable[..., Ran], broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
-) -> None:
-    broker.groups.commit({owner.tokens[queues[0]]: 2})
-    owner.park(queues[0], Ticket(2, 3, 1, HELD))
-    owner.done(queues[0], 0)
-    owner.leave()
-    assert "GROUP.PARKED" in run("group", "delete", "g", code=1).error
-    [done] = run("group", "delete", "g", "--force").rows
-    assert done == {"group": "g", "deleted": 1, "offsets": {"a": {"embedded": {"0": 2}}}, "parked": 1}
-    assert "GROUP.MISSING" in run("parked", "list", "g", code=3).error
-
-
 def test_parked_messages_on_a_terminal_of_80_columns(text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
     first, second, _ = queues
     owner.park(first, Ticket(0, 12, 9, soon(20_000), "ConnectionError: payment service is away " * 5), Ticket(3, 0, 0, BEHIND))

@@ -163,6 +163,25 @@ def test_what_a_dead_owner_parked_of_a_range_waits_until_the_range_was_processed
         assert again.batch() == ((4, 6), (0, 1))
 
 
+def test_a_run_with_available_now_reads_what_was_due_when_it_began(broker: Broker, clock: SimpleNamespace) -> None:
+    produce(broker, "a", "b")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(1, HOUR))
+        assert run.batch() is None
+        before = run.start
+    now = Run(broker, before)
+    now.reader.prepareForTriggerAvailableNow()
+    with stopped(now.reader):
+        clock.passed = 3700
+        assert now.batch() is None
+    later = Run(broker, now.start)
+    later.reader.prepareForTriggerAvailableNow()
+    with stopped(later.reader):
+        assert later.batch() == ((2, 2), (0, 1))
+
+
 def test_while_a_lot_is_full_no_more_of_its_queue_is_read(
     broker: Broker, clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
