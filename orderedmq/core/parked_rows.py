@@ -11,11 +11,13 @@ import pyarrow.compute as pc
 
 from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, Put, Ticket
 from orderedmq.model import (
+    PARKED_ATTEMPTS,
     PARKED_DUE,
     PARKED_FROM,
     PARKED_OFFSET,
     PARKED_ORDER,
     PARKED_PROPERTIES,
+    PARKED_STORED,
     MessageQueue,
 )
 from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS, PRODUCER_SCHEMA, PROPERTIES_TYPE
@@ -64,6 +66,9 @@ class Lot:
         self.max_offset = -1
         #: Whether operators have appended orders.
         self.ordered = False
+        #: Failed calls of the keys' first messages, and when the first of these messages was stored, in µs since 1970.
+        self.retries = 0
+        self.oldest: int | None = None
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add the next rows of the lot (at least LOT_COLUMNS)."""
@@ -72,7 +77,8 @@ class Lot:
         at, keys = rows.column("queue_offset").to_pylist(), rows.column("sharding_key").to_pylist()
         offsets, dues = _numbers(rows, PARKED_OFFSET, -1), _numbers(rows, PARKED_DUE, BEHIND)
         orders = pc.map_lookup(rows.column("properties"), PARKED_ORDER, "first").to_pylist()
-        for place, key, offset, due, order in zip(at, keys, offsets, dues, orders, strict=True):
+        heads: list[int] = []
+        for number, (place, key, offset, due, order) in enumerate(zip(at, keys, offsets, dues, orders, strict=True)):
             lane = lane_key(key, offset)
             parked = self.keys.get(lane)
             if order is not None:
@@ -85,8 +91,20 @@ class Lot:
                 self.max_offset = max(self.max_offset, offset)
                 if parked is None:
                     parked = self.keys[lane] = Parked(due, place)
+                    heads.append(number)
                 parked.offsets.append(offset)
         self.end = at[-1] + 1
+        if heads:
+            properties = rows.column("properties")
+            self._sum(properties if len(heads) == len(properties) else properties.take(pa.array(heads)))
+
+    def _sum(self, heads: pa.MapArray) -> None:
+        """Add the first messages of keys to the sums. A key's messages lie in their order, so its first one is its oldest."""
+        attempts, stored = (pc.map_lookup(heads, name, "first").cast(pa.int64()) for name in (PARKED_ATTEMPTS, PARKED_STORED))
+        self.retries += pc.sum(attempts).as_py() or 0
+        oldest = pc.min(stored.filter(pc.greater(stored, 0))).as_py()
+        if oldest is not None:
+            self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 
     @property
     def messages(self) -> int:
