@@ -44,11 +44,14 @@ class Task:
         now = self.world.now
         if self.checked is None:
             self.check()
-            self.sink.register(self.run, self.span, self.token)
+            self.register()
             self.start()
         elif now - self.checked > CHECK_INTERVAL:
             self.check()
         self.work(random)
+
+    def register(self) -> None:
+        self.sink.register(self.run, self.span, self.token)
 
     def check(self) -> None:
         if not self.world.check(self.token):
