@@ -148,7 +148,8 @@ def _decode_lock(
             f"consume_orderly got rows of queue {queue} that were read without a lock: use a stream with a consumerGroup, neither a "
             "batch read nor messageModel=broadcasting",
         )
-    return lock_token.decode(text, queue, credentials, tls)
+    lock = lock_token.decode(text, queue, credentials, tls)
+    return lock.broker, lock.token
 
 
 class _Consumer:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from orderedmq.conditions import OffsetCondition
 from orderedmq.core.offsets import Checkpoint, offsets_from_json
+from orderedmq.core.parking import is_parked
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue
 
@@ -52,7 +53,8 @@ def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
     """
     if not is_ours(progress_source):
         return {}
-    following = Checkpoint.from_spark(_parsed(progress_source["endOffset"])).next
+    every = Checkpoint.from_spark(_parsed(progress_source["endOffset"])).next
+    following = {queue: offset for queue, offset in every.items() if not is_parked(queue)}
     if progress_source.get("latestOffset") in _MISSING:
         return {queue: QueueLag(offset, None) for queue, offset in following.items()}
     latest = _parsed(progress_source["latestOffset"])

@@ -204,6 +204,10 @@ class Owner:
         self.drop(gone)
         return gone
 
+    def leader_of(self, queue: MessageQueue) -> MessageQueue:
+        """Return the queue whose companion this owned queue is, or the queue itself."""
+        return self.owned[queue].leader or queue
+
     def tokens(self) -> list[LockToken]:
         return [owned.token for owned in self.owned.values() if owned.token is not None and owned.leader is None]
 

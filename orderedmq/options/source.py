@@ -97,7 +97,7 @@ class SourceOptions:
 
     Exactly one of ``topics`` (as given, no duplicates; else empty) and ``topic_pattern`` is set. ``consumer_group`` is None in
     broadcasting and in a batch without one. ``allocation`` is how the members of a shared group divide its queues.
-    ``matching`` None: all messages. ``consume_from`` is where a group that never committed begins.
+    ``matching`` None: all messages. ``parking_lot``: maximum messages per parking lot, None without one. ``consume_from`` is where a group that never committed begins.
     """
 
     endpoint: Endpoint
@@ -122,6 +122,7 @@ class SourceOptions:
     pull_settings: PullSettings
     include_properties: bool
     include_lock_token: bool
+    parking_lot: int | None = None
     query_name: str | None = None
 
     @classmethod
@@ -176,12 +177,29 @@ class SourceOptions:
             pull_settings=_pull_settings(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
             include_lock_token=given.value("includeLockToken", parse_bool),
+            parking_lot=_parking_lot(given, group, streaming),
             query_name=given.optional("queryName", parse_name),
         )
 
     def reads(self, topic: str) -> bool:
         """Whether the reader reads this topic."""
         return _is_read(topic, self.topics, self.topic_pattern)
+
+
+def _parking_lot(given: Given, group: str | None, streaming: bool | None) -> int | None:
+    room = given.value("parkingLotMaxMessages", integer(1, example=10000))
+    if not given.value("parkingLot", parse_bool):
+        if given.has("parkingLotMaxMessages"):
+            raise conflict("option parkingLotMaxMessages limits a parking lot; set parkingLot=true, or drop it")
+        return None
+    if streaming is False:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            "option parkingLot is not supported in a batch, which has no locks; use spark.readStream, or `orderedmq parked list`",
+        )
+    if group is None:
+        raise conflict("option parkingLot needs a consumer group, whose messages are parked; set consumerGroup, or drop it")
+    return room
 
 
 def _pull_settings(given: Given, endpoint: Endpoint, group: str | None) -> PullSettings:
