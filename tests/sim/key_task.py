@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from ordered_source.parked_reader import LotSpan
 from orderedmq.core.key_lanes import KeyLanes
 from orderedmq.core.key_order import (
     Batch,
@@ -36,16 +37,6 @@ from tests.sim.task import Task
 from tests.sim.world import TICK, World
 
 _FAILURES: Final = (ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, None)
-
-
-class LotRange(Protocol):
-    """What a partition says of the lot: its queue, the planned range, its token, and how many messages it may have."""
-
-    queue: MessageQueue
-    begin: int
-    end: int
-    token: LockToken
-    room: int
 
 
 @dataclass
@@ -91,6 +82,20 @@ class Listener:
 
 
 @dataclass(frozen=True)
+class Keys:
+    """Listeners with order per key, of a scenario. ``keyless``: some messages have no key. ``orders``: operators give orders."""
+
+    settings: KeySettings
+    poison: float
+    deadly: float
+    keyless: bool
+    orders: bool
+
+    def key_of(self, queue: MessageQueue, offset: int) -> str | None:
+        return None if self.keyless and offset % 4 == 1 else f"{queue.queue_id}.{offset % 3}"
+
+
+@dataclass(frozen=True)
 class Around:
     """What all tasks of a world share."""
 
@@ -111,7 +116,7 @@ class KeyTask(Task):
         span: OffsetRange,
         token: LockToken,
         settings: KeySettings,
-        lot: LotRange,
+        lot: LotSpan,
         around: Around,
         *,
         staged: bool,
@@ -137,9 +142,14 @@ class KeyTask(Task):
         finally:
             self.busy = False
 
+    def reads(self) -> str:
+        return f"{super().reads()}+{self.lot.begin}-{self.lot.end}"
+
+    def unpublished(self) -> bool:
+        return super().unpublished() or self.lot.end > self.world.group_offsets.get(self.lot.queue, 0)
+
     def register(self) -> None:
-        if self.span.messages:
-            self.sink.register(self.run, self.span, self.token)
+        super().register()
         planned = OffsetRange(self.lot.begin, self.lot.end)
         if planned.messages:
             self.sink.register(self.run, planned, self.lot.token)
@@ -328,7 +338,7 @@ class KeyTask(Task):
         """Everything is checked where it happens."""
 
 
-def divide(behind: Lot, lot: LotRange, begin: int) -> tuple[dict[object, list[int]], dict[object, list[int]]]:
+def divide(behind: Lot, lot: LotSpan, begin: int) -> tuple[dict[object, list[int]], dict[object, list[int]]]:
     """Return what waits in the lot, and what an earlier attempt of the range has parked."""
     if lot.end > lot.begin:
         return {}, {key: one.offsets for key, one in behind.keys.items()}
