@@ -185,6 +185,9 @@ class KeyTask(Task):
         self.behind = set(behind.places)
         reached["repeated after parking"] += bool(attempted)
         reached["order carried out"] += planned.ordered
+        if self.world.trace is not None:
+            lying = [(one.place, one.offset if one.ticket else one.order) for one in lots.entries.get(lot.queue, ())]
+            self.world.note(f"{self}: attempt {self.attempts}, waiting {waiting}, attempted {attempted}, the lot {lying}")
         self.engine = KeyLanes(
             self.token.queue, self.settings, self.world.now, self._planned(planned), waiting, attempted
         )
@@ -203,7 +206,7 @@ class KeyTask(Task):
                 if one.offset not in self.behind:
                     self._decide(one.offset, "DROPPED")
                 continue
-            row = self.lot.queue, one.place, ticket
+            row = self.lot.queue, lot.place(one.offset), ticket
             due, held = ticket.is_due(self.began), ticket.due == HELD
             out.append(Message(one.offset, one.key, row, ticket.attempts, ticket.puts, due, held, error=ticket.error))
         return out
@@ -264,6 +267,8 @@ class KeyTask(Task):
         batch = self.in_flight.pop(random.randrange(len(self.in_flight)))
         good = self.around.listener.accepts(self.token.queue, [one.offset for one in batch.messages])
         status = ConsumeOrderlyStatus.SUCCESS if good else random.choice(_FAILURES)
+        if self.world.trace is not None:
+            self.world.note(f"{self}: {[one.offset for one in batch.messages]}: {'accepted' if good else 'fails'}")
         self._note(self.engine.consumed(batch, status, None if good else "it failed", self.world.now))
 
     def _call(self, effect: Any, *args: Any) -> Any:
@@ -289,6 +294,9 @@ class KeyTask(Task):
     def _park(self, messages: Sequence[Message]) -> None:
         assert self.engine is not None
         parked = self._call(self.around.lots.park, self.token, [self._put(one) for one in messages])
+        if self.world.trace is not None:
+            puts = " ".join(f"{one.offset} from {self._put(one).place}" for one in messages)
+            self.world.note(f"{self} parks {puts}: {parked}")
         for one, lies in zip(messages, parked or (), strict=False):
             self._count(one, lies)
         self._note(self.engine.was_parked(parked, "no answer", self.world.now))

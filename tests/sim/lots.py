@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from orderedmq.core.lock import LockToken
 from orderedmq.core.parked_rows import LOT_COLUMNS, lane_key
-from orderedmq.core.parking import DROPPED, HELD, Order, Put, Ticket, is_parked, leader_of, parked_queue
+from orderedmq.core.parking import DROPPED, HELD, Order, Put, Ticket, is_parked, parked_queue
 from orderedmq.model import PARKED_FROM, MessageQueue
 from orderedmq.schema import MESSAGE_SCHEMA
 from tests.sim.world import GROUP, World
@@ -141,6 +141,11 @@ class Lots:
         lot = parked_queue(GROUP, queue)
         return self.entries.get(lot, [])[self.world.group_offsets.get(lot, 0) :]
 
+    def messages(self, queue: MessageQueue) -> list[Entry]:
+        """Return the messages in the queue's lot. A copy counts when the one that it was made from does not lie there any more."""
+        begin = self.world.group_offsets.get(parked_queue(GROUP, queue), 0)
+        return [one for one in self.live(queue) if one.order is None and one.moved_from < begin]
+
     def lanes(self, lot: MessageQueue, begin: int, end: int) -> dict[object, Head]:
         """Return the keys that are parked from ``begin`` to ``end``.
 
@@ -172,15 +177,6 @@ class Lots:
             if action == "drop":
                 head.dropped.add(one.offset)
             head.offsets.append(one.offset)
-        return out
-
-    def parked_keys(self) -> list[tuple[MessageQueue, Order]]:
-        """Return a retry of every parked key."""
-        out: list[tuple[MessageQueue, Order]] = []
-        for lot in self.entries:
-            queue = leader_of(GROUP, lot)
-            for one in {entry.lane: entry for entry in self.live(queue) if entry.order is None}.values():
-                out.append((queue, Order("retry", one.key, one.offset)))
         return out
 
 

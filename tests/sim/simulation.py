@@ -417,10 +417,11 @@ class Simulation:
 
     def _drain(self, staying: Sequence[Query]) -> None:
         """Fail unless every message is decided that is not parked, and then, as listeners accept, what is parked."""
-        lots, judge = self.world.lots, self.world.keys
+        lots, judge, keys = self.world.lots, self.world.keys, self.scenario.kind.keys
         assert lots is not None
         assert judge is not None
-        judge.others()
+        assert keys is not None
+        judge.others(keys.settings.parking_lot_max_messages)
         self.listener.calm = True
         for _ in range(6):
             parked = [(queue, one) for queue in self.world.queues for one in lots.live(queue)]
