@@ -53,11 +53,15 @@ class Worker:
 
 @dataclass
 class Listener:
-    """The listener of all queries. ``poison``: share of messages that fail some times, ``deadly``: share of those that always do."""
+    """The listener of all queries. ``poison``: share of messages that fail some times, ``deadly``: share of those that always do.
+
+    ``flaky``: share of calls that fail though the messages are good.
+    """
 
     random: Random
     poison: float
     deadly: float
+    flaky: float
     #: True: it accepts everything.
     calm: bool = False
 
@@ -67,7 +71,7 @@ class Listener:
 
     def accepts(self, queue: MessageQueue, offsets: Iterable[int]) -> bool:
         """Count a call with each message. Return whether it accepts all of them."""
-        good = True
+        good = not self.flaky or self.random.random() >= self.flaky
         for offset in offsets:
             name = queue, offset
             fails = self.failures.get(name)
@@ -88,6 +92,7 @@ class Keys:
     settings: KeySettings
     poison: float
     deadly: float
+    flaky: float
     keyless: bool
     orders: bool
 
@@ -175,6 +180,7 @@ class KeyTask(Task):
         self.seen: set[int] = set()
         self.from_lot: set[int] = set()
         self.in_flight: list[Batch] = []
+        self.around.judge.began(self)
         planned, behind = Lot(lot.begin), Lot(lot.end)
         if lot.begin < lot.end:
             planned.add(lots.pull(lot.queue, lot.begin, lot.end))

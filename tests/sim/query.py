@@ -151,7 +151,9 @@ class Query:
             getattr(self, f"_{self.phase}")()
         except OrderedMQError as error:
             self.world.note(f"{self.name}: fails: {type(error).__name__}.{error.sub}")
-            self.leave(terminated=True)
+            if self.process is not None:
+                # Otherwise it was killed while one of its tasks waited for the broker.
+                self.leave(terminated=True)
         except Killed:
             self.crash()
         finally:

@@ -80,7 +80,12 @@ def _keys(seed: int) -> Keys | None:
         parking_lot_max_messages=draw.choice((1, 2, 5, 1000, 1000)),
     )
     return Keys(
-        settings, poison=draw.choice((0.05, 0.2, 0.4)), deadly=draw.choice((0.0, 0.3)), keyless=draw.random() < 0.3, orders=draw.random() < 0.6
+        settings,
+        poison=draw.choice((0.05, 0.2, 0.4)),
+        deadly=draw.choice((0.0, 0.3)),
+        flaky=draw.choice((0.0, 0.1, 0.3)),
+        keyless=draw.random() < 0.3,
+        orders=draw.random() < 0.6,
     )
 
 
@@ -110,7 +115,7 @@ class Simulation:
         self.world.ledger.exact = kind.atomic or (scenario.calm and (kind.auto_commit or not kind.listener))
         self.world.ledger.strict = not scenario.twin
         self.world.ledger.at_work = self._at_work
-        self.listener = Listener(self.random, 0.0, 0.0, calm=True)
+        self.listener = Listener(self.random, 0.0, 0.0, 0.0, calm=True)
         if kind.keys is not None:
             self._park(kind.keys)
         self.steps = 0
@@ -125,7 +130,7 @@ class Simulation:
         world.lots = Lots(world, keys.key_of)
         world.keys = KeyJudge(world, world.lots)
         world.keys.strict = not self.scenario.twin
-        self.listener = Listener(self.random, keys.poison, keys.deadly)
+        self.listener = Listener(self.random, keys.poison, keys.deadly, keys.flaky)
         around = Around(self.network, world.lots, world.keys, self.listener)
         for query in self.queries:
             query.around = around

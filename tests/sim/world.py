@@ -223,6 +223,8 @@ class World:
         self.holdings[queue] = Holding(client, self.now)
         self._put(queue, after)
         self.moves.append((queue, client.client_id))
+        if self.lots is not None and before is not None and before.owner != client.owner and self.lots.live(queue):
+            self.reached["handed over with a lot"] += 1
         event = {"event": "grant", "group": GROUP, "queue": str(queue), "epoch": after.epoch, "owner": client.owner}
         self.history.append(event)
 
