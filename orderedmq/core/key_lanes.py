@@ -63,7 +63,7 @@ RETRY_TRUST: Final = 1.0
 class KeyLanes:
     """One range of a queue on its way through a listener, with order per key. An object belongs to one thread.
 
-    ``lot``: what is planned of the parking lot, in its order. ``waiting``: the keys of what lies there and is not planned, with
+    ``lot``: what is planned of the parking lot, in any order. ``waiting``: the keys of what lies there and is not planned, with
     their offsets in the queue; ``attempted``: of what an earlier attempt of this range has parked (`parked_rows.lane_key` makes
     the keys). ``now`` is monotonic seconds. A method that is called out of turn raises RuntimeError: the caller has a bug.
     """
@@ -102,7 +102,7 @@ class KeyLanes:
         lying = sum(map(len, waiting.values())) + sum(map(len, attempted.values()))
         self._room = settings.parking_lot_max_messages - lying
         seen: set[object] = set()
-        for message in lot:
+        for message in sorted(lot, key=lambda one: one.offset):
             lane = self._lane(lane_key(message.key, message.offset))
             if lane.key not in seen:
                 seen.add(lane.key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -39,7 +40,7 @@ class Parked:
     """A key that has parked messages.
 
     ``due``: when its first message is due that no operator has dropped. ``begin``: where that message lies in the lot. ``offsets``:
-    of all its messages in the queue, in the lot's order; the first ``dropped`` of them are dropped.
+    of all its messages in the queue, in ascending order; ``dropped`` of them are dropped.
     """
 
     due: int
@@ -54,6 +55,9 @@ class Lot:
     Where two messages of the lot have the same offset in the queue, the first counts: a task that moved some messages behind
     the others may have died before it was done, and its successor finds both. The last one is their place, from which the
     message is parked again: from the place of the first it was parked already.
+
+    A key's messages may lie in another order than they have in the queue: a dead owner's successor parks a message between those that
+    were parked before and those that the dead owner had parked from its range. Their order is that of the queue.
 
     An order concerns the messages that lay in the lot when it was given, those that a task was moving at that time included.
     """
@@ -71,6 +75,8 @@ class Lot:
         self.ordered = False
         self._orders: dict[object, tuple[int, str]] = {}
         self._dropped: set[int] = set()
+        #: Offset in the queue of the message that `Parked.begin` tells the place of.
+        self._heads: dict[object, int] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add the next rows of the lot (at least LOT_COLUMNS)."""
@@ -111,11 +117,13 @@ class Lot:
         ordered, action = self._orders.get(lane, (-1, ""))
         concerned = 0 <= source < ordered
         if parked.dropped == len(parked.offsets):
-            parked.due, parked.begin = _DUE[action] if concerned else due, place
+            parked.due, parked.begin, self._heads[lane] = _DUE[action] if concerned else due, place, offset
+        elif offset < self._heads[lane]:
+            parked.begin, self._heads[lane] = place, offset
         if concerned and action == "drop":
             self._dropped.add(offset)
             parked.dropped += 1
-        parked.offsets.append(offset)
+        insort(parked.offsets, offset)
 
     @property
     def messages(self) -> int:

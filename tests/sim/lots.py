@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Head:
-    """A parked key by the specification: its messages in order, when the first is due, and those that were dropped."""
+    """A parked key by the specification: its messages in the queue's order, when the first is due, and those that were dropped."""
 
     due: int
     offsets: list[int] = field(default_factory=list)
@@ -177,6 +177,7 @@ class Lots:
             if action == "drop":
                 head.dropped.add(one.offset)
             head.offsets.append(one.offset)
+            head.offsets.sort()
         return out
 
 

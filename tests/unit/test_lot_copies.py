@@ -64,3 +64,16 @@ def test_a_hold_after_a_drop_holds_what_came_since() -> None:
     assert lot.keys[key].due == 6000
     lot, rows = lot_of(*parts, order_rows([Order("hold", key)]))
     assert [ticket.due for _, ticket in restore(rows, QUEUE, lot)[1]] == [DROPPED, HELD]
+
+
+def test_a_keys_messages_have_the_order_of_the_queue_wherever_they_lie() -> None:
+    lot, rows = lot_of(parked("a", (1, 5000, "Q:1"), (13, 6000, "Q:13"), (7, BEHIND, "Q:7")))
+    assert lot.keys["a"].offsets == [1, 7, 13]
+    assert (lot.keys["a"].due, lot.keys["a"].begin) == (5000, 0)
+
+
+def test_the_first_of_a_key_that_is_not_dropped_is_due_when_what_was_its_first_was() -> None:
+    drop = order_rows([Order("drop", "a")])
+    lot, rows = lot_of(parked("a", (1, 5000, "Q:1")), drop, parked("a", (13, 6000, "Q:13"), (7, BEHIND, "Q:7")))
+    assert (lot.keys["a"].due, lot.keys["a"].begin) == (6000, 3)
+    assert [(one.offset, one.due) for _, one in restore(rows, QUEUE, lot)[1]] == [(1, DROPPED), (13, 6000), (7, 6000)]
