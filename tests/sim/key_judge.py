@@ -64,6 +64,8 @@ class KeyJudge:
         lane = self.lane(queue, offsets[0])
         if any(self.lane(queue, one) != lane for one in offsets) or sorted(offsets) != list(offsets):
             self.world.fail(f"{task}: {offsets} came to the listener together")
+        if offsets[0] <= task.passed.get(lane, -1):
+            self.world.fail(f"{task}: the listener sees {offsets[0]} of key {lane!r} after {task.passed[lane]} (K2)")
         best, batch = self.best.get((queue, lane), (-1, None))
         if self.strict and offsets[0] <= best and batch != task.batch:
             self.world.fail(f"{task}: the listener sees {offsets[0]} of key {lane!r} after a success of {best} (K2)")
@@ -82,9 +84,10 @@ class KeyJudge:
     def decided(self, task: KeyTask, offset: int, status: str) -> None:
         """A message was decided by a run of its range, whether that is committed or not."""
         queue = task.token.queue
+        lane = self.lane(queue, offset)
+        task.passed[lane] = max(offset, task.passed.get(lane, -1))
         if (queue, offset) in self.first:
             return
-        lane = self.lane(queue, offset)
         last = self.last.get((queue, lane), -1)
         if offset < last:
             self.world.fail(f"{task}: {offset} of key {lane!r} is {status} for the first time after {last} (K1)")

@@ -178,6 +178,8 @@ class KeyTask(Task):
         #: Offset → status, and who was at the listener.
         self.outcomes: dict[int, str] = {}
         self.seen: set[int] = set()
+        #: The last message of each key that this attempt has decided.
+        self.passed: dict[object, int] = {}
         self.from_lot: set[int] = set()
         self.in_flight: list[Batch] = []
         self.around.judge.began(self)

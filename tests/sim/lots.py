@@ -62,8 +62,8 @@ class Lots:
         self.world = world
         self.key_of = key_of
         self.entries: dict[MessageQueue, list[Entry]] = {}
-        #: Where the copy of each place lies.
-        self.known: dict[MessageQueue, dict[str, int]] = {}
+        #: The places of which there is a copy.
+        self.known: dict[MessageQueue, set[str]] = {}
         #: What lies before this place may have been deleted.
         self.begins: dict[MessageQueue, int] = {}
 
@@ -81,6 +81,10 @@ class Lots:
         """Whether the place of a put lies below the group's offset of its queue."""
         return put.at < self.world.group_offsets.get(put.source, 0)
 
+    def parked_before(self, lot: MessageQueue, put: Put) -> bool:
+        """Whether a copy was made from this place, whatever became of it."""
+        return put.place in self.known.setdefault(lot, set())
+
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
         """Do what `Groups.park` promises."""
         self.world.require_current(token)
@@ -88,17 +92,17 @@ class Lots:
         lot = parked_queue(GROUP, token.queue)
         out: list[bool] = []
         for put in puts:
-            known = self.known.setdefault(lot, {})
             if put.source not in (token.queue, lot):
                 self.world.fail(f"{put.source} is not parked under the lock of {token.queue}")
             if self.settled(put):
                 self.world.reached["settled place refused"] += 1
                 out.append(False)
-            elif put.place in known:
+            elif self.parked_before(lot, put):
                 self.world.reached["same place again"] += 1
                 out.append(True)
             else:
-                known[put.place] = self._append(lot, self._copy(lot, put)).place
+                self._append(lot, self._copy(lot, put))
+                self.known[lot].add(put.place)
                 out.append(True)
         return out
 
@@ -117,12 +121,11 @@ class Lots:
         for one in orders:
             self._append(parked_queue(GROUP, queue), Entry(0, one.offset, one.key, None, one))
 
-    def _append(self, lot: MessageQueue, entry: Entry) -> Entry:
+    def _append(self, lot: MessageQueue, entry: Entry) -> None:
         lying = self.entries.setdefault(lot, [])
         entry.place = len(lying)
         lying.append(entry)
         self.world.changes += 1
-        return entry
 
     def pull(self, lot: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
         """Return the rows (LOT_COLUMNS) of a lot from ``begin`` to ``end``."""
