@@ -67,7 +67,7 @@ class Scenario:
 def _keys(seed: int) -> Keys | None:
     """Draw whether the listeners have order per key, apart from the other draws, which are as they would be without."""
     draw = random.Random(f"keys {seed}")
-    if draw.random() >= 0.5:
+    if draw.random() >= 0.6:
         return None
     settings = KeySettings(
         consume_message_batch_max_size=draw.choice((1, 1, 3)),
@@ -83,7 +83,7 @@ def _keys(seed: int) -> Keys | None:
         settings,
         poison=draw.choice((0.05, 0.2, 0.4)),
         deadly=draw.choice((0.0, 0.3)),
-        flaky=draw.choice((0.0, 0.1, 0.3)),
+        flaky=draw.choice((0.0, 0.1, 0.4)),
         keyless=draw.random() < 0.3,
         orders=draw.random() < 0.6,
     )
