@@ -136,7 +136,7 @@ def _place(fields: Any) -> LotPlace:
     place, attempts, puts, due, error = fields
     if not isinstance(error, str):
         raise TypeError("an error is a text")
-    return LotPlace(*map(_whole, (place, attempts, puts, due)), error)
+    return LotPlace(_whole(place), _whole(attempts), _whole(puts), _whole(due), error)
 
 
 def _whole(value: object) -> int:

@@ -19,7 +19,8 @@ from orderedmq.core.owned_queue import Owned
 from orderedmq.core.ownership import Owner
 from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import is_parked, parked_queue
-from orderedmq.errors import GroupError, has_parked_messages
+from orderedmq.core.parking_errors import has_parked
+from orderedmq.errors import GroupError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 
@@ -112,7 +113,7 @@ def require_none(broker: Broker, options: SourceOptions, topics: Iterable[str]) 
         if lying:
             parked[topic] = lying
     if parked:
-        raise has_parked_messages(group, parked)
+        raise has_parked(group, parked)
 
 
 def without_lots(queues: Iterable[MessageQueue]) -> list[MessageQueue]:

@@ -15,7 +15,8 @@ from orderedmq.connections import reach
 from orderedmq.core.parking import parked_topic
 from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, MessageQueue
-from orderedmq.options.source import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets
+from orderedmq.options.offsets_json import EARLIEST, LATEST
+from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
 
 log = logging.getLogger("orderedmq")
 

@@ -26,8 +26,8 @@ from ordered_source.admission import Admission
 from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
 from ordered_source.group_session import Session
-from ordered_source.parking_lots import NO_LOTS, BatchLots, ParkingLots, require_none, without_lots
 from ordered_source.parked_reader import LotSpan
+from ordered_source.parking_lots import NO_LOTS, BatchLots, ParkingLots, require_none, without_lots
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.positions import Positions
 from ordered_source.topic_watch import TopicWatch
@@ -70,6 +70,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._anchors = Anchors()
         #: With availableNow: the end of each queue when the query began.
         self._target: dict[MessageQueue, int] | None = None
+        #: With availableNow: when the query began, in ms since 1970. Keys that are due later are left to the next run.
+        self._due_by: int | None = None
         #: (change number, start) of the last call that found nothing to read; valid until ``_quiet_until``.
         self._quiet: tuple[int | None, Mapping[str, Any]] | None = None
         self._quiet_until = 0.0
@@ -84,6 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         broker, watch = self._connect()
         queues = plan.queues_of(broker, watch.topics(fresh=True))
         self._target = {queue: at.max_offset for queue, at in broker.log.bounds(queues).items()}
+        self._due_by = int(time.time() * 1000)
         self._admission.available_now = True
 
     def initialOffset(self) -> dict[str, Any]:
@@ -114,7 +117,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         run.positions.place(owner, known)
         log, now = broker.log.reading(self.options.pull_settings), time.monotonic()
         ends = run.positions.ends(owner, self._target)
-        lots = NO_LOTS if run.lots is None else run.lots.plan(owner, ends, int(time.time() * 1000))
+        lots = NO_LOTS if run.lots is None else run.lots.plan(owner, ends, self._due_by or int(time.time() * 1000))
         backlog = owner.backlog(ends)
         leaders = {queue: span for queue, span in backlog.items() if not is_parked(queue) and queue not in lots.full}
         counts = self._admission.count_messages(log, leaders, limit, now)
@@ -152,7 +155,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
         else:
             spans = run.positions.replay(owner, since, until, watch.drop_lost_topics(owner, until))
-        return [self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})]
+        return [
+            self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})
+        ]
 
     def _partition(
         self, broker: Broker, run: QueryRun, queue: MessageQueue, spans: Mapping[MessageQueue, OffsetRange], until: Checkpoint

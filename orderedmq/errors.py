@@ -7,7 +7,6 @@ remedy. Nothing foreign (lmdb, OSError, struct) reaches a user unmapped. A text 
 from __future__ import annotations
 
 from enum import StrEnum
-from collections.abc import Mapping
 from typing import ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from orderedmq.conditions import (
@@ -277,16 +276,6 @@ def in_use(group: str, why: str) -> GroupError:
         GroupCondition.IN_USE,
         f"group {group!r} is in use: {why}",
         Remedy("stop that query first, or pass force=True", "stop that query first, or give --force"),
-    )
-
-
-def has_parked_messages(group: str, parked: Mapping[str, int]) -> GroupError:
-    """A query of the group would overtake its parked messages. ``parked``: their number by topic."""
-    of = ", ".join(f"{count} of topic {topic!r}" for topic, count in sorted(parked.items()))
-    return GroupError(
-        GroupCondition.PARKED,
-        f"group {group!r} has parked messages, {of}: a query without a parking lot would process newer messages of their keys first; set "
-        f'parkingLot=true and use consume_orderly(..., order="key"), or drop them (orderedmq parked drop {group})',
     )
 
 

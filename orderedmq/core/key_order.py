@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from orderedmq.conditions import OptionCondition
+from orderedmq.core.listener import check_bounds
 from orderedmq.errors import OptionError
 
 OnExhausted = Literal["dead_letter", "hold"]
-#: REPEATED: it failed in a repeat of the micro-batch, and an earlier attempt had decided it.
-OutcomeStatus = Literal["SUCCESS", "DEAD_LETTER", "PARKED", "REPEATED"]
+#: REPEATED: it failed in a repeat of the micro-batch, and an earlier attempt had decided it. DROPPED: an operator dropped it.
+OutcomeStatus = Literal["SUCCESS", "DEAD_LETTER", "PARKED", "REPEATED", "DROPPED"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,7 @@ class KeySettings:
             "in_batch_attempts": (1, most),
             "parking_lot_max_messages": (0, most),
         }
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise OptionError(OptionCondition.INVALID, f"{name} is {value!r}: give a whole number from {low} to {high}")
+        check_bounds(self, bounds)
         seconds: object = self.max_batch_seconds
         if type(seconds) not in (int, float) or not self.max_batch_seconds > 0:
             raise OptionError(OptionCondition.INVALID, f"max_batch_seconds is {seconds!r}: give seconds above 0")
@@ -67,6 +65,8 @@ class Message:
     held: bool = False
     #: It failed and is parked for that: its time until it is due begins now. Other messages keep theirs, or wait behind it.
     again: bool = False
+    #: The delay level that its time until it is due has then (`parking.DELAY_LEVELS`); 0: by how often it was parked.
+    level: int = 0
     error: str | None = None
 
 
@@ -77,6 +77,7 @@ class Batch:
     lane: Lane
     messages: list[Message]
     since: float = 0.0
+    in_flight: bool = False
     calls: int = 0
     seconds: float = 0.0
 
@@ -88,7 +89,6 @@ class Lane:
     key: object
     waiting: deque[Message] = field(default_factory=deque)
     batch: Batch | None = None
-    in_flight: bool = False
     #: Failures of the head in this range, and when the key may be tried again.
     failures: int = 0
     resume: float = 0.0
@@ -101,9 +101,12 @@ class Lane:
     attempted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A decided or parked message. ``calls`` and ``seconds`` are those of its batch in this range."""
+class Outcome(NamedTuple):
+    """A decided or parked message. ``calls`` and ``seconds`` are those of its batch in this range.
+
+    ``attempts`` counts calls of the listener in all, also those before it was parked. ``due``: of a parked message, when it is due
+    in ms since 1970, if it has a time of its own; the caller knows it.
+    """
 
     offset: int
     key: str | None
@@ -112,6 +115,7 @@ class Outcome:
     calls: int
     seconds: float
     error: str | None
+    due: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
