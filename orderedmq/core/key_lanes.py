@@ -40,7 +40,7 @@ NOTHING: Final[Mapping[object, Sequence[int]]] = {}
 class KeyLanes(ParkingEngine):
     """One range of a queue on its way through a listener, with order per key.
 
-    ``lot``: what is planned of the parking lot, in its order. ``waiting``: the keys of what lies there and is not planned, with
+    ``lot``: what is planned of the parking lot, in any order. ``waiting``: the keys of what lies there and is not planned, with
     their offsets in the queue; ``attempted``: of what an earlier attempt of this range has parked (`parked_rows.lane_key` makes
     the keys).
     """
@@ -65,7 +65,7 @@ class KeyLanes(ParkingEngine):
         self._began = now
         self._waiting, self._attempted = waiting, attempted
         seen: set[object] = set()
-        for message in lot:
+        for message in sorted(lot, key=lambda one: one.offset):
             lane = self._lane(lane_key(message.key, message.offset))
             if lane.key not in seen:
                 seen.add(lane.key)
