@@ -238,22 +238,24 @@ def test_what_the_owner_has_done_meanwhile_is_read_again(
     broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = queues[0]
-    for offset in range(4):
-        owner.park(first, Ticket(offset, 1, 1, HELD))
+    # Two chunks: whole chunks are deleted.
+    owner.park(first, *(Ticket(offset, 1, 1, HELD) for offset in range(5)))
+    owner.park(first, Ticket(5, 1, 1, HELD))
     reader = LotReader(broker)
     read, seen = lots.read, []
 
     def read_late(*given: Any) -> None:
-        # Between the look at the group's offset and the read, the owner has decided two messages, and then another one.
+        # Between the look at the group's offset and the read, the owner has done two batches, and the broker deleted the first.
         if not seen:
-            owner.done(first, 2)
-            owner.done(first, 3)
+            owner.done(first, 5)
+            owner.done(first, 6)
         seen.append(given)
         read(*given)
 
     monkeypatch.setattr(tool.lots, "read", read_late)
-    assert {queue: lot.messages for queue, lot in reader.look("g").items()} == {first: 1}
-    assert len(seen) == 2
+    assert reader.look("g") == {}
+    assert len(seen) == 1
+    assert broker.log.bounds([parked_queue("g", first)])[parked_queue("g", first)].min_offset == 5
 
 
 def test_a_message_is_read_once_however_often_somebody_looks(
