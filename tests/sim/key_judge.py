@@ -99,7 +99,9 @@ class KeyJudge:
         if head.dropped.intersection(offsets):
             self.world.fail(f"{task}: the listener sees {offsets}, which were dropped (K4)")
         if (queue, task.lot.begin, lane) not in self.due and any(one not in head.dropped for one in head.offsets):
-            self.world.fail(f"{task}: the listener sees {offsets} of key {lane!r}, which is due at {head.due}, not {task.began} (K4)")
+            self.world.fail(
+                f"{task}: the listener sees {offsets} of key {lane!r}, which is due at {head.due}, not {task.began} (K4)"
+            )
 
     def decided(self, task: KeyTask, offset: int, status: str) -> None:
         """A message was decided by a run of its range, whether that is committed or not."""

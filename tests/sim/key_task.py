@@ -196,11 +196,11 @@ class KeyTask(Task):
         reached["order carried out"] += planned.ordered
         if self.world.trace is not None:
             places = [(one.place, one.offset if one.ticket else one.order) for one in lots.entries.get(lot.queue, ())]
-            self.world.note(f"{self}: attempt {self.attempts}, waiting {lying.waiting}, attempted {lying.attempted}, the lot {places}")
+            self.world.note(
+                f"{self}: attempt {self.attempts}, waiting {lying.waiting}, attempted {lying.attempted}, the lot {places}"
+            )
         messages = self._planned(planned)
-        self.engine = KeyLanes(
-            self.token.queue, self.settings, self.world.now, messages, lying.waiting, lying.attempted
-        )
+        self.engine = KeyLanes(self.token.queue, self.settings, self.world.now, messages, lying.waiting, lying.attempted)
 
     def _planned(self, lot: Lot) -> list[Message]:
         out: list[Message] = []
@@ -221,6 +221,9 @@ class KeyTask(Task):
             due, held = ticket.is_due(self.began), ticket.due == HELD
             out.append(Message(one.offset, one.key, row, ticket.attempts, ticket.puts, due, held, error=ticket.error))
         return out
+
+    def half_done(self) -> bool:
+        return not self.done and self.engine is not None and "PARKED" in self.outcomes.values()
 
     def lies(self, offset: int) -> bool:
         """Whether a message lay in the lot and was not planned when the attempt began."""
@@ -358,4 +361,3 @@ class KeyTask(Task):
 
     def invariants(self) -> None:
         """Everything is checked where it happens."""
-

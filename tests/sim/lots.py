@@ -189,4 +189,3 @@ class Lots:
 
 
 _DUE: Final = {"retry": 0, "hold": HELD, "drop": DROPPED}
-

@@ -200,7 +200,13 @@ class Process:
         return self._call(self.world.bounds, queues)
 
     def pull(
-        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: Sequence[str], anchor: str | None = None
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: Sequence[str],
+        anchor: str | None = None,
     ) -> pa.RecordBatch:
         assert self.world.lots is not None
         assert is_parked(queue)

@@ -57,7 +57,9 @@ def run(seed: int, steps: int = STEPS) -> Report:
     except (AssertionError, OrderedMQError, LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         failures[seed] = f"{type(error).__name__}: {error}"
     world = simulation.world
-    return Report(1, simulation.steps, sum(world.ends.values()), len(world.moves), world.ledger.repeats, world.reached, failures)
+    return Report(
+        1, simulation.steps, sum(world.ends.values()), len(world.moves), world.ledger.repeats, world.reached, failures
+    )
 
 
 def trace(seed: int, steps: int = STEPS) -> list[str]:

@@ -15,7 +15,7 @@ from orderedmq.core.parking import HELD, Order
 from orderedmq.errors import OrderedMQError
 from tests import checker
 from tests.sim.key_judge import KeyJudge
-from tests.sim.key_task import Around, Keys, Listener
+from tests.sim.key_task import Around, Keys, KeyTask, Listener
 from tests.sim.lots import Lots
 from tests.sim.process import Caller, Network, Process, virtual
 from tests.sim.query import Kind, Query
@@ -178,6 +178,8 @@ class Simulation:
             table.append((self._seek, 12))
         if self.scenario.kind.keys is not None:
             table.append((self._until_due, 25))
+            if not self.scenario.calm:
+                table.append((self._kill_after_parking, 12))
             if self.scenario.kind.keys.orders:
                 table.append((self._order, 15))
         return [event for event, _ in table], list(accumulate(weight for _, weight in table))
@@ -341,6 +343,13 @@ class Simulation:
         self.world.note(f"an operator seeks {', '.join(f'{queue} to {at}' for queue, at in offsets.items())}")
         self.world.seek(offsets)
 
+    def _kill_after_parking(self) -> None:
+        """Kill a driver whose tasks have parked something: whoever has the queue next finds a range that is half done."""
+        query = self._some(lambda one: one.up and any(isinstance(task, KeyTask) and task.half_done() for task in one.tasks))
+        if query is not None:
+            self.world.note(f"{query.name}: is killed after it parked something")
+            query.kill()
+
     def _until_due(self) -> None:
         """Let time pass until some parked key is due, exactly or not."""
         assert self.world.lots is not None
@@ -492,7 +501,10 @@ class Simulation:
                 if owned.token is None or not lock.held or lock.epoch != owned.token.epoch:
                     self.world.fail(f"{queue} is not held by its owner")
         owners = [query.owner for query in staying if query.owner]
-        if sorted(queue for owner in owners for queue, owned in owner.owned.items() if owned.leader is None) != self.world.queues:
+        if (
+            sorted(queue for owner in owners for queue, owned in owner.owned.items() if owned.leader is None)
+            != self.world.queues
+        ):
             self.world.fail("not every queue has an owner")
 
     def _judge(self) -> None:
