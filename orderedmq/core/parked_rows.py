@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from typing import Final
 
 import pyarrow as pa
@@ -13,11 +12,13 @@ import pyarrow.compute as pc
 
 from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, Put, Ticket
 from orderedmq.model import (
+    PARKED_ATTEMPTS,
     PARKED_DUE,
     PARKED_FROM,
     PARKED_OFFSET,
     PARKED_ORDER,
     PARKED_PROPERTIES,
+    PARKED_STORED,
     MessageQueue,
 )
 from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS, PRODUCER_SCHEMA, PROPERTIES_TYPE
@@ -73,6 +74,9 @@ class Lot:
         self.max_offset = -1
         #: Whether operators have appended orders, and the last one of each key: where it lies, and what it says.
         self.ordered = False
+        #: Failed calls of the keys' first messages, and when the first of these messages was stored, in µs since 1970.
+        self.retries = 0
+        self.oldest: int | None = None
         self._orders: dict[object, tuple[int, str]] = {}
         self._dropped: set[int] = set()
         #: Offset in the queue of the message that `Parked.begin` tells the place of.
@@ -86,18 +90,31 @@ class Lot:
         offsets, dues = _numbers(rows, PARKED_OFFSET, -1), _numbers(rows, PARKED_DUE, BEHIND)
         orders = pc.map_lookup(rows.column("properties"), PARKED_ORDER, "first")
         self.ordered = self.ordered or orders.null_count < len(orders)
-        sources = _places_in_lot(rows) if self.ordered else repeat(-1)
-        for place, key, offset, due, order, source in zip(
-            at, keys, offsets, dues, orders.to_pylist(), sources, strict=self.ordered
-        ):
+        sources = _places_in_lot(rows) if self.ordered else [-1] * len(at)
+        heads: list[int] = []
+        every = zip(at, keys, offsets, dues, orders.to_pylist(), sources, strict=True)
+        for number, (place, key, offset, due, order, source) in enumerate(every):
             lane = lane_key(key, offset)
             if order is not None:
                 self._order(lane, place, order)
             elif offset in self.places:
                 self.copies[offset] = place
             else:
+                if lane not in self.keys:
+                    heads.append(number)
                 self._message(lane, place, offset, due, source)
         self.end = at[-1] + 1
+        if heads:
+            properties = rows.column("properties")
+            self._sum(properties if len(heads) == len(properties) else properties.take(pa.array(heads)))
+
+    def _sum(self, heads: pa.MapArray) -> None:
+        """Add the first messages of keys to the sums. A key's messages lie in their order, so its first one is its oldest."""
+        attempts, stored = (pc.map_lookup(heads, name, "first").cast(pa.int64()) for name in (PARKED_ATTEMPTS, PARKED_STORED))
+        self.retries += pc.sum(attempts).as_py() or 0
+        oldest = pc.min(stored.filter(pc.greater(stored, 0))).as_py()
+        if oldest is not None:
+            self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 
     def _order(self, lane: object, place: int, action: str) -> None:
         self._orders[lane] = place, action

@@ -439,23 +439,31 @@ def test_after_a_lost_lock_no_call_starts_those_under_way_are_waited_for_and_the
     assert sorted(gate.begun) == sorted(gate.ended) == ["a", "b"]
 
 
-def test_a_lock_that_is_lost_when_a_message_is_parked_waits_for_the_other_calls(rig: Rig) -> None:
-    gate = Gate()
+def test_a_lock_that_is_lost_when_a_message_is_parked_waits_for_the_other_calls(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, asked = Gate(), threading.Event()
 
     def listen(messages: Sequence[Any], context: Any) -> Any:
-        if messages[0].sharding_key == "bad":
-            until(lambda: gate.begun == ["good"], "the other call is under way")
-            rig.broker.admin.release("g", [QUEUE], force=True)
-            return SUSPEND
-        return gate(messages, context)
+        return SUSPEND if messages[0].sharding_key == "bad" else gate(messages, context)
 
+    park = EmbeddedGroups.park
+
+    def parked(self: EmbeddedGroups, *what: Any) -> list[bool]:
+        rig.broker.admin.release("g", [QUEUE], force=True)
+        asked.set()
+        return park(self, *what)
+
+    monkeypatch.setattr(EmbeddedGroups, "park", parked)
     rig.send("bad", "good", "later")
     running = Running(rig.task(ByKey(listen, KeySettings(concurrency=2, in_batch_attempts=1))))
-    until(lambda: bool(gate.begun), "a call is under way")
+    assert asked.wait(90)
+    assert running.is_alive()
+    assert gate.ended == []
     gate.go.set()
     running.join(60)
     assert isinstance(running.error, LockError)
-    assert set(gate.begun) == set(gate.ended)
+    assert sorted(gate.begun) == sorted(gate.ended) == ["good", "later"]
     assert rig.lying() == {}
 
 
@@ -483,11 +491,11 @@ class Connection:
 
 
 @pytest.fixture
-def connection() -> Iterator[type[Connection]]:
+def connection() -> type[Connection]:
     class Own(Connection):
-        made, used = [], []  # noqa: RUF012 — a class of each test
+        made, used = [], []
 
-    yield Own
+    return Own
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
