@@ -219,7 +219,8 @@ class KeyTask(Task):
                 continue
             row = self.lot.queue, lot.place(one.offset), ticket
             due, held = ticket.is_due(self.began), ticket.due == HELD
-            out.append(Message(one.offset, one.key, row, ticket.attempts, ticket.puts, due, held, error=ticket.error))
+            known = {"attempts": ticket.attempts, "parked": ticket.puts, "due": due, "held": held, "error": ticket.error}
+            out.append(Message(one.offset, one.key, row, **known))
         return out
 
     def half_done(self) -> bool:
