@@ -61,13 +61,16 @@ class Scenario:
         members, queues = draw.randint(2, 4), draw.randint(3, 8)
         if kind.listener and not seeks:
             kind = replace(kind, keys=_keys(seed))
+        if kind.keys is not None:
+            # Few queues have many messages each, and their lots cost less.
+            queues = min(queues, 4)
         return cls(seed, calm, members, queues, seeks, stranger, not calm and draw.random() < 0.25, kind)
 
 
 def _keys(seed: int) -> Keys | None:
     """Draw whether the listeners have order per key, apart from the other draws, which are as they would be without."""
     draw = random.Random(f"keys {seed}")
-    if draw.random() >= 0.6:
+    if draw.random() >= 0.5:
         return None
     settings = KeySettings(
         consume_message_batch_max_size=draw.choice((1, 1, 3)),
@@ -181,7 +184,7 @@ class Simulation:
             if not self.scenario.calm:
                 table.append((self._kill_after_parking, 12))
             if self.scenario.kind.keys.orders:
-                table.append((self._order, 15))
+                table.append((self._order, 30))
         return [event for event, _ in table], list(accumulate(weight for _, weight in table))
 
     def step(self) -> None:
