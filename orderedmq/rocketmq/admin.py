@@ -8,12 +8,10 @@ asked for.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping
-from typing import Final, NoReturn
+from collections.abc import Mapping
 
 from orderedmq.broker import Keep, QueueInfo, TopicInfo
-from orderedmq.conditions import OptionCondition, RocketMQCondition, TopicCondition, UnavailableCondition
+from orderedmq.conditions import OptionCondition, RocketMQCondition, UnavailableCondition
 from orderedmq.errors import (
     OptionError,
     RocketMQError,
@@ -25,16 +23,13 @@ from orderedmq.errors import (
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_queue_count, check_topic, missing_topic
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.messages.topic_creation import await_registration, queue_counts
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets
 from orderedmq.rocketmq.wire.message_requests import topic_stats
-
-#: Seconds until a broker's new topic must be known to the nameservers; it usually takes a few ms.
-_REGISTER_TIMEOUT: Final = 30.0
-_POLL: Final = 0.01
 
 
 class TopicAdmin:
@@ -63,7 +58,7 @@ class TopicAdmin:
         ):
             if value != default:
                 raise _not_settable(what, name)
-        there = self._counts(name)
+        there = queue_counts(self._log, name)
         if there:
             raise topic_exists(name, sum(there.values()))
         self._resize(name, dict.fromkeys(self._masters(), 0), queues)
@@ -82,7 +77,7 @@ class TopicAdmin:
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         """See `Admin.add_queues`. The brokers with the fewest queues get the new ones."""
         check_queue_count(name, queues)
-        there = self._counts(name)
+        there = queue_counts(self._log, name)
         if not there:
             raise missing_topic(name)
         total = sum(there.values())
@@ -167,16 +162,6 @@ class TopicAdmin:
             )
         return {name: str(cluster.brokers[name].master) for name in sorted(cluster.brokers)}
 
-    def _counts(self, name: str) -> dict[str, int]:
-        """Return a topic's number of queues by broker; empty for a topic that does not exist."""
-        self._log.forget(name)
-        try:
-            return {data.broker_name: max(data.read_queues, data.write_queues) for data in self._log.route(name).queues}
-        except TopicError as error:
-            if error.sub != TopicCondition.MISSING:
-                raise
-            return {}
-
     def _resize(self, name: str, counts: Mapping[str, int], queues: int, already: int = 0) -> None:
         """Add queues to the brokers with the fewest until there are ``queues``, and wait until the nameserver knows them."""
         grown = dict(counts)
@@ -188,7 +173,7 @@ class TopicAdmin:
                 self._client.call_address(
                     masters[broker], admin_requests.create_topic(name, count), Deadline.after(REQUEST_TIMEOUT)
                 )
-        _wait(lambda: sum(self._counts(name).values()) == queues, name)
+        await_registration(lambda: sum(queue_counts(self._log, name).values()) == queues, name)
 
 
 def delete_at_broker(client: Client, master: str, topic: str) -> None:
@@ -207,22 +192,6 @@ def _is_at_broker(client: Client, master: str, topic: str) -> bool:
     except TopicError:
         return False
     return True
-
-
-def _wait(until: Callable[[], bool], name: str) -> None:
-    limit = Deadline.after(_REGISTER_TIMEOUT)
-    while not until():
-        if time.monotonic() > limit:
-            _raise_unregistered(name)
-        time.sleep(_POLL)
-
-
-def _raise_unregistered(name: str) -> NoReturn:
-    raise RocketMQUnavailableError(
-        UnavailableCondition.TIMEOUT,
-        f"the brokers created topic {name!r}, but the nameserver does not know its queues after {_REGISTER_TIMEOUT:.0f} s: check that all "
-        "brokers register with it",
-    )
 
 
 def _not_settable(what: str, topic: str) -> OptionError:
