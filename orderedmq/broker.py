@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from orderedmq.core.filters import Filter
     from orderedmq.core.membership import Member, Subscription
-    from orderedmq.core.parking import Order, Put
+    from orderedmq.core.parking import AtSeek, Order, Put
     from orderedmq.core.pull_settings import PullSettings
 
 
@@ -288,11 +288,11 @@ class Groups(Protocol):
         """
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
-        """Append messages of the token's queue, or of its parking lot, to the parking lot, which is made if it is missing.
+        """Park messages of the token's queue, or of its parking lot, in the lot, which is made if it is missing (`core.parking`).
 
-        Rules: `core.parking`. They are copied from the places that ``puts`` name, and appended in this order, all or none. A message that was parked from
-        its place before is left as it is. One whose place lies below the group's offset of its queue was settled before: it is not
-        parked. Return for each whether it lies in the lot now. Raises LockError LOST, DataLossError AGED_OUT if a message is gone.
+        They are copied from the places in ``puts``, in this order, all or none. One that was parked from its place before is left
+        as it is; one below the group's offset of its queue was settled before. Return for each whether it lies in the lot now:
+        False if it was settled. Raises LockError LOST, DataLossError AGED_OUT if a message is gone.
         """
 
     def reset_number(self, group: str) -> int:
@@ -340,7 +340,7 @@ class Outbox(Protocol):
 
 
 class Admin(Protocol):
-    """Topics and groups for the command and for tests."""
+    """Topics and groups for the command and for tests. Topics of parking lots are not altered, grown or trimmed: TopicError RESERVED."""
 
     def create_topic(
         self,
@@ -362,7 +362,7 @@ class Admin(Protocol):
         """Change retention, from the next write or trim on. Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED."""
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic: its messages, and every group's offsets of it. Raises TopicError MISSING."""
+        """Delete a topic: its messages, offsets and parking lots. TopicError MISSING; GroupError PARKED if it is a lot in use."""
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         """Return the state of each queue of a topic, in order. Raises TopicError MISSING."""
@@ -375,17 +375,17 @@ class Admin(Protocol):
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         """Return all committed offsets of a group. Raises GroupError MISSING."""
 
-    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
-        """Set group offsets, clear the queues' lineage, raise the reset number and return it. GroupError IN_USE unless forced."""
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
+        """Set group offsets, clear the queues' lineage, raise the reset number and return it. GroupError IN_USE unless forced; PARKED."""
 
     def order_parked(self, group: str, queue: MessageQueue, orders: Sequence[Order]) -> None:
-        """Append orders to the parking lot of the queue, for its owner. Raises TopicError MISSING if nothing was ever parked."""
+        """Append orders to the queue's parking lot, for its owner. TopicError MISSING or NO_SUCH_QUEUE if nothing was ever parked."""
 
     def require_unused(self, group: str) -> None:
         """Raises GroupError IN_USE if a live process owns a queue of the group or is a member of it."""
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
-        """Forget a group's offsets, locks and members; its dead letters stay. GroupError MISSING, or IN_USE unless forced."""
+        """Forget a group's offsets, locks, members and lots; its dead letters stay. GroupError MISSING; IN_USE, PARKED unless forced."""
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         """Take held locks away and return their queues. Raises GroupError IN_USE if a holder is alive, unless forced."""

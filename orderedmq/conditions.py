@@ -50,6 +50,7 @@ class GroupCondition(StrEnum):
     BAD_NAME = "BAD_NAME"
     IN_USE = "IN_USE"
     DISAGREES = "DISAGREES"
+    PARKED = "PARKED"
 
 
 class OffsetCondition(StrEnum):

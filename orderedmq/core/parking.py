@@ -52,13 +52,22 @@ DELAY_LEVELS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540,
 FIRST_LEVEL: Final = 3
 
 OrderAction = Literal["retry", "drop", "hold"]
+#: What a seek of a queue does with its parked messages: they come back when they are due, or they are skipped. None: it is refused
+#: if there are any (GroupError PARKED).
+AtSeek = Literal["keep", "drop"] | None
 
 
 def parked_topic(group: str, topic: str) -> str:
     """Return the topic of the group's parking lots for ``topic``.
 
-    Raises GroupError BAD_NAME if that name is longer than a topic's may be.
+    Raises GroupError BAD_NAME if that name is longer than a topic's may be, or if it would not tell the group from the topic.
     """
+    if "%" in group:
+        raise GroupError(
+            GroupCondition.BAD_NAME,
+            f"consumer group {group!r} cannot have parking lots, whose names separate group and topic by '%'; choose a group name "
+            "without '%', or order=\"queue\"",
+        )
     name = f"{PARKED_PREFIX}{group}%{topic}"
     if len(name) > MAX_NAME_LENGTH:
         raise GroupError(
@@ -67,6 +76,14 @@ def parked_topic(group: str, topic: str) -> str:
             f'a topic\'s name may have {MAX_NAME_LENGTH}: choose a shorter group name, or order="queue"',
         )
     return name
+
+
+def origin(name: str) -> tuple[str, str] | None:
+    """Return group and topic of a topic of parking lots, None for another topic: the inverse of `parked_topic`."""
+    if not name.startswith(PARKED_PREFIX):
+        return None
+    group, _, topic = name[len(PARKED_PREFIX) :].partition("%")
+    return (group, topic) if group and topic else None
 
 
 def parked_queue(group: str, queue: MessageQueue) -> MessageQueue:
@@ -81,8 +98,8 @@ def is_parked(queue: MessageQueue) -> bool:
 
 def leader_of(group: str, queue: MessageQueue) -> MessageQueue:
     """Return the queue whose parking lot of ``group`` is ``queue``; ``queue`` itself if it is none."""
-    prefix = f"{PARKED_PREFIX}{group}%"
-    return queue._replace(topic=queue.topic[len(prefix) :]) if queue.topic.startswith(prefix) else queue
+    found = origin(queue.topic)
+    return queue._replace(topic=found[1]) if found is not None and found[0] == group else queue
 
 
 def guarding(token: LockToken) -> LockToken:

@@ -17,6 +17,7 @@ from typing import Final
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.conditions import LockCondition
 from orderedmq.core.lock import LOCK_LIFE
+from orderedmq.core.parking import AtSeek
 from orderedmq.errors import GroupError, LockError, RocketMQError, TopicError, in_use, missing_group, outside_queue
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import lock_rules
@@ -124,8 +125,9 @@ class GroupAdmin:
 
     # -- interventions
 
-    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
         """See `Admin.seek`. A running query loses the queues at its next check: at a commit, or at a renewal within 20 s."""
+        del parked
         lock_rules.check_name(group)
         bounds = self._log.bounds(list(offsets))
         for queue, offset in offsets.items():

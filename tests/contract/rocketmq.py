@@ -47,6 +47,7 @@ LACKS: Final = {
     "membership age": "a member lives for as long as its connection, or 120 s without a heartbeat, not for as long as a lock",
     "unused groups": "a broker keeps a group that once had a member, and all that is known of a group goes when it is deleted",
     "long groups": "a group's name has 120 characters at most",
+    "parking lots": "they are not there yet",
     "sizes": "brokers do not tell how many bytes some messages have: what lies behind the first few is an estimate",
 }
 

@@ -144,7 +144,7 @@ def member_text(value: bytes) -> Callable[[Transaction], None]:
 
 def letter(offset: int, at: int, group: str = "g", queue: MessageQueue = Q0) -> Callable[[Transaction], None]:
     def damage(txn: Transaction) -> None:
-        txn.put("dead", layout.dead_key(group, queue, offset), layout.number(at))
+        txn.put("dead", layout.message_key(group, queue, offset), layout.number(at))
 
     return damage
 
