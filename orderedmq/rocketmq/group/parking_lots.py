@@ -28,7 +28,7 @@ from orderedmq.core.listener import clip
 from orderedmq.core.parked_rows import SOURCE_COLUMNS, to_park
 from orderedmq.core.parking import Put, parked_queue
 from orderedmq.core.pull_settings import PullSettings
-from orderedmq.errors import MessageError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import MessageError, RocketMQError, RocketMQUnavailableError, TopicError, aged_out, beyond_end
 from orderedmq.forks import BeginAnew
 from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, PROPERTIES_TYPE, MessageQueue, is_reserved
 from orderedmq.pulls import pulls
@@ -36,7 +36,7 @@ from orderedmq.rocketmq.codec.encode import encode, property_columns
 from orderedmq.rocketmq.codec.properties import KEYS, MAX_SENT_BYTES, SHARDING_KEY, TAGS, UNIQ_KEY
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.messages.topic_creation import await_registration, queue_counts
+from orderedmq.rocketmq.messages.topic_changes import await_registration, queue_counts
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -64,13 +64,13 @@ _COLUMNS: Final = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
 class _Known:
     """What this process knows of a lot from ``begin`` up to ``end``.
 
-    ``places``: where its messages were copied from. ``last``: the message id of the last one; "" if none was read. ``sent``: the
-    end of what this process has sent.
+    ``places``: where its messages were copied from, and where they lie; of several copies the last one. ``last``: the message id
+    of the last message; "" if none was read. ``sent``: the end of what this process has sent.
     """
 
     begin: int
     end: int
-    places: set[str] = field(default_factory=set)
+    places: dict[str, int] = field(default_factory=dict)
     last: str = ""
     sent: int = 0
 
@@ -102,7 +102,10 @@ class ParkingLots:
         with self._locks[lot]:
             settled = self._offsets.read(group, [queue, lot])
             answers = [put.at >= settled.get(put.source, 0) for put in puts]
-            wanted = {put.place: put for put, lies in zip(puts, answers, strict=True) if lies}
+            wanted: dict[str, Put] = {}
+            for put, lies in zip(puts, answers, strict=True):
+                if lies:
+                    wanted.setdefault(put.place, put)
             if wanted:
                 self._park(group, queue, lot, wanted, settled.get(lot, 0), require_lock)
         return answers
@@ -122,8 +125,10 @@ class ParkingLots:
         deleted = False
         while True:
             try:
-                known = self._look(log, queue, lot, settled)
-                new = [put for place, put in wanted.items() if place not in known.places]
+                known = self._look(log, lot, settled)
+                # A copy below the group's offset was processed, or dropped by a seek: it is not parked any more.
+                new = [put for place, put in wanted.items() if known.places.get(place, -1) < settled]
+                self._require(group, queue, lot, new)
                 count = _FIRST_COPY
                 while new:
                     size = self._send(log, lot, new[:count], known, deadline, require_lock)
@@ -136,7 +141,7 @@ class ParkingLots:
                     raise
                 self._log.forget(lot.topic)
                 self._known.pop(lot, None)
-                deleted = True
+                settled, deleted = self._offsets.read(group, [lot]).get(lot, 0), True
             except RocketMQUnavailableError as error:
                 if not error.outcome_unknown or time.monotonic() >= deadline:
                     raise
@@ -144,13 +149,24 @@ class ParkingLots:
 
     # -- the topic
 
-    def _bounds(self, queue: MessageQueue, lot: MessageQueue) -> QueueBounds:
-        """Return the lot's bounds. Its topic is made if it is missing, and grown if it lacks this queue."""
-        if lot not in self._log.bounds([lot]):
-            self._make(queue, lot)
-        return self._log.bounds_of(lot)
+    def _require(self, group: str, queue: MessageQueue, lot: MessageQueue, puts: Sequence[Put]) -> None:
+        """Require the messages to be there, and make the lot's topic if it is missing, or grow it if it lacks this queue.
 
-    def _make(self, queue: MessageQueue, lot: MessageQueue) -> None:
+        Raises DataLossError AGED_OUT or BEYOND_END.
+        """
+        if not puts:
+            return
+        bounds = self._log.bounds([queue, lot])
+        for put in puts:
+            there = bounds.get(put.source) or self._log.bounds_of(put.source)
+            if put.at < there.min_offset:
+                raise aged_out(put.source, put.at, there.min_offset)
+            if put.at >= there.max_offset:
+                raise beyond_end(put.source, there.max_offset, f"message {put.at} was to be parked", self._log.tail_loss)
+        if lot not in bounds:
+            self._make(group, queue, lot)
+
+    def _make(self, group: str, queue: MessageQueue, lot: MessageQueue) -> None:
         """Give the lot's topic as many queues at each broker as the topic of ``queue`` has there. Other brokers may be away."""
         wanted, there = queue_counts(self._log, queue.topic), queue_counts(self._log, lot.topic)
         wanted[lot.broker_name] = max(wanted.get(lot.broker_name, 0), lot.queue_id + 1)
@@ -163,6 +179,9 @@ class ParkingLots:
                     if here:
                         raise
         await_registration(lambda: lot.queue_id < queue_counts(self._log, lot.topic).get(lot.broker_name, 0), lot.topic)
+        if self._offsets.read(group, [lot]).get(lot):
+            # Before 5.0 a broker keeps the offset of an earlier topic of that name. It would hide what is parked.
+            self._offsets.write(group, {lot: 0})
 
     def _make_at(self, broker_name: str, topic: str, lots: str, queues: int, seconds: float) -> None:
         request = admin_requests.create_topic(lots, queues)
@@ -178,9 +197,9 @@ class ParkingLots:
 
     # -- looking
 
-    def _look(self, log: RocketMQLog, queue: MessageQueue, lot: MessageQueue, settled: int) -> _Known:
+    def _look(self, log: RocketMQLog, lot: MessageQueue, settled: int) -> _Known:
         """Return what lies in the lot from the group's offset ``settled`` to its end."""
-        bounds = self._bounds(queue, lot)
+        bounds = self._log.bounds([lot]).get(lot, QueueBounds(0, 0))
         least = max(bounds.min_offset, min(settled, bounds.max_offset))
         known = self._known.pop(lot, None)
         fits = known is not None and known.begin <= least <= known.end <= bounds.max_offset
@@ -192,9 +211,11 @@ class ParkingLots:
         for rows in pulls(log, lot, at, bounds.max_offset, _MOST_COPIED, _NO_LIMIT, ("message_id", "properties")):
             ids = rows.column("message_id")
             if check and ids[0].as_py() != known.last:
-                return self._look(log, queue, lot, settled)
-            known.places.update(pc.map_lookup(rows.column("properties"), PARKED_FROM, "first").drop_null().to_pylist())
-            known.end, known.last, check = known.end + rows.num_rows - check, ids[-1].as_py(), False
+                return self._look(log, lot, settled)
+            places = pc.map_lookup(rows.column("properties"), PARKED_FROM, "first").to_pylist()
+            known.places.update({place: at + number for number, place in enumerate(places) if place is not None})
+            at += rows.num_rows
+            known.end, known.last, check = at, ids[-1].as_py(), False
         self._known[lot] = known
         return known
 
@@ -218,7 +239,8 @@ class ParkingLots:
         for body in list(encode(rows, keys, where, extra=property_columns(rows, PARKED_PROPERTIES))):
             require_lock()
             begin = log.sender.send_once(lot, body, deadline)
-            known.places.update(put.place for put in puts[body.first : body.first + body.rows])
+            parked = puts[body.first : body.first + body.rows]
+            known.places.update({put.place: begin + number for number, put in enumerate(parked)})
             known.sent = begin + body.rows
             # Operators' orders may lie in between: the next look reads them.
             if begin == known.end:
