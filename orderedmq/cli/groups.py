@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -12,10 +12,11 @@ from orderedmq.cli.owners import owner_columns, owners_of, short_names
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.core.offsets import offsets_to_json
+from orderedmq.core.parking import leader_of
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.model import check_group, check_topic
 from orderedmq.tools.group_state import GroupQueue, group_queues
-from orderedmq.tools.seek import parse_target, queues_to_seek, resolve
+from orderedmq.tools.seek import parse_target, queues_to_seek, require_choice, resolve
 
 app = commands("Show the offsets and lag of consumer groups; seek and delete.")
 
@@ -150,9 +151,19 @@ def seek(
         ),
     ] = None,
     force: Force = False,
+    parked: Annotated[
+        Literal["keep", "drop"] | None,
+        typer.Option(
+            help="What becomes of parked messages of these queues: they come back when they are due, or nobody sees them again. If there are "
+            "any, one of the two must be given.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
 ) -> None:
     """Set a group's offsets, without asking. Refused while a query is at work in the group. --dry-run only shows the change.
+
+    Refused also if messages of these queues are parked and --parked does not say what becomes of them.
 
     A seek raises the group's reset number. A query whose checkpoint has a lower number goes on at the new offsets, not at those
     of its checkpoint.
@@ -166,11 +177,13 @@ def seek(
         offsets = resolve(broker.log.reading(PullSettings(group)), target, queues)
         before = broker.groups.offsets(group, queues)
         if not dry_run:
-            reset = broker.admin.seek(group, offsets, force=force)
+            reset = broker.admin.seek(group, offsets, force=force, parked=parked)
         else:
             reset = broker.groups.reset_number(group)
             if not force:
                 broker.admin.require_unused(group)
+            if parked is None:
+                require_choice(broker, group, queues)
     rows = [
         {"group": group, **queue_fields(queue), "old": before.get(queue), "new": offset, "reset": reset, "dry_run": dry_run}
         for queue, offset in offsets.items()
@@ -188,16 +201,23 @@ def seek(
 def delete(
     shell: Shell,
     group: Group,
-    force: Force = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Also while queries are at work: they lose their queues and fail. Also with parked messages: they are lost.",
+        ),
+    ] = False,
 ) -> None:
-    """Forget a group: its offsets, locks and members. Refused while a query is at work in it.
+    """Forget a group: its offsets, locks, members and parking lots. Refused while a query is at work in it, or messages are parked.
 
     Prints the offsets that it had. Its dead letters stay (topic delete removes them). A query with a checkpoint goes on from
     it.
     """
     check_group(group)
     with shell.broker() as broker:
-        known = broker.admin.group_offsets(group)
+        offsets = broker.admin.group_offsets(group)
+        known = {queue: offset for queue, offset in offsets.items() if leader_of(group, queue) == queue}
         broker.admin.delete_group(group, force=force)
     shell.done(
         {"group": group, "deleted": len(known), "offsets": offsets_to_json(known)},
