@@ -403,6 +403,10 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
     with pytest.raises(RocketMQError, match="%DLQ%billing-none"):
         roles.put_aside(guarded, accounts.make(every), "billing-none")
     assert left_behind(guarded) == before
+    # Nor may it park anything.
+    with pytest.raises(RocketMQError, match="lacks .*%PARKED%billing-none%orders.*; a listener with order per key needs"):
+        roles.park(guarded, accounts.make(every), "billing-none")
+    assert left_behind(guarded) == before
 
 
 @pytest.mark.timeout(300)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from orderedmq.core.lock import LockToken
-from orderedmq.core.parking import guarding
+from orderedmq.core.parking import guarding, is_parked
 from orderedmq.errors import LockError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_group
@@ -74,6 +74,8 @@ class Commits:
                 group = locks[0].token.group
                 known = self._offsets.read(group, list(done), seconds)
                 behind = {queue: at for queue, (at, _) in done.items() if at > known.get(queue, -1)}
+                # A lot without an offset may be a new one of that name: the offset would hide what is parked there.
+                behind = {queue: at for queue, at in behind.items() if known.get(queue) or not is_parked(queue)}
                 self._offsets.move(group, behind, held_locks.queues(group), seconds)
         except LockError:
             return list(dict.fromkeys(done[queue][1] for queue in behind))
