@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import typer
@@ -12,10 +14,11 @@ from orderedmq.cli.owners import owner_columns, owners_of, short_names
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.core.offsets import offsets_to_json
-from orderedmq.core.parking import leader_of
+from orderedmq.core.parked_rows import Lot
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.model import check_group, check_topic
-from orderedmq.tools.group_state import GroupQueue, group_queues
+from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets
+from orderedmq.tools.parked import LotReader, due_in
 from orderedmq.tools.seek import parse_target, queues_to_seek, require_choice, resolve
 
 app = commands("Show the offsets and lag of consumer groups; seek and delete.")
@@ -42,15 +45,31 @@ def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
     }
 
 
-def queue_row(found: GroupQueue) -> dict[str, Any]:
+def queue_row(found: GroupQueue, lot: Lot | None = None) -> dict[str, Any]:
+    """Return the fields of a queue. ``lot``: its parking lot, if something is parked there."""
+    wait = None if lot is None else due_in(lot.next_due(), time.time())
     return {
         "group": found.group,
         **queue_fields(found.queue),
         "offset": found.offset,
         "end": found.end,
         "lag": found.lag,
+        "parked": 0 if lot is None else lot.messages,
+        "parked_keys": 0 if lot is None else len(lot.keys),
+        "parked_due_in": None if wait is None else round(wait, 3),
         **owner_fields(found.lock),
     }
+
+
+def parked_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Return the columns that are about parking lots, none if nothing is parked."""
+    if not any(row.get("parked") for row in rows):
+        return ()
+    return (
+        Column("parked", "parked", number, right=True),
+        Column("parked_keys", "keys", number, right=True, spare=5),
+        Column("parked_due_in", "due in", duration, right=True, spare=3),
+    )
 
 
 def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
@@ -104,11 +123,14 @@ def list_groups(shell: Shell) -> None:
 def describe(shell: Shell, group: Group) -> None:
     """Show a group: its members, and each queue's next offset to process, end, lag and owner.
 
+    If messages are parked: how many of how many keys, and when the next one is due. See orderedmq parked list.
+
     As JSON: an object per member ("kind": "member") and per queue ("kind": "queue").
     """
     check_group(group)
     with shell.broker() as broker:
-        queues = [{"kind": "queue", **queue_row(found)} for found in group_queues(broker, group)]
+        lots = LotReader(broker).look(group)
+        queues = [{"kind": "queue", **queue_row(found, lots.get(found.queue))} for found in group_queues(broker, group, lots)]
         members = [_member_row(group, seen) for seen in broker.admin.members(group)]
     short = short_names({row["client"]: row["query_name"] for row in members} | owners_of(queues))
     member_columns = (
@@ -122,6 +144,7 @@ def describe(shell: Shell, group: Group) -> None:
     columns = (
         *queue_names.columns(queues),
         *OFFSET_COLUMNS,
+        *parked_columns(queues),
         *owner_columns(short),
     )
     shell.show(members, member_columns, none=f"group {group} has no members now", one_line=True)
@@ -216,8 +239,7 @@ def delete(
     """
     check_group(group)
     with shell.broker() as broker:
-        offsets = broker.admin.group_offsets(group)
-        known = {queue: offset for queue, offset in offsets.items() if leader_of(group, queue) == queue}
+        known = own_offsets(broker, group)
         broker.admin.delete_group(group, force=force)
     shell.done(
         {"group": group, "deleted": len(known), "offsets": offsets_to_json(known)},

@@ -28,44 +28,21 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from orderedmq.core.key_order import (
-    Action,
-    Batch,
-    CheckLock,
-    Consume,
-    DeadLetter,
-    Done,
-    KeySettings,
-    Lane,
-    Message,
-    Outcome,
-    OutcomeStatus,
-    Park,
-    Pull,
-    Suspend,
-    Wait,
-)
+from orderedmq.core.key_order import Batch, KeySettings, Lane, Message, Outcome, OutcomeStatus, outcomes
 from orderedmq.core.listener import MAX_ERROR_BYTES, ConsumeOrderlyStatus, clip, suspend_seconds
-from orderedmq.core.lock import HOLDER_TRUST
 from orderedmq.core.parked_rows import lane_key
-from orderedmq.errors import LockError, lost_by_listener
+from orderedmq.core.parking_engine import RETRY_TRUST, Limits, ParkingEngine
 from orderedmq.model import MessageQueue
 
-#: Messages held above which no more are asked for (Java: ``pullThresholdForQueue``).
-PULL_THRESHOLD: Final = 1000
-#: Messages that are parked with one write, unless there is nothing else to do.
-PARK_TOGETHER: Final = 256
 NOTHING: Final[Mapping[object, Sequence[int]]] = {}
-#: Seconds since the last look at the lock after which a key is not tried again without another look.
-RETRY_TRUST: Final = 1.0
 
 
-class KeyLanes:
-    """One range of a queue on its way through a listener, with order per key. An object belongs to one thread.
+class KeyLanes(ParkingEngine):
+    """One range of a queue on its way through a listener, with order per key.
 
-    ``lot``: what is planned of the parking lot, in its order. ``waiting``: the keys of what lies there and is not planned, with
+    ``lot``: what is planned of the parking lot, in any order. ``waiting``: the keys of what lies there and is not planned, with
     their offsets in the queue; ``attempted``: of what an earlier attempt of this range has parked (`parked_rows.lane_key` makes
-    the keys). ``now`` is monotonic seconds. A method that is called out of turn raises RuntimeError: the caller has a bug.
+    the keys).
     """
 
     def __init__(
@@ -77,32 +54,18 @@ class KeyLanes:
         waiting: Mapping[object, Sequence[int]] = NOTHING,
         attempted: Mapping[object, Sequence[int]] = NOTHING,
     ) -> None:
-        self.queue = queue
+        limits = Limits(settings.concurrency, settings.suspend_current_queue_time_millis, settings.parking_lot_max_messages)
+        super().__init__(queue, limits, now, sum(map(len, waiting.values())) + sum(map(len, attempted.values())))
         self.settings = settings
-        #: What the caller should log; each text comes once.
-        self.warnings: list[str] = []
         self._lanes: dict[object, Lane] = {}
         #: Lanes that may be called now, and lanes to be tried again at their time.
         self._ready: deque[Lane] = deque()
         self._suspended: list[tuple[float, int, Lane]] = []
         self._entered = 0
-        self._in_flight: set[int] = set()
-        self._to_park: list[Message] = []
-        self._exhausted: deque[Lane] = deque()
-        self._due: DeadLetter | Park | CheckLock | None = None
-        self._end = -1
-        #: Messages that are not decided, those to be parked included.
-        self._held = 0
         self._began = now
-        #: No park or dead letter before this time: the broker refused one.
-        self._not_before = 0.0
-        self._ask, self._last_lock = True, now
-        self._closed = self._lost = self._dropped = False
         self._waiting, self._attempted = waiting, attempted
-        lying = sum(map(len, waiting.values())) + sum(map(len, attempted.values()))
-        self._room = settings.parking_lot_max_messages - lying
         seen: set[object] = set()
-        for message in lot:
+        for message in sorted(lot, key=lambda one: one.offset):
             lane = self._lane(lane_key(message.key, message.offset))
             if lane.key not in seen:
                 seen.add(lane.key)
@@ -110,87 +73,44 @@ class KeyLanes:
             if message.offset not in lane.behind:
                 self._add(lane, message)
 
-    # -- messages come in
-
-    @property
-    def full(self) -> bool:
-        """Whether prefetching should stop for now. `Pull` must be answered all the same."""
-        return self._held >= PULL_THRESHOLD
-
     def put(self, messages: Iterable[Message]) -> None:
-        """Add messages of the range in the order of their offsets, above all put before. Raises ValueError otherwise."""
+        lanes, ready, end = self._lanes, self._ready, self._end
         for message in messages:
-            if self._closed or message.offset <= self._end:
-                raise ValueError(f"message {message.offset} of queue {self.queue} came after {self._end} or its end")
-            self._end = message.offset
-            lane = self._lane(lane_key(message.key, message.offset))
-            if message.offset not in lane.behind:
-                self._add(lane, message)
+            offset = message.offset
+            if self._closed or offset <= end:
+                raise self._out_of_order(offset)
+            self._end = end = offset
+            key = lane_key(message.key, offset)
+            lane = lanes.get(key)
+            if lane is None:
+                lane = self._lane(key)
+            if lane.parked or lane.behind:
+                if offset not in lane.behind:
+                    self._add(lane, message)
+                continue
+            # `_add`, for the many messages of keys that nothing holds up.
+            self._held += 1
+            if not lane.waiting and lane.batch is None:
+                ready.append(lane)
+            lane.waiting.append(message)
 
-    def close(self) -> None:
-        """The range has no more messages."""
-        self._closed = True
-
-    # -- what to do
-
-    def next(self, now: float) -> Action:
-        """The action to take now. Raises LockError LOST if the queue was lost or dropped, once no call is under way."""
-        if self._lost or self._dropped:
-            if self._in_flight:
-                return Wait(None)
-            raise self._not_ours()
-        if self._due is not None:
-            return self._due
-        self._resume(now)
-        if self._ask or now - self._last_lock > HOLDER_TRUST:
-            self._due = CheckLock()
-            return self._due
-        if now >= self._not_before:
-            if self._exhausted:
-                assert self._exhausted[0].batch is not None
-                self._due = DeadLetter(self._exhausted[0].batch.messages[0])
-                return self._due
-            if len(self._to_park) >= PARK_TOGETHER:
-                return self._park()
-        free = len(self._in_flight) < self.settings.concurrency
-        if free and self._ready:
-            return self._consume(self._ready.popleft(), now)
-        if free and not self._closed and not self.full:
-            return Pull()
-        if self._to_park and now >= self._not_before:
-            return self._park()
-        soonest = [at for at, _, _ in self._suspended[:1]]
-        if self._to_park or self._exhausted:
-            soonest.append(self._not_before)
-        pause = max(0.0, min(soonest) - now) if soonest else None
-        if self._in_flight:
-            return Wait(pause)
-        if pause is not None:
-            return Suspend(pause)
-        # Nothing is held that could be given out: even a full engine needs more, or is done.
-        return Done() if self._closed else Pull()
-
-    def _consume(self, lane: Lane, now: float) -> Consume:
+    def _take(self) -> Batch | None:
+        if not self._ready:
+            return None
+        lane = self._ready.popleft()
         if lane.batch is None:
-            messages = [lane.waiting.popleft()]
-            while (
-                lane.waiting
-                and len(messages) < self.settings.consume_message_batch_max_size
-                and lane.waiting[0].attempts == messages[0].attempts
-                and self._may_consume(lane, lane.waiting[0])
-            ):
-                messages.append(lane.waiting.popleft())
+            waiting, end = lane.waiting, lane.diverted_from
+            head = waiting.popleft()
+            messages, attempts = [head], head.attempts
+            more = self.settings.consume_message_batch_max_size - 1
+            while more and waiting:
+                message = waiting[0]
+                if message.attempts != attempts or (end is not None and message.offset >= end):
+                    break
+                messages.append(waiting.popleft())
+                more -= 1
             lane.batch = Batch(lane, messages)
-        lane.in_flight = True
-        lane.batch.since = now
-        self._in_flight.add(id(lane))
-        return Consume(lane.batch)
-
-    def _park(self) -> Park:
-        self._due = Park(tuple(self._to_park))
-        return self._due
-
-    # -- what came of it
+        return lane.batch
 
     def consumed(
         self, batch: Batch, status: ConsumeOrderlyStatus | None, error: str | None, now: float, suspend_millis: int = -1
@@ -200,12 +120,7 @@ class KeyLanes:
         Return the messages decided by it.
         """
         lane = batch.lane
-        if id(lane) not in self._in_flight or lane.batch is not batch:
-            raise RuntimeError(f"queue {self.queue} has no such batch at the listener")
-        self._in_flight.discard(id(lane))
-        lane.in_flight = False
-        batch.calls += 1
-        batch.seconds += now - batch.since
+        self._returned(batch, now)
         if status is ConsumeOrderlyStatus.COMMIT or status is ConsumeOrderlyStatus.ROLLBACK:
             error = f'{status.name} belongs to order="queue": with order="key" every batch commits itself'
             status = None
@@ -223,7 +138,7 @@ class KeyLanes:
             return self._decide(lane, len(batch.messages), "REPEATED")
         if exhausted:
             if self.settings.on_exhausted == "dead_letter":
-                self._exhausted.append(lane)
+                self._exhausted.append(batch)
                 return []
             head.held = True
             if self._leave(lane):
@@ -233,63 +148,15 @@ class KeyLanes:
         self._suspend(lane, now + pause)
         return []
 
-    def dead_lettered(self, ok: bool, error: str | None, now: float) -> list[Outcome]:
-        """Take the outcome of `DeadLetter`. Return what is decided by it; otherwise ``error`` says why not."""
-        if not isinstance(self._due, DeadLetter):
-            raise RuntimeError(f"queue {self.queue} has no dead letter to be written")
-        self._due = None
-        lane = self._exhausted[0]
-        assert lane.batch is not None
-        if not ok:
-            head = lane.batch.messages[0]
-            head.error = clip(f"dead letter not written ({error or 'unknown'}) after: {head.error}", MAX_ERROR_BYTES)
-            self._refused(now)
-            return []
-        self._exhausted.popleft()
-        return self._decide(lane, 1, "DEAD_LETTER")
-
-    def was_parked(self, parked: Sequence[bool] | None, error: str | None, now: float) -> list[Outcome]:
-        """Take the outcome of `Park`: for each message, whether it lies in the lot now. None: ``error`` says why nothing was done.
-
-        A message that does not was settled before: the group's offset had passed it. Return what is decided.
-        """
-        if not isinstance(self._due, Park):
-            raise RuntimeError(f"queue {self.queue} has no messages to be parked")
-        messages = self._due.messages
-        self._due = None
-        if parked is None:
-            self._warn(f"messages of queue {self.queue} cannot be parked for now: {error}")
-            self._refused(now)
-            return []
-        del self._to_park[: len(messages)]
-        self._held -= len(messages)
-        return [
-            Outcome(one.offset, one.key, "PARKED" if lies else "REPEATED", one.attempts, 0, 0.0, one.error)
-            for one, lies in zip(messages, parked, strict=True)
-        ]
-
-    def lock(self, held: bool, now: float) -> None:
-        """Take whether the queue is still held: the answer to `CheckLock`, or news that came unasked."""
-        if not held:
-            self._lost = True
-            return
-        self._last_lock = now
-        if isinstance(self._due, CheckLock):
-            self._due = None
-            self._ask = False
-
-    def drop(self) -> None:
-        """The queue was given up: no new call starts."""
-        self._dropped = True
-
     # -- inside
 
     def _lane(self, key: object) -> Lane:
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key, attempted=key in self._attempted)
-            lane.behind.update(self._waiting.get(key, ()), self._attempted.get(key, ()))
-            lane.diverted_from = min(lane.behind, default=None)
+            if key in self._waiting or lane.attempted:
+                lane.behind = {*self._waiting.get(key, ()), *self._attempted.get(key, ())}
+                lane.diverted_from = min(lane.behind)
         return lane
 
     @staticmethod
@@ -318,7 +185,7 @@ class KeyLanes:
         if len(leaving) > self._room:
             self._warn(
                 f"the parking lot of queue {self.queue} is full ({self.settings.parking_lot_max_messages} messages): keys that fail are "
-                "tried again instead, and hold up the micro-batch; raise parking_lot_max_messages, or mend what fails"
+                "tried again instead, and hold up the micro-batch; raise the source's option parkingLotMaxMessages, or mend what fails"
             )
             return False
         self._room -= len(leaving)
@@ -333,16 +200,18 @@ class KeyLanes:
         """The first ``count`` messages of the lane's batch are decided; the lane goes on with what is left of it."""
         batch = lane.batch
         assert batch is not None
-        done, left = batch.messages[:count], batch.messages[count:]
+        done, messages = batch.messages, lane.waiting
+        if count < len(done):
+            messages.extendleft(reversed(done[count:]))
+            done = done[:count]
         lane.batch = None
         lane.failures = 0
-        lane.waiting.extendleft(reversed(left))
         self._held -= count
-        if lane.waiting:
+        if messages:
             self._ready.append(lane)
         elif not lane.behind:
             self._lanes.pop(lane.key, None)
-        return [Outcome(one.offset, one.key, status, one.attempts, batch.calls, batch.seconds, one.error) for one in done]
+        return outcomes(done, status, batch)
 
     def _suspend(self, lane: Lane, at: float) -> None:
         lane.resume = at
@@ -351,6 +220,8 @@ class KeyLanes:
 
     def _resume(self, now: float) -> None:
         """Make lanes ready whose suspension is over; after ``max_batch_seconds``, park those that wait."""
+        if not self._suspended:
+            return
         if now - self._began >= self.settings.max_batch_seconds:
             waiting, self._suspended = self._suspended, []
             for entry in waiting:
@@ -361,13 +232,8 @@ class KeyLanes:
             self._ready.append(heapq.heappop(self._suspended)[2])
             self._ask |= now - self._last_lock > RETRY_TRUST
 
-    def _refused(self, now: float) -> None:
-        self._not_before = now + suspend_seconds(-1, self.settings.suspend_current_queue_time_millis)
-        self._ask = True
+    def _next_resume(self) -> float | None:
+        return self._suspended[0][0] if self._suspended else None
 
-    def _warn(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
-
-    def _not_ours(self) -> LockError:
-        return lost_by_listener(self.queue, "dropped" if self._dropped else "lost")
+    def _put_aside(self, batch: Batch) -> list[Outcome]:
+        return self._decide(batch.lane, 1, "DEAD_LETTER")

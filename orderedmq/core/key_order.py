@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from orderedmq.conditions import OptionCondition
+from orderedmq.core.listener import check_bounds
 from orderedmq.errors import OptionError
 
 OnExhausted = Literal["dead_letter", "hold"]
-#: REPEATED: it failed in a repeat of the micro-batch, and an earlier attempt had decided it.
-OutcomeStatus = Literal["SUCCESS", "DEAD_LETTER", "PARKED", "REPEATED"]
+#: REPEATED: it failed in a repeat of the micro-batch, and an earlier attempt had decided it. DROPPED: an operator dropped it.
+OutcomeStatus = Literal["SUCCESS", "DEAD_LETTER", "PARKED", "REPEATED", "DROPPED"]
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,7 @@ class KeySettings:
             "in_batch_attempts": (1, most),
             "parking_lot_max_messages": (0, most),
         }
-        for name, (low, high) in bounds.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise OptionError(OptionCondition.INVALID, f"{name} is {value!r}: give a whole number from {low} to {high}")
+        check_bounds(self, bounds)
         seconds: object = self.max_batch_seconds
         if type(seconds) not in (int, float) or not self.max_batch_seconds > 0:
             raise OptionError(OptionCondition.INVALID, f"max_batch_seconds is {seconds!r}: give seconds above 0")
@@ -49,7 +47,7 @@ class KeySettings:
             raise OptionError(OptionCondition.INVALID, f"on_exhausted is {self.on_exhausted!r}: give 'dead_letter' or 'hold'")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(init=False, eq=False)
 class Message:
     """A message of the queue, wherever it comes from. ``offset`` is its offset in the queue, also if it was parked."""
 
@@ -67,7 +65,17 @@ class Message:
     held: bool = False
     #: It failed and is parked for that: its time until it is due begins now. Other messages keep theirs, or wait behind it.
     again: bool = False
+    #: The delay level that its time until it is due has then (`parking.DELAY_LEVELS`); 0: by how often it was parked.
+    level: int = 0
     error: str | None = None
+
+    def __init__(self, offset: int, key: str | None, row: Any = None, **other: Any) -> None:
+        # Most messages have no others, and then the defaults of the class stand for them: a task makes millions of messages.
+        self.offset = offset
+        self.key = key
+        self.row = row
+        if other:
+            self.__dict__.update(other)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +85,7 @@ class Batch:
     lane: Lane
     messages: list[Message]
     since: float = 0.0
+    in_flight: bool = False
     calls: int = 0
     seconds: float = 0.0
 
@@ -88,22 +97,24 @@ class Lane:
     key: object
     waiting: deque[Message] = field(default_factory=deque)
     batch: Batch | None = None
-    in_flight: bool = False
     #: Failures of the head in this range, and when the key may be tried again.
     failures: int = 0
     resume: float = 0.0
     #: Everything that comes is parked.
     parked: bool = False
     #: Offsets of the key that lie in the lot and are not planned, and the least of them: from there on everything is parked.
-    behind: set[int] = field(default_factory=set)
+    behind: Set[int] = frozenset()
     diverted_from: int | None = None
     #: Whether an earlier attempt of this range parked some of them. It has decided the key's older messages then.
     attempted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """A decided or parked message. ``calls`` and ``seconds`` are those of its batch in this range."""
+class Outcome(NamedTuple):
+    """A decided or parked message. ``calls`` and ``seconds`` are those of its batch in this range.
+
+    ``attempts`` counts calls of the listener in all, also those before it was parked. ``due``: of a parked message, when it is due
+    in ms since 1970, if it has a time of its own; the caller knows it.
+    """
 
     offset: int
     key: str | None
@@ -112,6 +123,17 @@ class Outcome:
     calls: int
     seconds: float
     error: str | None
+    due: int | None = None
+
+
+def outcomes(messages: Sequence[Message], status: OutcomeStatus, batch: Batch) -> list[Outcome]:
+    """Return the outcomes of messages of a batch. An accepted one was called once more than it failed."""
+    calls, seconds, accepted = batch.calls, batch.seconds, status == "SUCCESS"
+    # Outcome(...) by the shortest way: it is made for each message of a task.
+    new, kind = tuple.__new__, Outcome
+    return [
+        new(kind, (one.offset, one.key, status, one.attempts + accepted, calls, seconds, one.error, None)) for one in messages
+    ]
 
 
 @dataclass(frozen=True, slots=True)

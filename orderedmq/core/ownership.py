@@ -204,6 +204,10 @@ class Owner:
         self.drop(gone)
         return gone
 
+    def leader_of(self, queue: MessageQueue) -> MessageQueue:
+        """Return the queue whose companion this owned queue is, or the queue itself."""
+        return self.owned[queue].leader or queue
+
     def tokens(self) -> list[LockToken]:
         return [owned.token for owned in self.owned.values() if owned.token is not None and owned.leader is None]
 
@@ -262,7 +266,7 @@ class Owner:
         for queue in self.unplaced().queues:
             owned = self.owned[queue]
             logged = start.next.get(queue)
-            at_group = group.get(queue)
+            at_group = _at_group(owned, group)
             if logged is not None and self.unbroken(owned, start, reset, at_group, logged):
                 position = logged
                 if at_group is not None and at_group > logged:
@@ -345,7 +349,7 @@ class Owner:
         for queue, span in ranges(start, end).items():
             owned = self.owned.get(queue)
             done = span.end - 1 if span.messages else span.end
-            if owned is None or not self.unbroken(owned, end, reset, group.get(queue), done):
+            if owned is None or not self.unbroken(owned, end, reset, _at_group(owned, group), done):
                 continue
             owned.place(span.begin, entered=False)
             owned.found(span.end)
@@ -392,3 +396,13 @@ class Owner:
                 taken = owned.pending.taken()
                 assert owned.position <= owned.known
                 assert not taken or taken[-1].end == owned.position, "what is taken ends where the next range begins"
+
+
+def _at_group(owned: Owned, group: OffsetMap) -> int | None:
+    """Return the group's offset of a queue; None if it has none.
+
+    A parking lot has none before anything of it was committed. It is at its beginning then if its queue has one: the checkpoint of
+    a query that gave the queue up says nothing of either.
+    """
+    at = group.get(owned.queue)
+    return 0 if at is None and owned.leader in group else at

@@ -1,11 +1,21 @@
-"""The errors of what an administrator may not do to parked messages without a word. Pure."""
+"""The errors that keep parked messages from being lost or overtaken. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from orderedmq.conditions import GroupCondition, TopicCondition
 from orderedmq.errors import GroupError, Remedy, TopicError
+
+
+def has_parked(group: str, parked: Mapping[str, int]) -> GroupError:
+    """A query without parking lots would overtake what its group has parked. ``parked``: the number of messages by topic."""
+    of = ", ".join(f"{count:,} of topic {topic!r}" for topic, count in sorted(parked.items()))
+    return GroupError(
+        GroupCondition.PARKED,
+        f"group {group!r} has parked messages, {of}: a query without a parking lot would process newer messages of their keys first; set "
+        f'parkingLot=true and use consume_orderly(..., order="key"), or drop them (orderedmq parked drop {group})',
+    )
 
 
 def seek_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:

@@ -14,7 +14,7 @@ from orderedmq.core.parking import leader_of, origin, parked_queue
 from orderedmq.core.parking_errors import is_parking_lot, seek_with_parked
 from orderedmq.errors import GroupError, OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import LAST_MS, MessageQueue
-from orderedmq.options.source import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
+from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
 from orderedmq.pulls import pulls
 

@@ -19,10 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
+from ordered_source import topic_watch
 from ordered_source.columns import full_schema
 from ordered_source.stream_reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LockToken
+from orderedmq.errors import DataLossError
+from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
@@ -297,8 +300,53 @@ def test_a_topic_that_is_made_anew_while_it_is_read_is_noticed(rig: Rig) -> None
     query = writer.trigger(processingTime="200 milliseconds").start()
     until(lambda: sum(progress.numInputRows for progress in query.recentProgress) == 20, "it is through", 60.0)
     remake(rig, 1000, 100)
-    with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.(TOPIC_RECREATED|TOPIC_DELETED|BEYOND_END)"):
+    with pytest.raises(PySparkException, match=r"ORDEREDMQ_DATA_LOSS.(TOPIC_RECREATED|TOPIC_DELETED|QUEUE_DELETED|BEYOND_END)"):
         query.awaitTermination(180)
+
+
+@pytest.mark.parametrize("routed", [False, True])
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_topic_that_is_deleted_before_its_offset_is_committed_is_a_loss_of_data(
+    rig: Rig, accepted: bool, routed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query has listed its topics a moment ago. The offset of its other topic counts.
+
+    ``routed``: as in the middle of a deletion, the nameserver knows the topic still, and the broker refuses the commit.
+    """
+    monkeypatch.setattr(topic_watch, "LISTING_INTERVAL", 600.0)
+    rig.topic()
+    rig.fill(0, 20)
+    rig.broker.admin.create_topic(rig.target, 1)
+    [kept] = until(lambda: rig.broker.log.queues(rig.target), "the other topic is known")
+    row = pa.record_batch({"body": pa.array([b"x"])})
+    rig.broker.log.append(kept, row)
+    pattern = f"{rig.source}|{rig.target}"
+    options = {"namesrvAddr": rig.cluster.address, "topicPattern": pattern, "consumerGroup": rig.group}
+    reader = StreamReader({**options, "failOnDataLoss": str(not accepted)}, full_schema(False))
+    with stopped(reader):
+        first = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+        assert sorted(first["next"]) == [rig.source, rig.target]
+        rig.fill(20, 1)
+        rig.broker.log.append(kept, row)
+        ends = {rig.source: {"broker-a": {"0": 21}}, rig.target: {"broker-a": {"0": 2}}}
+        second = until(
+            lambda: (found := reader.latestOffset(first, ReadAllAvailable()))["next"] == ends and found,
+            "the new messages are seen",
+        )
+        rig.broker.log.append(kept, row)
+        if routed:
+            with Client(rig.cluster.address) as client:
+                delete_at_broker(client, rig.cluster.broker.address, rig.source)
+        else:
+            rig.broker.admin.delete_topic(rig.source)
+        with contextlib.nullcontext() if accepted else pytest.raises(DataLossError):
+            until(
+                lambda: reader.latestOffset(second, ReadAllAvailable())["next"].get(rig.target) == {"broker-a": {"0": 3}},
+                "the query goes on",
+            )
+        if routed:
+            # The commit came before anybody knew; it must not have stopped at the topic that is gone.
+            assert rig.broker.groups.offsets(rig.group, [kept]) == {kept: 2}
 
 
 def test_offsets_do_not_change_while_nothing_is_to_be_read_and_an_anchor_is_kept(rig: Rig) -> None:

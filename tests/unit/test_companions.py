@@ -91,3 +91,25 @@ def test_a_queue_whose_companion_is_in_flight_is_not_given_back_at_once() -> Non
     made.plan({P[0]: 3}, {}, 0)
     assert made.stop({}) == Unlock((token(Q[1]),), (token(Q[0]),))
     assert made.stop({P[0]: 3}) == Unlock(tuple(token(queue) for queue in Q), ())
+
+
+def test_a_lot_of_which_nothing_was_committed_is_not_read_on_from_the_checkpoint_after_another_owner() -> None:
+    start = Checkpoint("owner", dict.fromkeys([*Q, *P], 0), {}, dict.fromkeys([*Q, *P], 1))
+    end = Checkpoint("owner", {Q[0]: 4, Q[1]: 0, P[0]: 3, P[1]: 0}, {}, dict.fromkeys([*Q, *P], 1))
+    group = dict.fromkeys(Q, 0)
+    again = owner()
+    again.locked([replace(token(queue, 7), tenure=7) for queue in Q])
+    assert again.replay(start, end, 0, group) == {}
+    # Spark commits the batch all the same. The lot was not read: its first message must be.
+    commit, behind, left = again.enter(end, group, 0, dict.fromkeys([*Q, *P], 0))
+    assert (commit, behind) == (None, [])
+    assert left == {Q[0]: (4, 0), P[0]: (3, 0)}
+    assert {queue: owned.position for queue, owned in again.owned.items()} == dict.fromkeys([*Q, *P], 0)
+
+
+def test_a_lot_follows_the_checkpoint_if_the_group_was_deleted() -> None:
+    logged = Checkpoint("owner", {Q[0]: 4, Q[1]: 0, P[0]: 3, P[1]: 0}, {}, dict.fromkeys([*Q, *P], 1))
+    again = owner()
+    again.locked([replace(token(queue, 7), tenure=7) for queue in Q])
+    again.enter(logged, {}, 0, dict.fromkeys([*Q, *P], 0))
+    assert again.owned[P[0]].position == 3
