@@ -173,6 +173,8 @@ def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> 
             TopicCondition.MISSING,
             f"no topic {topic!r}; RocketMQ makes it when the first consumer of group {group!r} connects, the embedded broker never does",
         )
+    if topic.startswith(PARKED_PREFIX):
+        return TopicError(TopicCondition.MISSING, f"no topic {topic!r}; it is made when the first message is parked")
     create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
     return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
 
