@@ -122,9 +122,9 @@ class Rows(NamedTuple):
     counted: Sequence[int]
     places: Sequence[LotPlace]
 
-    def message(self, one: key_order.Message, attempts: int) -> Message:
-        """Return the message for a listener, which sees this number of ``attempts`` before."""
-        return Message(self.columns, one.number, attempts - self.counted[one.number] if self.counted else attempts)
+    def retries(self, one: key_order.Message) -> int:
+        """Return what is added to a message's ``reconsume_times``, so that it is the number of its failed calls."""
+        return one.attempts - (self.counted[one.number] if self.counted else 0)
 
 
 def run(df: DataFrame, kind: Kind[Any]) -> DataFrame:
@@ -211,10 +211,7 @@ class _Task:
         messages = []
         for one in batch.messages:
             rows: Rows = one.row
-            if one.attempts:
-                messages.append(rows.message(one, one.attempts))
-            else:
-                messages.append(Message(rows.columns, one.number, 0))
+            messages.append(Message(rows.columns, one.number, rows.retries(one) if one.attempts else 0))
         return self._kind.call(self._listener, messages, self.queue)
 
     def _answered(self, engine: ParkingEngine, threads: Calls[Batch, Answer], timeout: float | None) -> None:
@@ -234,8 +231,9 @@ class _Task:
                 case Park(messages):
                     self._park(engine, messages)
                 case DeadLetter(message):
-                    letter = message.row.message(message, message.attempts)
-                    failed = put_aside(self._broker, self._token, [letter], message.error, 0)
+                    rows: Rows = message.row
+                    letter = Message(rows.columns, message.number, 0)
+                    failed = put_aside(self._broker, self._token, [letter], message.error, rows.retries(message))
                     self._out += engine.dead_lettered(failed is None, failed, clock())
                 case Suspend(seconds):
                     time.sleep(seconds)
@@ -283,7 +281,8 @@ class _Task:
             if piece.places is None:
                 return lot, chain([piece], pieces)
             columns = Columns(piece.rows)
-            rows = Rows(columns, [place.attempts for place in piece.places], piece.places)
+            counted = [place.attempts for place in piece.places] if "reconsume_times" in columns.names else ()
+            rows = Rows(columns, counted, piece.places)
             every = zip(columns.get("queue_offset"), columns.keys(), piece.places, strict=True)
             for number, (offset, key, place) in enumerate(every):
                 error = place.error or None

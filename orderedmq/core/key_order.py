@@ -37,7 +37,7 @@ class KeySettings:
             "max_reconsume_times": (-1, most),
             "concurrency": (1, 1024),
             "in_batch_attempts": (1, most),
-            "parking_lot_max_messages": (0, most),
+            "parking_lot_max_messages": (0, 2**63 - 1),
         }
         check_bounds(self, bounds)
         seconds: object = self.max_batch_seconds

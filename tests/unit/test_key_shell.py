@@ -196,6 +196,17 @@ def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_a
     )
 
 
+def test_a_dead_letter_says_how_often_it_was_tried_whatever_columns_there_are(rig: Rig) -> None:
+    names = tuple(name for name in COLUMNS if name != "reconsume_times")
+    kind = rig.by_key(bad("a"), max_reconsume_times=1)
+    rig.send("a")
+    assert rig.run(kind, columns=names) == [(0, "PARKED", 1, 10)]
+    rig.now += 10
+    assert rig.run(kind, planned=True, columns=names) == [(0, "DEAD_LETTER", 2, None)]
+    (letter,) = rig.broker.log.pull(MessageQueue("%DLQ%g", "embedded", 0), 0, 9, 1 << 20, ("properties",)).to_pylist()
+    assert dict(letter["properties"])["RECONSUME_TIME"] == "2"
+
+
 def test_a_message_that_comes_back_is_as_it_was_sent_and_says_how_often_it_was_tried(rig: Rig) -> None:
     seen: list[tuple[Any, ...]] = []
 
