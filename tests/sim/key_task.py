@@ -219,7 +219,13 @@ class KeyTask(Task):
                 continue
             row = self.lot.queue, lot.place(one.offset), ticket
             due, held = ticket.is_due(self.began), ticket.due == HELD
-            known = {"attempts": ticket.attempts, "parked": ticket.puts, "due": due, "held": held, "error": ticket.error}
+            known: dict[str, Any] = {
+                "attempts": ticket.attempts,
+                "parked": ticket.puts,
+                "due": due,
+                "held": held,
+                "error": ticket.error,
+            }
             out.append(Message(one.offset, one.key, row, **known))
         return out
 
