@@ -190,7 +190,8 @@ class Put:
 class Order:
     """What an operator wants of a parked key: try it now, drop its messages, or hold it.
 
-    ``key`` None means the message without a key, or parked alone, at ``offset`` of the queue. It concerns the messages that lie before the order.
+    ``key`` None means the message without a key, or parked alone, at ``offset`` of the queue. The order concerns the messages that
+    lie before it.
     """
 
     action: OrderAction
