@@ -61,9 +61,10 @@ PARKED_BORN: Final = "OMQ_PARKED_BORN"
 PARKED_STORED: Final = "OMQ_PARKED_STORED"
 PARKED_FROM: Final = "OMQ_PARKED_FROM"
 PARKED_ORDER: Final = "OMQ_PARKED_ORDER"
+PARKED_ALONE: Final = "OMQ_PARKED_ALONE"
 PARKED_PROPERTIES: Final = (
     PARKED_OFFSET, PARKED_ATTEMPTS, PARKED_PUTS, PARKED_DUE, PARKED_ERROR, PARKED_ID, PARKED_BORN, PARKED_STORED, PARKED_FROM,
-    PARKED_ORDER,
+    PARKED_ORDER, PARKED_ALONE,
 )  # fmt: skip
 #: Properties that only RocketMQ, a client or a column may set (``MessageConst``). A user's are left out on every broker: they
 #: would delay, wrap or misplace a message. A sink's marks are left out, too, because a copy of a message is not the message

@@ -518,7 +518,7 @@ def test_a_lots_offset_is_not_sought_by_itself(broker: Broker, token: LockToken)
     before = everything(broker)
     for choice in (None, "keep", "drop"):
         with refused("TOPIC.RESERVED", LOTS):
-            broker.admin.seek("g", {companion(token).queue: 0}, parked=choice, force=True)  # type: ignore[arg-type]
+            broker.admin.seek("g", {companion(token).queue: 0}, parked=choice, force=True)
     assert everything(broker) == before
 
 
