@@ -79,8 +79,9 @@ class ParkedAdmin:
             raise error(group, sum(used.values()), [leader_of(group, lot) for lot in used])
 
     def _delete_lots(self, names: Mapping[str, tuple[str, str]], masters: Mapping[str, str]) -> None:
-        """Delete topics of parking lots, and the groups' offsets of them. Raises RocketMQUnavailableError."""
+        """Delete topics of parking lots, their own lots, and the groups' offsets of them. Raises RocketMQUnavailableError."""
         for name, (group, _) in names.items():
+            self._delete_lots(self._lots(topic=name), masters)
             offsets = self._numbers.read(group, self._queues_of([name]))
             # Before 5.0 offsets outlive their topic. In a new lot of that name they would hide what is parked.
             self._numbers.write(group, {lot: 0 for lot, offset in offsets.items() if offset})
