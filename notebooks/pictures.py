@@ -1,4 +1,4 @@
-"""The notebooks' pictures: messages in queues, paths of orders, lag, locks, hand-overs, and calls of a listener."""
+"""The notebooks' pictures: messages in queues, paths of orders, lag, locks, hand-overs, calls of a listener, and keys that wait."""
 
 from __future__ import annotations
 
@@ -294,6 +294,60 @@ def calls(diary: Sequence[Mapping[str, Any]], given_up: Sequence[str]) -> Figure
     _lane_names(axes, [f"queue {queue}" for queue in queues])
     figure.legend(*_dots(ANSWERS.values()), loc="outside upper right", ncols=len(ANSWERS), frameon=False, fontsize=9)
     axes.set(xlabel="seconds", title="One dot is a call, its number the order")
+    return figure
+
+
+def keys(diaries: Mapping[str, Sequence[Mapping[str, Any]]], orders: Sequence[str], parked: Mapping[str, Sequence[str]]) -> Figure:
+    """Draw the calls with events of ``orders``, a lane for each; ``diaries[title]`` are drawn side by side, on one scale.
+
+    A diary has at (seconds since 1970), order, step and answer. Squares: the steps of orders that were ``parked``, unless the diary
+    has them as accepted.
+    """
+    figure, panels = plt.subplots(
+        1, len(diaries), figsize=(10, 0.42 * len(orders) + 1.3), sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
+    starts = {title: min(call["at"] for call in diary) for title, diary in diaries.items()}
+    longest = max(call["at"] - starts[title] for title, diary in diaries.items() for call in diary)
+    gap = 0.05 * longest * len(diaries)
+    for (title, diary), axes in zip(diaries.items(), panels[0]):
+        for lane, order in enumerate(orders):
+            calls = [call for call in diary if call["order"] == order]
+            axes.axhline(lane, color=FAINT, linewidth=5, zorder=0)
+            for call in calls:
+                axes.plot(call["at"] - starts[title], lane, "o", color=ANSWERS[call["answer"]][0], markersize=8, alpha=0.9)
+            accepted = {call["step"] for call in calls if call["answer"] == "SUCCESS"}
+            waiting = [step for step in parked.get(order, ()) if step not in accepted]
+            last = calls[-1]["at"] - starts[title]
+            dead = calls[-1]["answer"] == "SUCCESS" and waiting
+            for number, step in enumerate(waiting if not dead else (), start=1):
+                place = last + number * gap
+                axes.plot(place, lane, "s", color="white", markeredgecolor=ANSWERS["SUSPEND_CURRENT_QUEUE_A_MOMENT"][0], markersize=8)
+                axes.annotate(step, (place, lane), xytext=(0, -7), textcoords="offset points", ha="center", va="top", fontsize=8)
+        _lane_names(axes, list(orders))
+        axes.set(xlabel="seconds", title=title)
+    handles, labels = _dots([ANSWERS["SUCCESS"], ANSWERS["ValueError"]])
+    square = Line2D([], [], marker="s", linestyle="", markerfacecolor="white", markeredgecolor="#E69F00", markersize=8)
+    figure.legend([*handles, square], [*labels, "parked"], loc="outside upper right", ncols=3, frameon=False, fontsize=9)
+    plt.close(figure)
+    return figure
+
+
+def outage(counts: Sequence[Mapping[str, float]], moments: Mapping[str, float]) -> Figure:
+    """Draw how many messages were sent, accepted and parked over time, with the time from ``moments`` down to up shaded.
+
+    ``counts`` have at (seconds since 1970), sent, accepted and parked.
+    """
+    start = counts[0]["at"]
+    seconds = [count["at"] - start for count in counts]
+    figure, axes = _figure(3.4)
+    axes.axvspan(moments["down"] - start, moments["up"] - start, color=FAINT, alpha=0.6, linewidth=0)
+    axes.text((moments["down"] + moments["up"]) / 2 - start, 1.01, "the service is down", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=9, color=QUIET)
+    for name, colour, style in (("sent", QUIET, "--"), ("accepted", COLOURS[2], "-"), ("parked", COLOURS[5], "-")):
+        values = [count[name] for count in counts]
+        axes.plot(seconds, values, style, color=colour, linewidth=2, label=name)
+    axes.fill_between(seconds, [count["parked"] for count in counts], color=COLOURS[5], alpha=0.2, linewidth=0)
+    axes.set(xlabel="seconds", ylabel="messages", ylim=(0, None), xlim=(0, None))
+    axes.legend(frameon=False)
     return figure
 
 
