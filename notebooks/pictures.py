@@ -297,37 +297,41 @@ def calls(diary: Sequence[Mapping[str, Any]], given_up: Sequence[str]) -> Figure
     return figure
 
 
-def keys(diaries: Mapping[str, Sequence[Mapping[str, Any]]], orders: Sequence[str], parked: Mapping[str, Sequence[str]]) -> Figure:
+def keys(
+    diaries: Mapping[str, Sequence[Mapping[str, Any]]], orders: Sequence[str], parked: Mapping[str, Sequence[str]]
+) -> Figure:
     """Draw the calls with events of ``orders``, a lane for each; ``diaries[title]`` are drawn side by side, on one scale.
 
-    A diary has at (seconds since 1970), order, step and answer. Squares: the steps of orders that were ``parked``, unless the diary
-    has them as accepted.
+    A diary has at (seconds since 1970), order, step and answer. ``parked[order]`` are the steps that wait once its last call failed.
     """
     figure, panels = plt.subplots(
         1, len(diaries), figsize=(10, 0.42 * len(orders) + 1.3), sharex=True, sharey=True, layout="constrained", squeeze=False
     )
-    starts = {title: min(call["at"] for call in diary) for title, diary in diaries.items()}
-    longest = max(call["at"] - starts[title] for title, diary in diaries.items() for call in diary)
-    gap = 0.05 * longest * len(diaries)
-    for (title, diary), axes in zip(diaries.items(), panels[0]):
+    waiting = ANSWERS["SUSPEND_CURRENT_QUEUE_A_MOMENT"][0]
+    drawn = {title: [call for call in diary if call["order"] in orders] for title, diary in diaries.items()}
+    starts = {title: min(call["at"] for call in diaries[title]) for title in drawn}
+    end = 1.05 * max(call["at"] - starts[title] for title, calls in drawn.items() for call in calls)
+    for (title, all_calls), axes in zip(drawn.items(), panels[0]):
         for lane, order in enumerate(orders):
-            calls = [call for call in diary if call["order"] == order]
+            calls = [call for call in all_calls if call["order"] == order]
             axes.axhline(lane, color=FAINT, linewidth=5, zorder=0)
             for call in calls:
-                axes.plot(call["at"] - starts[title], lane, "o", color=ANSWERS[call["answer"]][0], markersize=8, alpha=0.9)
-            accepted = {call["step"] for call in calls if call["answer"] == "SUCCESS"}
-            waiting = [step for step in parked.get(order, ()) if step not in accepted]
-            last = calls[-1]["at"] - starts[title]
-            dead = calls[-1]["answer"] == "SUCCESS" and waiting
-            for number, step in enumerate(waiting if not dead else (), start=1):
-                place = last + number * gap
-                axes.plot(place, lane, "s", color="white", markeredgecolor=ANSWERS["SUSPEND_CURRENT_QUEUE_A_MOMENT"][0], markersize=8)
-                axes.annotate(step, (place, lane), xytext=(0, -7), textcoords="offset points", ha="center", va="top", fontsize=8)
+                axes.plot(call["at"] - starts[title], lane, "o", color=ANSWERS[call["answer"]][0], markersize=8, clip_on=False)
+            failed = [call for call in calls if call["answer"] != "SUCCESS"]
+            if not failed:
+                continue
+            last = failed[-1]["at"] - starts[title]
+            if failed[-1] is calls[-1]:
+                axes.barh(lane, end - last, left=last, color=waiting, height=0.55, zorder=1)
+                axes.text((last + end) / 2, lane, f"parked: {', '.join(parked[order])}", ha="center", va="center_baseline", fontsize=9)
+            else:
+                axes.annotate(
+                    "dead letter", (last, lane), xytext=(0, 7), textcoords="offset points", ha="center", va="bottom", fontsize=9
+                )
         _lane_names(axes, list(orders))
-        axes.set(xlabel="seconds", title=title)
-    handles, labels = _dots([ANSWERS["SUCCESS"], ANSWERS["ValueError"]])
-    square = Line2D([], [], marker="s", linestyle="", markerfacecolor="white", markeredgecolor="#E69F00", markersize=8)
-    figure.legend([*handles, square], [*labels, "parked"], loc="outside upper right", ncols=3, frameon=False, fontsize=9)
+        axes.set(xlim=(-0.03 * end, end), xlabel="seconds", title=title)
+    kinds = [ANSWERS["SUCCESS"], ANSWERS["ValueError"]]
+    figure.legend(*_dots(kinds), loc="outside upper right", ncols=len(kinds), frameon=False, fontsize=9)
     plt.close(figure)
     return figure
 
@@ -341,12 +345,21 @@ def outage(counts: Sequence[Mapping[str, float]], moments: Mapping[str, float]) 
     seconds = [count["at"] - start for count in counts]
     figure, axes = _figure(3.4)
     axes.axvspan(moments["down"] - start, moments["up"] - start, color=FAINT, alpha=0.6, linewidth=0)
-    axes.text((moments["down"] + moments["up"]) / 2 - start, 1.01, "the service is down", transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=9, color=QUIET)
-    for name, colour, style in (("sent", QUIET, "--"), ("accepted", COLOURS[2], "-"), ("parked", COLOURS[5], "-")):
-        values = [count[name] for count in counts]
-        axes.plot(seconds, values, style, color=colour, linewidth=2, label=name)
-    axes.fill_between(seconds, [count["parked"] for count in counts], color=COLOURS[5], alpha=0.2, linewidth=0)
-    axes.set(xlabel="seconds", ylabel="messages", ylim=(0, None), xlim=(0, None))
+    axes.annotate(
+        "the service is down",
+        ((moments["down"] + moments["up"]) / 2 - start, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 2),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=9,
+    )
+    for name, colour, style in (("sent", QUIET, "--"), ("accepted", COLOURS[2], "-"), ("parked", COLOURS[1], "-")):
+        axes.plot(seconds, [count[name] for count in counts], style, color=colour, linewidth=2, label=name)
+    axes.fill_between(seconds, [count["parked"] for count in counts], color=COLOURS[1], alpha=0.25, linewidth=0)
+    axes.set(xlabel="seconds", ylabel="messages", ylim=(0, None), xlim=(0, seconds[-1]))
+    axes.xaxis.set_major_locator(_whole_numbers())
     axes.legend(frameon=False)
     return figure
 

@@ -179,7 +179,16 @@ def parked(broker: Broker, group: str, topic: str) -> int:
 
 def orderedmq_command(store: str, words: str) -> str:
     """Run the command ``orderedmq`` and return what it prints on a terminal."""
-    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", store, "--no-json", *words.split()]
+    return _orderedmq(store, "--no-json", words)
+
+
+def orderedmq_rows(store: str, words: str) -> list[Mapping[str, Any]]:
+    """Run the command ``orderedmq`` and return the rows that it prints as JSON."""
+    return [json.loads(line) for line in _orderedmq(store, "--json", words).splitlines()]
+
+
+def _orderedmq(store: str, form: str, words: str) -> str:
+    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", store, form, *words.split()]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
