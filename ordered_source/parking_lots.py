@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from orderedmq import lots
 from orderedmq.broker import Broker, Log
+from orderedmq.core.lag import ParkedCounts
 from orderedmq.core.offsets import OffsetMap
 from orderedmq.core.owned_queue import Owned
 from orderedmq.core.ownership import Owner
@@ -54,6 +55,7 @@ class ParkingLots:
 
     def plan(self, owner: Owner, ends: OffsetMap, now: int) -> BatchLots:
         """Return what to do with the lots that end at ``ends``. ``now``: ms since 1970."""
+        self._lots = {queue: lot for queue, lot in self._lots.items() if queue in owner.owned}
         counts: dict[MessageQueue, int] = {}
         full: set[MessageQueue] = set()
         waiting: list[int] = []
@@ -76,6 +78,17 @@ class ParkingLots:
                 full.add(leader.queue)
         self._warn(full)
         return BatchLots(counts, frozenset(full), min(waiting, default=None))
+
+    def summary(self) -> ParkedCounts:
+        """Return what lay in the lots when the last batch was planned."""
+        lots = self._lots.values()
+        oldest = min((lot.oldest for lot in lots if lot.oldest is not None), default=None)
+        return ParkedCounts(
+            sum(lot.messages for lot in lots),
+            sum(len(lot.keys) for lot in lots),
+            None if oldest is None else oldest // 1000,
+            sum(lot.retries for lot in lots),
+        )
 
     def _read(self, queue: MessageQueue, owned: Owned, end: int) -> Lot:
         assert owned.position is not None

@@ -141,7 +141,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._connected is None or self._run is None:
             return None
         bounds = self._connected[0].log.bounds(without_lots(self._run.owner.owned))
-        return {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
+        latest: dict[str, Any] = {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
+        if self._run.lots is not None:
+            latest["parked"] = self._run.lots.summary()._asdict()
+        return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end:

@@ -51,6 +51,7 @@ class GroupCondition(StrEnum):
     IN_USE = "IN_USE"
     DISAGREES = "DISAGREES"
     PARKED = "PARKED"
+    NOT_PARKED = "NOT_PARKED"
 
 
 class OffsetCondition(StrEnum):

@@ -12,7 +12,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import chain, groupby, repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -100,14 +100,9 @@ class Piece(NamedTuple):
     places: Sequence[LotPlace] | None
 
 
-class Origin(NamedTuple):
-    """Where a message comes from: the number of its row, its place in the parking lot and its ticket there, if it was parked."""
-
-    columns: Columns
-    number: int
-    #: Failed calls that the row's column reconsume_times has.
-    counted: int
-    place: LotPlace | None
+#: Where a message comes from: its row by number, the failed calls that its column reconsume_times has, and where it lies in the
+#: parking lot, if it does.
+Origin = tuple[Columns, int, int, LotPlace | None]
 
 
 def run(df: DataFrame, kind: Kind[Any]) -> DataFrame:
@@ -193,8 +188,8 @@ class _Task:
     def _call(self, batch: Batch) -> Answer:
         messages = []
         for one in batch.messages:
-            origin: Origin = one.row
-            messages.append(Message(origin.columns, origin.number, one.attempts - origin.counted if one.attempts else 0))
+            columns, number, counted, _ = one.row
+            messages.append(Message(columns, number, one.attempts - counted))
         return self._kind.call(self._listener, messages, self.queue)
 
     def _answered(self, engine: ParkingEngine, threads: Calls[Batch, Answer], timeout: float | None) -> None:
@@ -214,9 +209,9 @@ class _Task:
                 case Park(messages):
                     self._park(engine, messages)
                 case DeadLetter(message):
-                    origin: Origin = message.row
-                    letter = Message(origin.columns, origin.number, 0)
-                    failed = put_aside(self._broker, self._token, [letter], message.error, message.attempts - origin.counted)
+                    columns, number, counted, _ = message.row
+                    letter = Message(columns, number, 0)
+                    failed = put_aside(self._broker, self._token, [letter], message.error, message.attempts - counted)
                     self._out += engine.dead_lettered(failed is None, failed, clock())
                 case Suspend(seconds):
                     time.sleep(seconds)
@@ -244,7 +239,7 @@ class _Task:
 
     def _put(self, message: key_order.Message, now: int) -> Put:
         origin: Origin = message.row
-        place = origin.place
+        place = origin[3]
         due, puts = (BEHIND, 0) if place is None else (place.due, place.puts)
         if message.again:
             seconds = DELAY_LEVELS[message.level - 1] if message.level else delay(puts)
@@ -265,21 +260,19 @@ class _Task:
                 return lot, chain([piece], pieces)
             columns = Columns(piece.rows)
             offsets, keys = columns.get("queue_offset"), columns.keys()
-            for index, (offset, key, place) in enumerate(zip(offsets, keys, piece.places, strict=True)):
+            for number, (offset, key, place) in enumerate(zip(offsets, keys, piece.places, strict=True)):
                 error = place.error or None
                 if place.due == DROPPED:
                     self._out.append(Outcome(offset, key, "DROPPED", place.attempts, 0, 0.0, error))
                     continue
+                row: Origin = columns, number, place.attempts, place
                 due = Ticket(offset, place.attempts, place.puts, place.due).is_due(now)
-                row = Origin(columns, index, place.attempts, place)
-                lot.append(
-                    key_order.Message(offset, key, row, place.attempts, place.puts, due, held=place.due == HELD, error=error)
-                )
+                known = {"attempts": place.attempts, "parked": place.puts, "held": place.due == HELD, "error": error}
+                lot.append(key_order.Message(offset, key, row, due=due, **known))
         return lot, iter(())
 
     def _feed(self, pieces: Iterator[Piece], lying: Lying) -> Iterator[list[key_order.Message]]:
         """Yield the messages of the queue, some at a time."""
-        make = key_order.Message
         for piece in pieces:
             if piece.places is not None:
                 raise OptionError(
@@ -290,18 +283,14 @@ class _Task:
             for begin in range(0, piece.rows.num_rows, PUT_TOGETHER):
                 columns = Columns(piece.rows.slice(begin, PUT_TOGETHER))
                 offsets, keys = columns.get("queue_offset"), columns.keys()
-                counts = columns.get("reconsume_times") if "reconsume_times" in columns.names else ()
+                counts = [count or 0 for count in columns.get("reconsume_times")] if "reconsume_times" in columns.names else ()
+                rows = zip(repeat(columns), range(len(offsets)), counts or repeat(0), repeat(None))
+                messages = list(map(key_order.Message, offsets, keys, rows))
                 if any(counts):
-                    yield [
-                        make(offset, key, Origin(columns, index, count or 0, None), count or 0)
-                        for index, (offset, key, count) in enumerate(zip(offsets, keys, counts, strict=True))
-                    ]
-                else:
-                    yield [
-                        make(offset, key, Origin(columns, index, 0, None))
-                        for index, (offset, key) in enumerate(zip(offsets, keys, strict=True))
-                    ]
+                    for message, count in zip(messages, counts, strict=True):
+                        message.attempts = count
                 self._out += lying.repeated(offsets, keys)
+                yield messages
 
     # -- what is told
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from orderedmq.core.key_order import Batch, Lane, Message, Outcome
+from orderedmq.core.key_order import Batch, Lane, Message, Outcome, outcomes
 from orderedmq.core.listener import MAX_ERROR_BYTES, check_bounds, clip
 from orderedmq.core.parking import DELAY_LEVELS, FIRST_LEVEL
 from orderedmq.core.parking_engine import RETRY_TRUST, Limits, ParkingEngine
@@ -129,13 +129,16 @@ class ConcurrentRange(ParkingEngine):
                 self._ready.append(message)
 
     def put(self, messages: Iterable[Message]) -> None:
+        ready, lying, end = self._ready, self._lying, self._end
+        before = len(ready)
         for message in messages:
-            if self._closed or message.offset <= self._end:
-                raise self._out_of_order(message.offset)
-            self._end = message.offset
-            if message.offset not in self._lying:
-                self._held += 1
-                self._ready.append(message)
+            offset = message.offset
+            if self._closed or offset <= end:
+                raise self._out_of_order(offset)
+            self._end = end = offset
+            if offset not in lying:
+                ready.append(message)
+        self._held += len(ready) - before
 
     def _take(self) -> Batch | None:
         ready, size = self._ready, self.settings.consume_message_batch_max_size
@@ -176,8 +179,7 @@ class ConcurrentRange(ParkingEngine):
             for message in messages[done:]:
                 self._failed(batch, message, text, delay_level, now)
         self._held -= done
-        calls, seconds = batch.calls, batch.seconds
-        return [Outcome(one.offset, one.key, "SUCCESS", one.attempts + 1, calls, seconds, one.error) for one in messages[:done]]
+        return outcomes(messages[:done], "SUCCESS", batch)
 
     def _failed(self, batch: Batch, message: Message, error: str, delay_level: int, now: float) -> None:
         retried = message.attempts
@@ -199,6 +201,5 @@ class ConcurrentRange(ParkingEngine):
             self._later.append((now + LATER, message))
 
     def _put_aside(self, batch: Batch) -> list[Outcome]:
-        [one] = batch.messages
         self._held -= 1
-        return [Outcome(one.offset, one.key, "DEAD_LETTER", one.attempts, batch.calls, batch.seconds, one.error)]
+        return outcomes(batch.messages, "DEAD_LETTER", batch)

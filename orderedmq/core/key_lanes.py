@@ -28,7 +28,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from orderedmq.core.key_order import Batch, KeySettings, Lane, Message, Outcome, OutcomeStatus
+from orderedmq.core.key_order import Batch, KeySettings, Lane, Message, Outcome, OutcomeStatus, outcomes
 from orderedmq.core.listener import MAX_ERROR_BYTES, ConsumeOrderlyStatus, clip, suspend_seconds
 from orderedmq.core.parked_rows import lane_key
 from orderedmq.core.parking_engine import RETRY_TRUST, Limits, ParkingEngine
@@ -40,7 +40,7 @@ NOTHING: Final[Mapping[object, Sequence[int]]] = {}
 class KeyLanes(ParkingEngine):
     """One range of a queue on its way through a listener, with order per key.
 
-    ``lot``: what is planned of the parking lot, in its order. ``waiting``: the keys of what lies there and is not planned, with
+    ``lot``: what is planned of the parking lot, in any order. ``waiting``: the keys of what lies there and is not planned, with
     their offsets in the queue; ``attempted``: of what an earlier attempt of this range has parked (`parked_rows.lane_key` makes
     the keys).
     """
@@ -65,7 +65,7 @@ class KeyLanes(ParkingEngine):
         self._began = now
         self._waiting, self._attempted = waiting, attempted
         seen: set[object] = set()
-        for message in lot:
+        for message in sorted(lot, key=lambda one: one.offset):
             lane = self._lane(lane_key(message.key, message.offset))
             if lane.key not in seen:
                 seen.add(lane.key)
@@ -74,27 +74,41 @@ class KeyLanes(ParkingEngine):
                 self._add(lane, message)
 
     def put(self, messages: Iterable[Message]) -> None:
+        lanes, ready, end = self._lanes, self._ready, self._end
         for message in messages:
-            if self._closed or message.offset <= self._end:
-                raise self._out_of_order(message.offset)
-            self._end = message.offset
-            lane = self._lane(lane_key(message.key, message.offset))
-            if message.offset not in lane.behind:
-                self._add(lane, message)
+            offset = message.offset
+            if self._closed or offset <= end:
+                raise self._out_of_order(offset)
+            self._end = end = offset
+            key = lane_key(message.key, offset)
+            lane = lanes.get(key)
+            if lane is None:
+                lane = self._lane(key)
+            if lane.parked or lane.behind:
+                if offset not in lane.behind:
+                    self._add(lane, message)
+                continue
+            # `_add`, for the many messages of keys that nothing holds up.
+            self._held += 1
+            if not lane.waiting and lane.batch is None:
+                ready.append(lane)
+            lane.waiting.append(message)
 
     def _take(self) -> Batch | None:
         if not self._ready:
             return None
         lane = self._ready.popleft()
         if lane.batch is None:
-            messages = [lane.waiting.popleft()]
-            while (
-                lane.waiting
-                and len(messages) < self.settings.consume_message_batch_max_size
-                and lane.waiting[0].attempts == messages[0].attempts
-                and self._may_consume(lane, lane.waiting[0])
-            ):
-                messages.append(lane.waiting.popleft())
+            waiting, end = lane.waiting, lane.diverted_from
+            head = waiting.popleft()
+            messages, attempts = [head], head.attempts
+            more = self.settings.consume_message_batch_max_size - 1
+            while more and waiting:
+                message = waiting[0]
+                if message.attempts != attempts or (end is not None and message.offset >= end):
+                    break
+                messages.append(waiting.popleft())
+                more -= 1
             lane.batch = Batch(lane, messages)
         return lane.batch
 
@@ -140,8 +154,9 @@ class KeyLanes(ParkingEngine):
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(key, attempted=key in self._attempted)
-            lane.behind.update(self._waiting.get(key, ()), self._attempted.get(key, ()))
-            lane.diverted_from = min(lane.behind, default=None)
+            if key in self._waiting or lane.attempted:
+                lane.behind = {*self._waiting.get(key, ()), *self._attempted.get(key, ())}
+                lane.diverted_from = min(lane.behind)
         return lane
 
     @staticmethod
@@ -185,17 +200,18 @@ class KeyLanes(ParkingEngine):
         """The first ``count`` messages of the lane's batch are decided; the lane goes on with what is left of it."""
         batch = lane.batch
         assert batch is not None
-        done, left = batch.messages[:count], batch.messages[count:]
+        done, messages = batch.messages, lane.waiting
+        if count < len(done):
+            messages.extendleft(reversed(done[count:]))
+            done = done[:count]
         lane.batch = None
         lane.failures = 0
-        lane.waiting.extendleft(reversed(left))
         self._held -= count
-        if lane.waiting:
+        if messages:
             self._ready.append(lane)
         elif not lane.behind:
             self._lanes.pop(lane.key, None)
-        calls, seconds, accepted = batch.calls, batch.seconds, status == "SUCCESS"
-        return [Outcome(one.offset, one.key, status, one.attempts + accepted, calls, seconds, one.error) for one in done]
+        return outcomes(done, status, batch)
 
     def _suspend(self, lane: Lane, at: float) -> None:
         lane.resume = at
@@ -204,6 +220,8 @@ class KeyLanes(ParkingEngine):
 
     def _resume(self, now: float) -> None:
         """Make lanes ready whose suspension is over; after ``max_batch_seconds``, park those that wait."""
+        if not self._suspended:
+            return
         if now - self._began >= self.settings.max_batch_seconds:
             waiting, self._suspended = self._suspended, []
             for entry in waiting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -47,7 +47,7 @@ class KeySettings:
             raise OptionError(OptionCondition.INVALID, f"on_exhausted is {self.on_exhausted!r}: give 'dead_letter' or 'hold'")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(init=False, eq=False)
 class Message:
     """A message of the queue, wherever it comes from. ``offset`` is its offset in the queue, also if it was parked."""
 
@@ -68,6 +68,14 @@ class Message:
     #: The delay level that its time until it is due has then (`parking.DELAY_LEVELS`); 0: by how often it was parked.
     level: int = 0
     error: str | None = None
+
+    def __init__(self, offset: int, key: str | None, row: Any = None, **other: Any) -> None:
+        # Most messages have no others, and then the defaults of the class stand for them: a task makes millions of messages.
+        self.offset = offset
+        self.key = key
+        self.row = row
+        if other:
+            self.__dict__.update(other)
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +103,7 @@ class Lane:
     #: Everything that comes is parked.
     parked: bool = False
     #: Offsets of the key that lie in the lot and are not planned, and the least of them: from there on everything is parked.
-    behind: set[int] = field(default_factory=set)
+    behind: Set[int] = frozenset()
     diverted_from: int | None = None
     #: Whether an earlier attempt of this range parked some of them. It has decided the key's older messages then.
     attempted: bool = False
@@ -116,6 +124,16 @@ class Outcome(NamedTuple):
     seconds: float
     error: str | None
     due: int | None = None
+
+
+def outcomes(messages: Sequence[Message], status: OutcomeStatus, batch: Batch) -> list[Outcome]:
+    """Return the outcomes of messages of a batch. An accepted one was called once more than it failed."""
+    calls, seconds, accepted = batch.calls, batch.seconds, status == "SUCCESS"
+    # Outcome(...) by the shortest way: it is made for each message of a task.
+    new, kind = tuple.__new__, Outcome
+    return [
+        new(kind, (one.offset, one.key, status, one.attempts + accepted, calls, seconds, one.error, None)) for one in messages
+    ]
 
 
 @dataclass(frozen=True, slots=True)

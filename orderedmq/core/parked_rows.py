@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -11,11 +12,13 @@ import pyarrow.compute as pc
 
 from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, Put, Ticket
 from orderedmq.model import (
+    PARKED_ATTEMPTS,
     PARKED_DUE,
     PARKED_FROM,
     PARKED_OFFSET,
     PARKED_ORDER,
     PARKED_PROPERTIES,
+    PARKED_STORED,
     MessageQueue,
 )
 from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS, PRODUCER_SCHEMA, PROPERTIES_TYPE
@@ -37,33 +40,47 @@ def lane_key(key: str | None, offset: int) -> object:
 class Parked:
     """A key that has parked messages.
 
-    ``due``: when its first message is due. ``begin``: where that message lies in the lot. ``offsets``: of its messages in the queue,
-    in the lot's order. An operator has dropped those that lie below ``dropped`` in the lot.
+    ``due``: when its first message is due that no operator has dropped. ``begin``: where that message lies in the lot. ``offsets``:
+    of all its messages in the queue, in ascending order; ``dropped`` of them are dropped.
     """
 
     due: int
     begin: int
     offsets: list[int] = field(default_factory=list)
-    dropped: int = -1
+    dropped: int = 0
 
 
 class Lot:
     """The keys of a parking lot from one of its offsets to another, read from its messages in order.
 
     Where two messages of the lot have the same offset in the queue, the first counts: a task that moved some messages behind
-    the others may have died before it was done, and its successor finds both.
+    the others may have died before it was done, and its successor finds both. The last one is their place, from which the
+    message is parked again: from the place of the first it was parked already.
+
+    A key's messages may lie in another order than they have in the queue: a dead owner's successor parks a message between those that
+    were parked before and those that the dead owner had parked from its range. Their order is that of the queue.
+
+    An order concerns the messages that lay in the lot when it was given, those that a task was moving at that time included.
     """
 
     def __init__(self, begin: int) -> None:
         #: The lot is known from ``begin`` up to ``end``.
         self.begin = self.end = begin
         self.keys: dict[object, Parked] = {}
-        #: Offset in the queue → offset in the lot.
+        #: Offset in the queue → offset in the lot of its first copy, and of its last one where there are several.
         self.places: dict[int, int] = {}
+        self.copies: dict[int, int] = {}
         #: The greatest offset in the queue; -1: nothing is parked.
         self.max_offset = -1
-        #: Whether operators have appended orders.
+        #: Whether operators have appended orders, and the last one of each key: where it lies, and what it says.
         self.ordered = False
+        #: Failed calls of the keys' first messages, and when the first of these messages was stored, in µs since 1970.
+        self.retries = 0
+        self.oldest: int | None = None
+        self._orders: dict[object, tuple[int, str]] = {}
+        self._dropped: set[int] = set()
+        #: Offset in the queue of the message that `Parked.begin` tells the place of.
+        self._heads: dict[object, int] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Add the next rows of the lot (at least LOT_COLUMNS)."""
@@ -71,22 +88,59 @@ class Lot:
             return
         at, keys = rows.column("queue_offset").to_pylist(), rows.column("sharding_key").to_pylist()
         offsets, dues = _numbers(rows, PARKED_OFFSET, -1), _numbers(rows, PARKED_DUE, BEHIND)
-        orders = pc.map_lookup(rows.column("properties"), PARKED_ORDER, "first").to_pylist()
-        for place, key, offset, due, order in zip(at, keys, offsets, dues, orders, strict=True):
+        orders = pc.map_lookup(rows.column("properties"), PARKED_ORDER, "first")
+        self.ordered = self.ordered or orders.null_count < len(orders)
+        sources = _places_in_lot(rows) if self.ordered else [-1] * len(at)
+        heads: list[int] = []
+        every = zip(at, keys, offsets, dues, orders.to_pylist(), sources, strict=True)
+        for number, (place, key, offset, due, order, source) in enumerate(every):
             lane = lane_key(key, offset)
-            parked = self.keys.get(lane)
             if order is not None:
-                self.ordered = True
-                if parked is not None:
-                    parked.due = _DUE[order]
-                    parked.dropped = place if order == "drop" else parked.dropped
-            elif offset not in self.places:
-                self.places[offset] = place
-                self.max_offset = max(self.max_offset, offset)
-                if parked is None:
-                    parked = self.keys[lane] = Parked(due, place)
-                parked.offsets.append(offset)
+                self._order(lane, place, order)
+            elif offset in self.places:
+                self.copies[offset] = place
+            else:
+                if lane not in self.keys:
+                    heads.append(number)
+                self._message(lane, place, offset, due, source)
         self.end = at[-1] + 1
+        if heads:
+            properties = rows.column("properties")
+            self._sum(properties if len(heads) == len(properties) else properties.take(pa.array(heads)))
+
+    def _sum(self, heads: pa.MapArray) -> None:
+        """Add the first messages of keys to the sums. A key's messages lie in their order, so its first one is its oldest."""
+        attempts, stored = (pc.map_lookup(heads, name, "first").cast(pa.int64()) for name in (PARKED_ATTEMPTS, PARKED_STORED))
+        self.retries += pc.sum(attempts).as_py() or 0
+        oldest = pc.min(stored.filter(pc.greater(stored, 0))).as_py()
+        if oldest is not None:
+            self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+
+    def _order(self, lane: object, place: int, action: str) -> None:
+        self._orders[lane] = place, action
+        parked = self.keys.get(lane)
+        if parked is not None:
+            parked.due = _DUE[action]
+            if action == "drop":
+                self._dropped.update(parked.offsets)
+                parked.dropped = len(parked.offsets)
+
+    def _message(self, lane: object, place: int, offset: int, due: int, source: int) -> None:
+        self.places[offset] = place
+        self.max_offset = max(self.max_offset, offset)
+        parked = self.keys.get(lane)
+        if parked is None:
+            parked = self.keys[lane] = Parked(due, place)
+        ordered, action = self._orders.get(lane, (-1, ""))
+        concerned = 0 <= source < ordered
+        if parked.dropped == len(parked.offsets):
+            parked.due, parked.begin, self._heads[lane] = _DUE[action] if concerned else due, place, offset
+        elif offset < self._heads[lane]:
+            parked.begin, self._heads[lane] = place, offset
+        if concerned and action == "drop":
+            self._dropped.add(offset)
+            parked.dropped += 1
+        insort(parked.offsets, offset)
 
     @property
     def messages(self) -> int:
@@ -103,10 +157,14 @@ class Lot:
         """Return the ticket of the message at ``place`` as the orders have it; None for a second copy."""
         if self.places.get(ticket.offset) != place:
             return None
-        parked = self.keys[lane]
-        if place < parked.dropped:
+        if ticket.offset in self._dropped:
             return replace(ticket, due=DROPPED)
+        parked = self.keys[lane]
         return replace(ticket, due=parked.due) if place == parked.begin else ticket
+
+    def place(self, offset: int) -> int:
+        """Return the place in the lot from which the message with this offset in the queue is parked again."""
+        return self.copies.get(offset, self.places[offset])
 
 
 _DUE: Final = {"retry": BEHIND, "hold": HELD, "drop": DROPPED}
@@ -159,7 +217,7 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
         if ticket is None:
             continue
         chosen.append(number)
-        tickets.append((place, ticket))
+        tickets.append((lot.place(own.offset), ticket))
         properties.append([(name, value) for name, value in items if name not in PARKED_PROPERTIES])
     taken = rows.take(pa.array(chosen, pa.int64()))
     of = [ticket for _, ticket in tickets]
@@ -179,6 +237,12 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
         for field in MESSAGE_SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA), tickets
+
+
+def _places_in_lot(rows: pa.RecordBatch) -> list[int]:
+    """Return the place in the lot that each row was copied from; -1 for one that came from the queue."""
+    sources = pc.map_lookup(rows.column("properties"), PARKED_FROM, "first").to_pylist()
+    return [int(one[2:]) if one is not None and one.startswith("P:") else -1 for one in sources]
 
 
 def _numbers(rows: pa.RecordBatch, name: str, default: int) -> list[int]:

@@ -104,7 +104,7 @@ class EmbeddedAdmin:
                 messages = _count(txn, found[0], index.queues_of(topic))
                 if messages:
                     raise lot_in_use(name, found[0], messages)
-            _delete(txn, [topic, *parking_lots.of_topic(txn, name)])
+            _delete(txn, [topic])
             if name.startswith(DEAD_LETTER_PREFIX):
                 _clear(txn, "dead", name.removeprefix(DEAD_LETTER_PREFIX))
 
@@ -301,13 +301,16 @@ def _require_none_parked(
 
 
 def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
-    """Delete topics with their messages, and everything that groups have of them."""
-    for topic in topics:
+    """Delete topics with their messages and their parking lots, and everything that groups have of them."""
+    going = list(topics)
+    # It grows meanwhile: a lot that another group reads may have lots of its own.
+    for topic in going:
+        going += parking_lots.of_topic(txn, topic.name)
         for queue in index.queues_of(topic):
             index.retire(txn, queue, before=index.state(txn, queue).max_offset)
             txn.delete("queues", layout.queue_key(queue))
         txn.delete("topics", topic.name.encode())
-    names = {topic.name for topic in topics}
+    names = {topic.name for topic in going}
     for database in ("groups", "locks", "dead", "parked"):
         for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic in names]:
             txn.delete(database, key)

@@ -424,6 +424,17 @@ def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker,
     assert offsets(broker, token.queue) == [3, 0]
 
 
+def test_a_lot_that_another_group_reads_has_lots_that_go_with_it(broker: Broker, token: LockToken):
+    park(broker, token, [3, 4])
+    [reader] = locked(broker, "h", broker.groups.join("other"), [companion(token).queue])
+    assert broker.groups.park(reader, [put(companion(token).queue, 1)]) == [True]
+    assert bodies(broker, companion(reader).queue) == ["4"]
+    assert (broker.groups.check(reader), broker.groups.stale([reader, token])) == (True, [])
+    broker.groups.commit({reader: 2})
+    broker.admin.delete_topic("orders")
+    assert broker.log.topics() == []
+
+
 def test_lots_are_deleted_only_when_nothing_is_parked(broker: Broker, token: LockToken):
     park(broker, token, [3, 4])
     before = everything(broker)

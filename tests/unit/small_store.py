@@ -56,7 +56,7 @@ def make(path: Path) -> tuple[EmbeddedBroker, Client, Receipt]:
     broker.groups.commit({tokens[0]: 3, tokens[1]: 1})
     broker.groups.heartbeat("g", me, Subscription("shared", "orders", "averagely"), "room")
     broker.groups.dead_letter(tokens[0], rows(["0 1", "0 3"]), [1, 3])
-    broker.groups.park(tokens[0], [Put(first, at, Ticket(at, 1, 1, 99, "why")) for at in (4, 3, 8)])
+    broker.groups.park(tokens[0], [Put(first, at, Ticket(at, 1, 1, 99, "why")) for at in (4, 9, 8)])
     broker.groups.park(tokens[0], [Put(PARKED, 0, Ticket(4, 2, 2, 199, "again"))])
     broker.groups.commit({companion(tokens[0]): 1})
     broker.groups.park(tokens[0], [Put(PARKED, 2, Ticket(8, 2, 2, 199, "again"))])
@@ -154,7 +154,7 @@ def park_more(broker: EmbeddedBroker, queue: MessageQueue) -> None:
         return
     [lock] = [lock for lock in broker.admin.locks("g") if lock.queue == queue]
     token = LockToken("g", queue, lock.owner, lock.client_id, lock.epoch, lock.tenure)
-    places = [(queue, 3), (PARKED, 0), (PARKED, 2), (queue, 10), (queue, 1), (PARKED, 3)]
+    places = [(queue, 9), (PARKED, 0), (PARKED, 2), (queue, 10), (queue, 1), (PARKED, 3)]
     answers = broker.groups.park(token, [Put(source, at, Ticket(9, 1, 1, 99)) for source, at in places])
     assert answers == [True, False, True, True, False, True]
     broker.groups.commit({token: 4, companion(token): 2})

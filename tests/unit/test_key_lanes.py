@@ -434,3 +434,19 @@ def test_calls_out_of_turn_are_refused() -> None:
 def test_settings_are_checked(name: str, value: object) -> None:
     with pytest.raises(OptionError, match=name):
         KeySettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_what_comes_from_the_lot_in_another_order_is_consumed_in_the_queues() -> None:
+    # A successor has parked 7 behind 13, which the dead owner had parked from the same range.
+    engine = KeyLanes(QUEUE, KeySettings(), 0.0, [Message(1, "a"), Message(13, "a"), Message(7, "a", due=False)])
+    engine.lock(True, 0.0)
+    engine.close()
+    seen = []
+    while not isinstance(action := engine.next(0.0), Done):
+        if isinstance(action, Consume):
+            seen += [one.offset for one in action.batch.messages]
+            engine.consumed(action.batch, SUCCESS, None, 0.0)
+        else:
+            assert isinstance(action, CheckLock)
+            engine.lock(True, 0.0)
+    assert seen == [1, 7, 13]

@@ -168,18 +168,34 @@ def test_a_lot_knows_its_keys_and_when_the_first_is_due() -> None:
     assert (lot.next_due(), lot.messages, lot.max_offset, lot.end) == (3000, 4, 3, 14)
 
 
+def test_a_lot_sums_up_the_first_message_of_each_key() -> None:
+    lot = Lot(0)
+    assert (lot.retries, lot.oldest) == (0, None)
+    tickets = Ticket(0, 2, 1, 5000), Ticket(1, 3, 1, 3000), Ticket(2, 7, 2, BEHIND), Ticket(3, 9, 3, HELD)
+    rows = lying(to_park(sent("a", "b", "a", None), put(*tickets)))
+    # In two pulls, newer keys first: the second has a message behind one of the first, and two new keys.
+    lot.add(rows.slice(1, 1))
+    stored = int(BORN.timestamp()) * 1_000_000
+    assert (lot.retries, lot.oldest) == (3, stored + 1_000_000)
+    lot.add(rows.take(pa.array([0, 2, 3])))
+    assert (lot.retries, lot.oldest) == (3 + 2 + 9, stored)
+    # Neither an order nor a second copy is a message.
+    lot.add(lying(order_rows([Order("retry", "a"), Order("drop", "gone")]), to_park(sent("a"), put(tickets[0])), begin=4))
+    assert (lot.retries, lot.oldest) == (14, stored)
+
+
 def test_of_two_copies_the_first_counts() -> None:
     parked = to_park(sent("a", "a"), put(Ticket(0, 1, 1, 5000), Ticket(1, 0, 0, BEHIND)))
     rows = lying(parked, parked.slice(0, 1))
     lot = Lot(0)
     lot.add(rows)
     assert lot.keys["a"].offsets == [0, 1]
-    assert [place for place, _ in restore(rows, QUEUE, lot)[1]] == [0, 1]
+    assert [place for place, _ in restore(rows, QUEUE, lot)[1]] == [2, 1]
 
 
 @pytest.mark.parametrize(
     ("action", "due", "now_due"),
-    [("retry", [BEHIND, BEHIND], BEHIND), ("hold", [HELD, BEHIND], HELD), ("drop", [DROPPED, DROPPED], DROPPED)],
+    [("retry", [BEHIND, BEHIND], BEHIND), ("hold", [HELD, BEHIND], HELD), ("drop", [DROPPED, DROPPED], BEHIND)],
 )
 def test_an_order_concerns_what_lies_before_it_and_is_carried_out_at_once(action: str, due: list[int], now_due: int) -> None:
     parked = to_park(sent("a", "b", "a"), put(Ticket(0, 1, 1, 5000), Ticket(1, 1, 1, 5000), Ticket(2, 0, 0, BEHIND)))

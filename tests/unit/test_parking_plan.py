@@ -266,3 +266,29 @@ def test_the_schema_has_the_lock_token(broker: Broker) -> None:
 def test_options_that_make_no_sense_are_refused(more: dict[str, str], streaming: bool, says: str) -> None:
     with pytest.raises(OptionError, match=says):
         SourceOptions.parse({"topic": "in", **more}, streaming=streaming)
+
+
+def test_the_progress_of_a_query_with_a_parking_lot_says_what_is_parked(broker: Broker) -> None:
+    produce(broker, "a", "b", "a")
+    stored = broker.log.pull(QUEUE, 0, 1, 1 << 20, ("store_timestamp",)).column(0).cast(pa.int64())[0].as_py()
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        nothing = {"messages": 0, "keys": 0, "oldest": None, "retries": 0}
+        assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": nothing}
+        run.park(Ticket(0, 3, 1, HELD), Ticket(2, 0, 0, BEHIND), Ticket(1, 2, 1, HELD))
+        assert run.batch() is None
+        parked = {"messages": 3, "keys": 2, "oldest": stored // 1000, "retries": 5}
+        assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": parked}
+        broker.admin.order_parked("g", QUEUE, [Order("retry", "a"), Order("retry", "b")])
+        assert run.batch() == ((3, 3), (0, 5))
+        assert run.batch() is None
+        assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": nothing}
+
+
+def test_the_progress_of_a_query_without_a_parking_lot_is_as_ever(broker: Broker) -> None:
+    produce(broker, "a")
+    reader = StreamReader(options(broker, parkingLot="false"), full_schema(False))
+    with stopped(reader):
+        reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        assert reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 1}}}}
