@@ -323,7 +323,9 @@ def keys(
             last = failed[-1]["at"] - starts[title]
             if failed[-1] is calls[-1]:
                 axes.barh(lane, end - last, left=last, color=waiting, height=0.55, zorder=1)
-                axes.text((last + end) / 2, lane, f"parked: {', '.join(parked[order])}", ha="center", va="center_baseline", fontsize=9)
+                axes.text(
+                    (last + end) / 2, lane, f"parked: {', '.join(parked[order])}", ha="center", va="center_baseline", fontsize=9
+                )
             else:
                 axes.annotate(
                     "dead letter", (last, lane), xytext=(0, 7), textcoords="offset points", ha="center", va="bottom", fontsize=9
