@@ -49,8 +49,8 @@ class LagListener(StreamingQueryListener):
     """Exports the lag of every query of a session that reads orderedmq; ignores other queries.
 
     ``prometheus``: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``. The lag and the next
-    offset of each queue are in messages, the time of a micro-batch in seconds. ``log``: a line per query and micro-batch to the
-    logger ``orderedmq.lag``, level INFO.
+    offset of each queue are in messages, the time of a micro-batch in seconds. With a parking lot also what is parked. ``log``: a
+    line per query and micro-batch to the logger ``orderedmq.lag``, level INFO.
 
     Raises OptionError MISSING without the package prometheus-client, CONFLICT if the registry has the metrics of another
     LagListener. Later, an error of this listener never reaches Spark: it is logged as a warning, once per kind.

@@ -61,9 +61,10 @@ PARKED_BORN: Final = "OMQ_PARKED_BORN"
 PARKED_STORED: Final = "OMQ_PARKED_STORED"
 PARKED_FROM: Final = "OMQ_PARKED_FROM"
 PARKED_ORDER: Final = "OMQ_PARKED_ORDER"
+PARKED_ALONE: Final = "OMQ_PARKED_ALONE"
 PARKED_PROPERTIES: Final = (
     PARKED_OFFSET, PARKED_ATTEMPTS, PARKED_PUTS, PARKED_DUE, PARKED_ERROR, PARKED_ID, PARKED_BORN, PARKED_STORED, PARKED_FROM,
-    PARKED_ORDER,
+    PARKED_ORDER, PARKED_ALONE,
 )  # fmt: skip
 #: Properties that only RocketMQ, a client or a column may set (``MessageConst``). A user's are left out on every broker: they
 #: would delay, wrap or misplace a message. A sink's marks are left out, too, because a copy of a message is not the message
@@ -172,6 +173,8 @@ def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> 
             TopicCondition.MISSING,
             f"no topic {topic!r}; RocketMQ makes it when the first consumer of group {group!r} connects, the embedded broker never does",
         )
+    if topic.startswith(PARKED_PREFIX):
+        return TopicError(TopicCondition.MISSING, f"no topic {topic!r}; it is made when the first message is parked")
     create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
     return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
 

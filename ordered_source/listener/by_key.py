@@ -33,7 +33,7 @@ class ByKey(Kind[KeyLanes]):
         credentials: Credentials | None = None,
         tls: TlsOptions | None = None,
     ) -> None:
-        super().__init__(NAME, listener, settings.concurrency, credentials, tls)
+        super().__init__(NAME, listener, settings.concurrency, credentials, tls, alone=False)
         self._settings, self._hooks = settings, hooks
 
     def engine(self, queue: MessageQueue, now: float, room: int, lot: Sequence[key_order.Message], lying: Lying) -> KeyLanes:

@@ -85,7 +85,7 @@ class Concurrently(Kind[ConcurrentRange]):
         credentials: Credentials | None = None,
         tls: TlsOptions | None = None,
     ) -> None:
-        super().__init__(NAME, listener, settings.concurrency, credentials, tls)
+        super().__init__(NAME, listener, settings.concurrency, credentials, tls, alone=True)
         self._settings, self._hooks = settings, hooks
 
     def engine(

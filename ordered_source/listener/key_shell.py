@@ -70,12 +70,22 @@ Engine = TypeVar("Engine", bound=ParkingEngine)
 
 
 class Kind(ABC, Generic[Engine]):
-    """A kind of listener: its engine and its calls. ``name`` is the function that the user called."""
+    """A kind of listener: its engine and its calls. ``name`` is the function that the user called.
+
+    ``alone``: whether each message is parked alone, so that newer ones of its key do not wait for it.
+    """
 
     def __init__(
-        self, name: str, listener: Any, concurrency: int, credentials: Credentials | None, tls: TlsOptions | None
+        self,
+        name: str,
+        listener: Any,
+        concurrency: int,
+        credentials: Credentials | None,
+        tls: TlsOptions | None,
+        *,
+        alone: bool,
     ) -> None:
-        self.name, self.listener, self.concurrency = name, listener, concurrency
+        self.name, self.listener, self.concurrency, self.alone = name, listener, concurrency, alone
         self.credentials, self.tls = credentials, tls
 
     @abstractmethod
@@ -246,7 +256,7 @@ class _Task:
             due, puts = now + seconds * 1000, puts + 1
         if message.held:
             due = HELD
-        ticket = Ticket(message.offset, message.attempts, puts, due, message.error or "")
+        ticket = Ticket(message.offset, message.attempts, puts, due, message.error or "", alone=self._kind.alone)
         return Put(self.queue, message.offset, ticket) if place is None else Put(self._parked, place.place, ticket)
 
     # -- rows

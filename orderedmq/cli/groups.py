@@ -68,7 +68,7 @@ def parked_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     return (
         Column("parked", "parked", number, right=True),
         Column("parked_keys", "keys", number, right=True, spare=5),
-        Column("parked_due_in", "due in", duration, right=True, spare=3),
+        Column("parked_due_in", "due in", lambda wait: duration(wait) if wait else "now", right=True, spare=3),
     )
 
 

@@ -20,8 +20,8 @@ from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
 
 app = commands("Parked messages: keys that wait because a message of them failed. List, retry, drop and hold.")
 
-#: Maximum characters of an error or a key in a table.
-_PREVIEW: Final = 80
+#: Maximum characters of an error in a table.
+_PREVIEW: Final = 48
 
 Where = Annotated[
     str | None,
@@ -64,9 +64,10 @@ def _row(group: str, one: ParkedKey, now: float) -> dict[str, Any]:
 
 
 def _shown(row: dict[str, Any], one: ParkedKey, now: float) -> dict[str, Any]:
-    """Return the row for people, who see times as durations."""
+    """Return the row for people, who see times as durations, and the offset of a message without a key in the place of its key."""
     age = duration(max(0.0, now - one.ticket.stored / 1e6)) if one.ticket.stored else None
-    return {**row, "due": _due(row), "oldest": age, "error": row["error"] and _preview(row["error"])}
+    key = f"offset {one.offset}" if one.key is None else one.key
+    return {**row, "sharding_key": key, "due": _due(row), "oldest": age, "error": row["error"] and _preview(row["error"])}
 
 
 def _due(row: dict[str, Any]) -> str:
@@ -96,14 +97,13 @@ def list_parked(shell: Shell, group: Group, topic: Where = None) -> None:
     columns = (
         *queue_names.columns(rows),
         Column("sharding_key", "key"),
-        Column("offset", "offset", right=True),
         Column("messages", "parked", number, right=True),
         Column("due", "due", right=True),
         Column("attempts", "tries", number, right=True),
-        Column("oldest", "oldest", right=True),
+        Column("oldest", "oldest", right=True, spare=1),
         Column("error", "error"),
     )
-    shell.show(rows, columns, none=f"nothing is parked in group {group}")
+    shell.show(rows, columns, none=f"nothing is parked in group {group}", one_line=True)
 
 
 @command(app, "retry")

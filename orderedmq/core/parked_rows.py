@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, Put, Ticket
 from orderedmq.model import (
+    PARKED_ALONE,
     PARKED_ATTEMPTS,
     PARKED_DUE,
     PARKED_FROM,
@@ -31,9 +32,12 @@ SOURCE_COLUMNS: Final = (*PRODUCER_COLUMNS, "message_id", "born_timestamp", "sto
 RESTORE_COLUMNS: Final = ("queue_offset", *PRODUCER_COLUMNS)
 
 
-def lane_key(key: str | None, offset: int) -> object:
-    """Return what a message's order belongs to: its sharding key, or the message itself, by its offset, if it has none."""
-    return offset if key is None else key
+def lane_key(key: str | None, offset: int, alone: bool = False) -> object:
+    """Return what a message's order belongs to: its sharding key, or the message itself, by its offset, if it has none.
+
+    ``alone``: a listener without order has parked it (`parking.Ticket`).
+    """
+    return offset if key is None or alone else key
 
 
 @dataclass(slots=True)
@@ -92,9 +96,9 @@ class Lot:
         self.ordered = self.ordered or orders.null_count < len(orders)
         sources = _places_in_lot(rows) if self.ordered else [-1] * len(at)
         heads: list[int] = []
-        every = zip(at, keys, offsets, dues, orders.to_pylist(), sources, strict=True)
-        for number, (place, key, offset, due, order, source) in enumerate(every):
-            lane = lane_key(key, offset)
+        every = zip(at, keys, offsets, dues, orders.to_pylist(), sources, _alone(rows), strict=True)
+        for number, (place, key, offset, due, order, source, alone) in enumerate(every):
+            lane = lane_key(key, offset, alone)
             if order is not None:
                 self._order(lane, place, order)
             elif offset in self.places:
@@ -213,7 +217,7 @@ def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.Rec
         if PARKED_ORDER in found:
             continue
         own = Ticket.from_properties(found)
-        ticket = lot.ticket(place, lane_key(key, own.offset), own)
+        ticket = lot.ticket(place, lane_key(key, own.offset, own.alone), own)
         if ticket is None:
             continue
         chosen.append(number)
@@ -243,6 +247,12 @@ def _places_in_lot(rows: pa.RecordBatch) -> list[int]:
     """Return the place in the lot that each row was copied from; -1 for one that came from the queue."""
     sources = pc.map_lookup(rows.column("properties"), PARKED_FROM, "first").to_pylist()
     return [int(one[2:]) if one is not None and one.startswith("P:") else -1 for one in sources]
+
+
+def _alone(rows: pa.RecordBatch) -> list[bool]:
+    """Return of which rows nothing of their keys waits for them."""
+    found: list[bool] = pc.map_lookup(rows.column("properties"), PARKED_ALONE, "first").is_valid().to_pylist()
+    return found
 
 
 def _numbers(rows: pa.RecordBatch, name: str, default: int) -> list[int]:

@@ -25,6 +25,7 @@ from orderedmq.core.lock import LockToken
 from orderedmq.errors import GroupError
 from orderedmq.model import (
     MAX_NAME_LENGTH,
+    PARKED_ALONE,
     PARKED_ATTEMPTS,
     PARKED_BORN,
     PARKED_DUE,
@@ -123,7 +124,7 @@ class Ticket:
     """What a parked message says of itself.
 
     ``offset``: in its queue. ``attempts``: failed calls in all. ``puts``: how often it failed so that it was parked. ``due``: ms
-    since 1970, BEHIND, HELD or DROPPED. ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the message that was
+    since 1970, BEHIND, HELD or DROPPED. ``alone``: nothing of its key waits for it, because a listener without order parked it. ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the message that was
     sent: the broker that parks it fills them in.
     """
 
@@ -135,6 +136,7 @@ class Ticket:
     message_id: str = ""
     born: int = 0
     stored: int = 0
+    alone: bool = False
 
     def is_due(self, now: int) -> bool:
         """Whether the time of a key whose head this is has come; ``now`` in ms since 1970."""
@@ -151,6 +153,7 @@ class Ticket:
             PARKED_ID: self.message_id,
             PARKED_BORN: str(self.born),
             PARKED_STORED: str(self.stored),
+            **({PARKED_ALONE: "true"} if self.alone else {}),
         }
 
     @classmethod
@@ -165,6 +168,7 @@ class Ticket:
             properties.get(PARKED_ID, ""),
             int(properties.get(PARKED_BORN, 0)),
             int(properties.get(PARKED_STORED, 0)),
+            PARKED_ALONE in properties,
         )
 
 
@@ -186,7 +190,7 @@ class Put:
 class Order:
     """What an operator wants of a parked key: try it now, drop its messages, or hold it.
 
-    ``key`` None means the message without a key at ``offset`` of the queue. It concerns the messages that lie before the order.
+    ``key`` None means the message without a key, or parked alone, at ``offset`` of the queue. It concerns the messages that lie before the order.
     """
 
     action: OrderAction

@@ -87,7 +87,7 @@ class LotReader:
 
 @dataclass
 class ParkedKey:
-    """A key with parked messages; ``key`` None: a message without one.
+    """A key with parked messages; ``key`` None: a message without one. A message that was parked alone is a key of its own.
 
     ``offset`` and ``ticket`` are those of its first message. ``dropped``: the messages that an order has dropped and the owner
     has not taken out yet. ``messages`` are the others, or all if all were dropped.
@@ -116,7 +116,8 @@ class ParkedKey:
         return due_in(None if self.state == "held" else self.ticket.due, now)
 
     def order(self, action: OrderAction) -> Order:
-        return Order(action, self.key, -1 if self.key is not None else self.offset)
+        by_key = self.key is not None and not self.ticket.alone
+        return Order(action, self.key if by_key else None, -1 if by_key else self.offset)
 
 
 def due_in(due: int | None, now: float) -> float | None:
@@ -142,7 +143,7 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
             if PARKED_ORDER in noted:
                 continue
             own = Ticket.from_properties(noted)
-            lane = lane_key(key, own.offset)
+            lane = lane_key(key, own.offset, own.alone)
             ticket = lot.ticket(place, lane, own)
             if ticket is None:
                 continue
@@ -184,7 +185,7 @@ def chosen(
             )
         found += those
     for offset in dict.fromkeys(offsets):
-        those = [one for one in parked if one.key is None and one.offset == offset]
+        those = [one for one in parked if (one.key is None or one.ticket.alone) and one.offset == offset]
         _require(group, those, f"message without a key at offset {offset}", "was")
         if len(those) > 1:
             raise TopicError(

@@ -29,8 +29,6 @@ from tests.contract.support import (
     users_properties,
 )
 
-pytestmark = needs("parking lots")
-
 LOTS = "%PARKED%g%orders"
 ALL = tuple(MESSAGE_SCHEMA.names)
 
@@ -403,6 +401,7 @@ def test_retention_deletes_nothing_that_is_parked(broker: Broker, clock: FakeClo
     assert everything(broker) == before
 
 
+@needs("offsets of topics")
 def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker, token: LockToken):
     broker.admin.create_topic("more", 1)
     broker.log.append(queues_of(broker, "more")[0], rows("a"))
@@ -413,6 +412,7 @@ def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker,
         park(broker, one, [3])
     park(broker, kept, [0])
     broker.groups.commit({token: 1, companion(token): 1})
+    broker.groups.unlock([token])
     broker.admin.delete_topic("orders")
     assert [topic.name for topic in broker.log.topics()] == ["%PARKED%g%more", "more"]
     assert offsets(broker, kept.queue) == [0]

@@ -22,10 +22,10 @@ import orderedmq
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.errors import DataLossError, OptionError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.sender import Sender
+from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
+from ordered_source.listener.lying import Lying
 from ordered_source.parking_lots import ParkingLots
 from orderedmq.core import key_lanes, ownership, parked_rows
 from orderedmq.core.key_lanes import KeyLanes
@@ -45,7 +46,7 @@ def parked_after_the_commit() -> Iterator[None]:
 
 def keys_read_only_to_the_ranges_end() -> AbstractContextManager[Any]:
     """A task does not look for what an earlier attempt of its range has parked."""
-    return _instead(key_task, "divide", lambda *_: ({}, {}))
+    return _instead(key_task, "Lying", lambda lot, plan: Lying(Lot(plan.end), plan))
 
 
 def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
@@ -113,7 +114,7 @@ def dead_letter_overtaken() -> AbstractContextManager[Any]:
     def goes_on(self: KeyLanes, batch: Any, *arguments: Any) -> Any:
         out = consumed(self, batch, *arguments)
         lane = batch.lane
-        if lane in self._exhausted and lane.waiting:
+        if batch in self._exhausted and lane.waiting:
             other = Lane(lane.key, waiting=lane.waiting, behind=lane.behind, diverted_from=lane.diverted_from)
             lane.waiting = deque()
             self._ready.append(other)

@@ -22,6 +22,26 @@ from tests.sim.world import GROUP, World
 if TYPE_CHECKING:
     from tests.sim.key_task import KeyTask
 
+#: What some default number of seeds has to reach (`World.reached`): tests rely on it.
+REACHED: Final = (
+    "parked",
+    "diverted",
+    "held",
+    "moved not due",
+    "came back and succeeded",
+    "dead letter from the lot",
+    "repeated after parking",
+    "passed over",
+    "settled place refused",
+    "same place again",
+    "second copy skipped",
+    "order carried out",
+    "dropped",
+    "handed over with a lot",
+    "full lot fallback",
+    "queue behind a full lot",
+    "range committed",
+)
 _DECIDED: Final = ("SUCCESS", "DEAD_LETTER", "DROPPED")
 
 

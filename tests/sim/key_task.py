@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
+from ordered_source.listener.lying import Lying
 from ordered_source.parked_reader import LotSpan
 from orderedmq.core.key_lanes import KeyLanes
 from orderedmq.core.key_order import (
@@ -189,14 +190,17 @@ class KeyTask(Task):
         end = lots.end(lot.queue)
         if lot.end < end:
             behind.add(lots.pull(lot.queue, lot.end, end))
-        waiting, attempted = divide(behind, lot, self.span.begin)
+        lying = Lying(behind, lot.plan(self.span.begin))
         self.behind = set(behind.places)
-        reached["repeated after parking"] += bool(attempted)
+        reached["repeated after parking"] += bool(lying.attempted)
         reached["order carried out"] += planned.ordered
         if self.world.trace is not None:
-            lying = [(one.place, one.offset if one.ticket else one.order) for one in lots.entries.get(lot.queue, ())]
-            self.world.note(f"{self}: attempt {self.attempts}, waiting {waiting}, attempted {attempted}, the lot {lying}")
-        self.engine = KeyLanes(self.token.queue, self.settings, self.world.now, self._planned(planned), waiting, attempted)
+            places = [(one.place, one.offset if one.ticket else one.order) for one in lots.entries.get(lot.queue, ())]
+            self.world.note(
+                f"{self}: attempt {self.attempts}, waiting {lying.waiting}, attempted {lying.attempted}, the lot {places}"
+            )
+        messages = self._planned(planned)
+        self.engine = KeyLanes(self.token.queue, self.settings, self.world.now, messages, lying.waiting, lying.attempted)
 
     def _planned(self, lot: Lot) -> list[Message]:
         out: list[Message] = []
@@ -211,11 +215,16 @@ class KeyTask(Task):
             if ticket.due == DROPPED:
                 if one.offset not in self.behind:
                     self._decide(one.offset, "DROPPED")
+                    self.world.reached["dropped"] += 1
                 continue
             row = self.lot.queue, lot.place(one.offset), ticket
             due, held = ticket.is_due(self.began), ticket.due == HELD
-            out.append(Message(one.offset, one.key, row, ticket.attempts, ticket.puts, due, held, error=ticket.error))
+            known = {"attempts": ticket.attempts, "parked": ticket.puts, "due": due, "held": held, "error": ticket.error}
+            out.append(Message(one.offset, one.key, row, **known))
         return out
+
+    def half_done(self) -> bool:
+        return not self.done and self.engine is not None and "PARKED" in self.outcomes.values()
 
     def lies(self, offset: int) -> bool:
         """Whether a message lay in the lot and was not planned when the attempt began."""
@@ -279,8 +288,11 @@ class KeyTask(Task):
 
     def _call(self, effect: Any, *args: Any) -> Any:
         """Call the broker. Return None if that failed."""
+        network = self.around.network
         try:
-            return self.around.network.call(self.worker, effect.__name__, effect, *args)
+            answer = network.call(self.worker, effect.__name__, effect, *args)
+            # The rarest of what a network does to a write is what its identity is for.
+            return None if network.random.random() < 2 * network.mishap else answer
         except StoreError:
             # A process that is gone changes nothing later: the store's transaction was its own.
             return None
@@ -350,15 +362,3 @@ class KeyTask(Task):
 
     def invariants(self) -> None:
         """Everything is checked where it happens."""
-
-
-def divide(behind: Lot, lot: LotSpan, begin: int) -> tuple[dict[object, list[int]], dict[object, list[int]]]:
-    """Return what waits in the lot, and what an earlier attempt of the range has parked."""
-    if lot.end > lot.begin:
-        return {}, {key: one.offsets for key, one in behind.keys.items()}
-    waiting: dict[object, list[int]] = {}
-    attempted: dict[object, list[int]] = {}
-    for key, one in behind.keys.items():
-        for offset in one.offsets:
-            (attempted if offset >= begin else waiting).setdefault(key, []).append(offset)
-    return waiting, attempted

@@ -11,11 +11,9 @@ import pyarrow as pa
 from orderedmq.core.lock import LockToken
 from orderedmq.core.parked_rows import LOT_COLUMNS, lane_key
 from orderedmq.core.parking import DROPPED, HELD, Order, Put, Ticket, is_parked, parked_queue
-from orderedmq.model import PARKED_FROM, MessageQueue
-from orderedmq.schema import MESSAGE_SCHEMA
+from orderedmq.model import PARKED_DUE, PARKED_FROM, PARKED_OFFSET, MessageQueue
+from orderedmq.schema import PROPERTIES_TYPE
 from tests.sim.world import GROUP, World
-
-_SCHEMA: Final = pa.schema([MESSAGE_SCHEMA.field(name) for name in LOT_COLUMNS])
 
 
 @dataclass(slots=True)
@@ -35,16 +33,12 @@ class Entry:
     def lane(self) -> object:
         return lane_key(self.key, self.offset)
 
-    def row(self) -> dict[str, object]:
+    def properties(self) -> list[tuple[str, str]]:
+        """Return the properties that `Lot` reads."""
         if self.order is not None:
-            return {
-                "queue_offset": self.place,
-                "sharding_key": self.key,
-                "properties": list(self.order.to_properties().items()),
-            }
+            return list(self.order.to_properties().items())
         assert self.ticket is not None
-        properties = {**self.ticket.to_properties(), PARKED_FROM: self.source}
-        return {"queue_offset": self.place, "sharding_key": self.key, "properties": list(properties.items())}
+        return [(PARKED_OFFSET, str(self.offset)), (PARKED_DUE, str(self.ticket.due)), (PARKED_FROM, self.source)]
 
 
 @dataclass(slots=True)
@@ -135,7 +129,13 @@ class Lots:
         """Return the rows (LOT_COLUMNS) of a lot from ``begin`` to ``end``."""
         if begin < self.begins.get(lot, 0):
             self.world.fail(f"{lot} is read from {begin} on, but it was deleted up to {self.begins[lot]}")
-        return pa.RecordBatch.from_pylist([one.row() for one in self.entries.get(lot, [])[begin:end]], schema=_SCHEMA)
+        lying = self.entries.get(lot, [])[begin:end]
+        arrays = [
+            pa.array([one.place for one in lying], pa.int64()),
+            pa.array([one.key for one in lying], pa.string()),
+            pa.array([one.properties() for one in lying], PROPERTIES_TYPE),
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=list(LOT_COLUMNS))
 
     def passed(self, lot: MessageQueue, before: int) -> None:
         """The group's offset moved on from ``before``: what lies before that may be deleted."""

@@ -15,7 +15,7 @@ from orderedmq.core.parking import HELD, Order
 from orderedmq.errors import OrderedMQError
 from tests import checker
 from tests.sim.key_judge import KeyJudge
-from tests.sim.key_task import Around, Keys, Listener
+from tests.sim.key_task import Around, Keys, KeyTask, Listener
 from tests.sim.lots import Lots
 from tests.sim.process import Caller, Network, Process, virtual
 from tests.sim.query import Kind, Query
@@ -61,13 +61,16 @@ class Scenario:
         members, queues = draw.randint(2, 4), draw.randint(3, 8)
         if kind.listener and not seeks:
             kind = replace(kind, keys=_keys(seed))
+        if kind.keys is not None:
+            # Few queues have many messages each, and their lots cost less.
+            queues = min(queues, 4)
         return cls(seed, calm, members, queues, seeks, stranger, not calm and draw.random() < 0.25, kind)
 
 
 def _keys(seed: int) -> Keys | None:
     """Draw whether the listeners have order per key, apart from the other draws, which are as they would be without."""
     draw = random.Random(f"keys {seed}")
-    if draw.random() >= 0.6:
+    if draw.random() >= 0.5:
         return None
     settings = KeySettings(
         consume_message_batch_max_size=draw.choice((1, 1, 3)),
@@ -178,8 +181,10 @@ class Simulation:
             table.append((self._seek, 12))
         if self.scenario.kind.keys is not None:
             table.append((self._until_due, 25))
+            if not self.scenario.calm:
+                table.append((self._kill_after_parking, 12))
             if self.scenario.kind.keys.orders:
-                table.append((self._order, 15))
+                table.append((self._order, 30))
         return [event for event, _ in table], list(accumulate(weight for _, weight in table))
 
     def step(self) -> None:
@@ -340,6 +345,13 @@ class Simulation:
         offsets = {queue: self.random.randint(0, self.world.ends[queue]) for queue in chosen}
         self.world.note(f"an operator seeks {', '.join(f'{queue} to {at}' for queue, at in offsets.items())}")
         self.world.seek(offsets)
+
+    def _kill_after_parking(self) -> None:
+        """Kill a driver whose tasks have parked something: whoever has the queue next finds a range that is half done."""
+        query = self._some(lambda one: one.up and any(isinstance(task, KeyTask) and task.half_done() for task in one.tasks))
+        if query is not None:
+            self.world.note(f"{query.name}: is killed after it parked something")
+            query.kill()
 
     def _until_due(self) -> None:
         """Let time pass until some parked key is due, exactly or not."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import lmdb
+import pyarrow as pa
 import pytest
 
 from orderedmq.core.lock import LockToken
@@ -21,7 +22,8 @@ from orderedmq.embedded.check import check
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import WRITTEN, Transaction
 from orderedmq.model import MessageQueue
-from tests.contract.support import BIG, bodies, locked, refused, rows
+from tests.contract.support import BIG, bodies, locked, read, refused, rows
+from tests.raw_text import append_raw, pairs, strings
 
 PROCESSES = mp.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.unit.test_embedded_parking"])
@@ -151,6 +153,22 @@ def test_each_chunk_is_read_once(broker: EmbeddedBroker, token: LockToken, monke
     broker.groups.park(token, [Put(QUEUE, at, Ticket(at, 1, 1, 9)) for at in scattered])
     assert read == [0, BIG]
     assert bodies(broker, LOT) == ["5", "1", str(BIG - 1), "7", "1"]
+
+
+def test_texts_that_are_not_utf_8_are_parked_as_they_are_read(broker: EmbeddedBroker, token: LockToken):
+    append_raw(
+        broker,
+        QUEUE,
+        body=pa.array([b"\xff"], pa.binary()),
+        tags=strings([b"t\xff"]),
+        sharding_key=strings([b"\xffk"]),
+        properties=pairs([[(b"n\xff", b"\xffv")]]),
+    )
+    assert broker.groups.park(token, puts(QUEUE, range(1))) == [True]
+    columns = ("body", "tags", "sharding_key")
+    assert read(broker, LOT, 0, columns) == read(broker, QUEUE, 0, columns)
+    [[(name, value), *_]] = [row["properties"] for row in read(broker, LOT, 0, ("properties",))]
+    assert (name, value) == ("n\ufffd", "\ufffdv")
 
 
 # -- killed processes

@@ -25,6 +25,7 @@ from ordered_source.listener import calls, key_shell, shell
 from ordered_source.listener.by_key import ByKey
 from ordered_source.listener.concurrently import Concurrently
 from ordered_source.listener.key_shell import Kind
+from ordered_source.listener.lying import Lying
 from ordered_source.parked_reader import LotSpan
 from ordered_source.partition_reader import QueuePartition
 from orderedmq import lots
@@ -40,6 +41,7 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import LockError, OptionError, StoreError
 from orderedmq.model import MessageQueue
 from orderedmq.schema import MESSAGE_SCHEMA
+from orderedmq.tools import parked
 from tests.contract.support import locked, rows
 from tests.waits import until
 
@@ -168,7 +170,7 @@ def test_a_poisoned_key_is_parked_with_what_follows_it_and_comes_back_in_order_w
 
 def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_and_it_goes_on(rig: Rig) -> None:
     rig.send("bad", "bad")
-    waits = []
+    waits: list[list[tuple[Any, ...]]] = []
     for _ in range(4):
         outcomes = rig.run(
             rig.by_key(lambda message: SUSPEND if message.queue_offset == 0 else SUCCESS, max_reconsume_times=3),
@@ -392,7 +394,12 @@ def test_a_task_that_is_closed_does_not_wait_for_its_threads_and_starts_no_call(
 
     rig.send("first", *"abcdefgh")
     task = rig.task(ByKey(listen, KeySettings(concurrency=3)))
-    watch = threading.Thread(target=lambda: (until(lambda: len(gate.begun) == 2, "two calls wait"), first.set()))
+
+    def watching() -> None:
+        until(lambda: len(gate.begun) == 2, "two calls wait")
+        first.set()
+
+    watch = threading.Thread(target=watching)
     watch.start()
     next(task)
     until(lambda: len(gate.begun) == 2, "the others wait")
@@ -449,12 +456,12 @@ def test_a_lock_that_is_lost_when_a_message_is_parked_waits_for_the_other_calls(
 
     park = EmbeddedGroups.park
 
-    def parked(self: EmbeddedGroups, *what: Any) -> list[bool]:
+    def refusing(self: EmbeddedGroups, *what: Any) -> list[bool]:
         rig.broker.admin.release("g", [QUEUE], force=True)
         asked.set()
         return park(self, *what)
 
-    monkeypatch.setattr(EmbeddedGroups, "park", parked)
+    monkeypatch.setattr(EmbeddedGroups, "park", refusing)
     rig.send("bad", "good", "later")
     running = Running(rig.task(ByKey(listen, KeySettings(concurrency=2, in_batch_attempts=1))))
     assert asked.wait(90)
@@ -584,20 +591,23 @@ def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_rea
 ) -> None:
     begun: list[int] = []
     read = lots.read
-    monkeypatch.setattr(lots, "read", lambda log, lot, queue, end: (begun.append(lot.end), read(log, lot, queue, end))[1])
+
+    def counted(log: Any, lot: Lot, queue: MessageQueue, end: int) -> None:
+        begun.append(lot.end)
+        read(log, lot, queue, end)
+
+    monkeypatch.setattr(lots, "read", counted)
     rig.send("a")
     rig.run(rig.by_key(bad("a")))
     for _ in range(2):
         rig.send("a")
         rig.run(rig.by_key(never))
-    assert [end for end in begun if end] == [1, 2][: len([end for end in begun if end])]
-    assert begun[-1] == 1
+    # Of each task, the rows' reader comes first. The lot was empty, then read from its beginning, then from where it ended.
+    assert begun[1::2] == [0, 0, 1]
     other = replace(rig.token, epoch=rig.token.epoch - 1)
     text = lock_token.encode(Endpoint(rig.path), rig.broker.identity, other, lock_token.LotPlan(3, 0, 0, 9))
     assert text is not None
     lock = lock_token.decode(text, QUEUE)
-    from ordered_source.listener.lying import Lying
-
     assert lock.lot is not None
     Lying.read(lock.broker, lock.token, LOT, lock.lot)
     assert begun[-1] == 0
@@ -665,7 +675,28 @@ def test_a_repeat_without_order_does_not_consume_what_its_first_attempt_parked(r
         (1, "PARKED", 1, 10),
     ]
     assert rig.run(rig.concurrently(never)) == [(0, "PARKED", 0, None), (1, "PARKED", 0, None)]
-    assert rig.lying() == {"a": [0, 1]}
+    assert rig.lying() == {0: [0], 1: [1]}
+
+
+def test_without_order_each_message_of_a_key_is_due_at_its_own_time(rig: Rig) -> None:
+    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
+        context.delay_level_when_next_consume = 18 if messages[0].queue_offset == 0 else 2
+        return LATER
+
+    rig.send("a", "a")
+    assert rig.run(rig.concurrently(listen)) == [(0, "PARKED", 1, 7200), (1, "PARKED", 1, 5)]
+    lot = Lot(0)
+    lots.read(rig.broker.log, lot, LOT, 2)
+    assert lot.next_due() == int((rig.now + 5) * 1000)
+    rig.now += 5
+    rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])
+    done = rig.concurrently(lambda messages, context: DONE)
+    assert rig.run(done, planned=True) == [(1, "SUCCESS", 2, None), (0, "PARKED", 1, 7195)]
+    # The command finds them by their key.
+    [one] = parked.parked_keys(rig.broker, "g")
+    assert (one.key, one.offset, one.messages) == ("a", 0, 1)
+    parked.give(rig.broker, "g", "retry", parked.chosen("g", [one], ["a"], [], everything=False))
+    assert rig.run(done, planned=True) == [(0, "SUCCESS", 2, None)]
 
 
 def test_without_order_a_dataframe_needs_no_sharding_key(rig: Rig) -> None:

@@ -67,7 +67,7 @@ def test_a_hold_after_a_drop_holds_what_came_since() -> None:
 
 
 def test_a_keys_messages_have_the_order_of_the_queue_wherever_they_lie() -> None:
-    lot, rows = lot_of(parked("a", (1, 5000, "Q:1"), (13, 6000, "Q:13"), (7, BEHIND, "Q:7")))
+    lot, _ = lot_of(parked("a", (1, 5000, "Q:1"), (13, 6000, "Q:13"), (7, BEHIND, "Q:7")))
     assert lot.keys["a"].offsets == [1, 7, 13]
     assert (lot.keys["a"].due, lot.keys["a"].begin) == (5000, 0)
 
