@@ -227,9 +227,9 @@ class KeyTask(Task):
                     self.world.reached["dropped"] += 1
                 continue
             row = self.lot.queue, lot.place(one.offset), ticket
-            due, held = ticket.is_due(self.began), ticket.due == HELD
-            known = {"attempts": ticket.attempts, "parked": ticket.puts, "due": due, "held": held, "error": ticket.error}
-            out.append(Message(one.offset, one.key, row, **known))
+            message = Message(one.offset, one.key, row, attempts=ticket.attempts, parked=ticket.puts, error=ticket.error)
+            message.due, message.held = ticket.is_due(self.began), ticket.due == HELD
+            out.append(message)
         return out
 
     def half_done(self) -> bool:
