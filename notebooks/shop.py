@@ -21,7 +21,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
+from orderedmq import lots
 from orderedmq.broker import Broker
+from orderedmq.core.parked_rows import Lot
+from orderedmq.core.parking import parked_queue
 from orderedmq.tools.group_state import group_queues
 
 STEPS = ("created", "paid", "packed", "shipped")
@@ -162,9 +165,30 @@ def turns(messages: pa.Table) -> list[Turn]:
     return found
 
 
+def parked(broker: Broker, group: str, topic: str) -> int:
+    """Return how many messages of the topic are parked in the group now."""
+    queues = [parked_queue(group, queue) for queue in broker.log.queues(topic)]
+    offsets = broker.groups.offsets(group, queues)
+    found = 0
+    for queue, at in broker.log.bounds(queues).items():
+        lot = Lot(offsets.get(queue, at.min_offset))
+        lots.read(broker.log, lot, queue, at.max_offset)
+        found += lot.messages
+    return found
+
+
 def orderedmq_command(store: str, words: str) -> str:
     """Run the command ``orderedmq`` and return what it prints on a terminal."""
-    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", store, "--no-json", *words.split()]
+    return _orderedmq(store, "--no-json", words)
+
+
+def orderedmq_rows(store: str, words: str) -> list[Mapping[str, Any]]:
+    """Run the command ``orderedmq`` and return the rows that it prints as JSON."""
+    return [json.loads(line) for line in _orderedmq(store, "--json", words).splitlines()]
+
+
+def _orderedmq(store: str, form: str, words: str) -> str:
+    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", store, form, *words.split()]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -124,9 +124,9 @@ class Ticket:
     """What a parked message says of itself.
 
     ``offset``: in its queue. ``attempts``: failed calls in all. ``puts``: how often it failed so that it was parked. ``due``: ms
-    since 1970, BEHIND, HELD or DROPPED. ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the message that was
-    sent: the broker that parks it fills them in. ``alone``: a listener without order parked it, so nothing of its key waits for
-    it.
+    since 1970, BEHIND, HELD or DROPPED. ``alone``: nothing of its key waits for it, because a listener without order parked it.
+    ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the message that was sent: the broker that parks it fills
+    them in.
     """
 
     offset: int
