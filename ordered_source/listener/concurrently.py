@@ -53,7 +53,7 @@ def consume_concurrently(
     ``consume_message_batch_max_size`` (at most 1024) messages with fields named like the columns; ``context`` is a
     ConsumeConcurrentlyContext. Up to ``concurrency`` batches of a queue are at the listener at once, in threads: it must be
     thread-safe, or a class, of which each thread makes an object as with `consume_orderly`. ``hooks`` are called before and
-    after each call.
+    after each call, in its thread.
 
     Each message that was not consumed (RECONSUME_LATER, None, an exception, or an index above ``context.ack_index``) is put
     into the group's parking lot alone. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener

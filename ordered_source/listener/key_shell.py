@@ -16,6 +16,7 @@ from itertools import chain, groupby, repeat
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from ordered_source import lock_token
@@ -110,9 +111,20 @@ class Piece(NamedTuple):
     places: Sequence[LotPlace] | None
 
 
-#: Where a message comes from: its row by number, the failed calls that its column reconsume_times has, and where it lies in the
-#: parking lot, if it does.
-Origin = tuple[Columns, int, int, LotPlace | None]
+class Rows(NamedTuple):
+    """Rows that messages come from, each by its number (`key_order.Message`).
+
+    ``counted``: the failed calls that their column reconsume_times has. ``places``: where they lie in the parking lot. Both are
+    empty if there is nothing to tell.
+    """
+
+    columns: Columns
+    counted: Sequence[int]
+    places: Sequence[LotPlace]
+
+    def retries(self, one: key_order.Message) -> int:
+        """Return what is added to a message's ``reconsume_times``, so that it is the number of its failed calls."""
+        return one.attempts - (self.counted[one.number] if self.counted else 0)
 
 
 def run(df: DataFrame, kind: Kind[Any]) -> DataFrame:
@@ -198,8 +210,8 @@ class _Task:
     def _call(self, batch: Batch) -> Answer:
         messages = []
         for one in batch.messages:
-            columns, number, counted, _ = one.row
-            messages.append(Message(columns, number, one.attempts - counted))
+            rows: Rows = one.row
+            messages.append(Message(rows.columns, one.number, rows.retries(one) if one.attempts else 0))
         return self._kind.call(self._listener, messages, self.queue)
 
     def _answered(self, engine: ParkingEngine, threads: Calls[Batch, Answer], timeout: float | None) -> None:
@@ -219,9 +231,9 @@ class _Task:
                 case Park(messages):
                     self._park(engine, messages)
                 case DeadLetter(message):
-                    columns, number, counted, _ = message.row
-                    letter = Message(columns, number, 0)
-                    failed = put_aside(self._broker, self._token, [letter], message.error, message.attempts - counted)
+                    rows: Rows = message.row
+                    letter = Message(rows.columns, message.number, 0)
+                    failed = put_aside(self._broker, self._token, [letter], message.error, rows.retries(message))
                     self._out += engine.dead_lettered(failed is None, failed, clock())
                 case Suspend(seconds):
                     time.sleep(seconds)
@@ -248,8 +260,8 @@ class _Task:
             self._out.append(outcome._replace(due=due) if outcome.status == "PARKED" and due > BEHIND else outcome)
 
     def _put(self, message: key_order.Message, now: int) -> Put:
-        origin: Origin = message.row
-        place = origin[3]
+        rows: Rows = message.row
+        place = rows.places[message.number] if rows.places else None
         due, puts = (BEHIND, 0) if place is None else (place.due, place.puts)
         if message.again:
             seconds = DELAY_LEVELS[message.level - 1] if message.level else delay(puts)
@@ -269,16 +281,17 @@ class _Task:
             if piece.places is None:
                 return lot, chain([piece], pieces)
             columns = Columns(piece.rows)
-            offsets, keys = columns.get("queue_offset"), columns.keys()
-            for number, (offset, key, place) in enumerate(zip(offsets, keys, piece.places, strict=True)):
+            counted = [place.attempts for place in piece.places] if "reconsume_times" in columns.names else ()
+            rows = Rows(columns, counted, piece.places)
+            every = zip(columns.get("queue_offset"), columns.keys(), piece.places, strict=True)
+            for number, (offset, key, place) in enumerate(every):
                 error = place.error or None
                 if place.due == DROPPED:
                     self._out.append(Outcome(offset, key, "DROPPED", place.attempts, 0, 0.0, error))
                     continue
-                row: Origin = columns, number, place.attempts, place
                 due = Ticket(offset, place.attempts, place.puts, place.due).is_due(now)
                 known = {"attempts": place.attempts, "parked": place.puts, "held": place.due == HELD, "error": error}
-                lot.append(key_order.Message(offset, key, row, due=due, **known))
+                lot.append(key_order.Message(offset, key, rows, number, due=due, **known))
         return lot, iter(())
 
     def _feed(self, pieces: Iterator[Piece], lying: Lying) -> Iterator[list[key_order.Message]]:
@@ -293,12 +306,11 @@ class _Task:
             for begin in range(0, piece.rows.num_rows, PUT_TOGETHER):
                 columns = Columns(piece.rows.slice(begin, PUT_TOGETHER))
                 offsets, keys = columns.get("queue_offset"), columns.keys()
-                counts = [count or 0 for count in columns.get("reconsume_times")] if "reconsume_times" in columns.names else ()
-                rows = zip(repeat(columns), range(len(offsets)), counts or repeat(0), repeat(None))
-                messages = list(map(key_order.Message, offsets, keys, rows))
-                if any(counts):
-                    for message, count in zip(messages, counts, strict=True):
-                        message.attempts = count
+                counts = [count or 0 for count in columns.get("reconsume_times")] if "reconsume_times" in columns.names else []
+                rows = Rows(columns, counts if any(counts) else (), ())
+                messages = list(map(key_order.Message, offsets, keys, repeat(rows), range(len(offsets))))
+                for message, count in zip(messages, rows.counted, strict=False):
+                    message.attempts = count
                 self._out += lying.repeated(offsets, keys)
                 yield messages
 
@@ -313,19 +325,30 @@ class _Task:
         offsets, keys, statuses, attempts, _, seconds, errors, dues = zip(*outcomes, strict=True)
         count = len(outcomes)
         begin = pa.array(offsets, pa.int64())
+        same = {
+            "topic": self.queue.topic,
+            "broker_name": self.queue.broker_name,
+            "queue_id": self.queue.queue_id,
+            **({"status": statuses[0]} if statuses.count(statuses[0]) == count else {}),
+            **({"error": None} if errors.count(None) == count else {}),
+            **({"due_timestamp": None} if dues.count(None) == count else {}),
+        }
+        arrays = {
+            "begin_offset": begin,
+            "end_offset": pc.add(begin, 1),
+            "status": statuses,
+            "attempts": attempts,
+            "duration": seconds,
+            "error": errors,
+            "sharding_key": keys,
+            "due_timestamp": [None if due is None else due * 1000 for due in dues] if "due_timestamp" not in same else (),
+        }
         return pa.RecordBatch.from_arrays(
             [
-                pa.repeat(pa.scalar(self.queue.topic, pa.string()), count),
-                pa.repeat(pa.scalar(self.queue.broker_name, pa.string()), count),
-                pa.repeat(pa.scalar(self.queue.queue_id, pa.int32()), count),
-                begin,
-                pa.array([offset + 1 for offset in offsets], pa.int64()),
-                pa.array(statuses, pa.string()),
-                pa.array(attempts, pa.int32()),
-                pa.array(seconds, pa.float64()),
-                pa.array(errors, pa.string()),
-                pa.array(keys, pa.string()),
-                pa.array([None if due is None else due * 1000 for due in dues], TIMESTAMP_TYPE),
+                pa.repeat(pa.scalar(same[field.name], field.type), count)
+                if field.name in same
+                else pa.array(arrays[field.name], field.type)
+                for field in _SCHEMA
             ],
             schema=_SCHEMA,
         )

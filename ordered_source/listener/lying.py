@@ -12,6 +12,7 @@ from orderedmq.core.key_lanes import NOTHING
 from orderedmq.core.key_order import Outcome
 from orderedmq.core.lock import LockToken
 from orderedmq.core.parked_rows import Lot
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.model import MessageQueue
 
 #: The lots that this process has read: of (broker, group, queue), under the lock of that epoch.
@@ -50,12 +51,14 @@ class Lying:
         """
         name = (broker.identity, token.group, parked)
         epoch, lot = _LOTS.get(name, (-1, None))
-        end = lots.end_of(broker.log, parked)
+        # As the group: the account may be allowed to read in no other name.
+        log = broker.log.reading(PullSettings(token.group))
+        end = lots.end_of(log, parked)
         if lot is None or epoch != token.epoch or lot.begin != plan.end or lot.end > end:
             lot = Lot(plan.end)
         # It is noted once it is complete, because a read that fails may have come half way.
         _LOTS.pop(name, None)
-        lots.read(broker.log, lot, parked, end)
+        lots.read(log, lot, parked, end)
         _LOTS[name] = token.epoch, lot
         return cls(lot, plan)
 

@@ -82,7 +82,7 @@ def consume_orderly(
     ``df`` is a stream of the source with ``includeLockToken=true``, or with a schema that names topic, broker_name, queue_id,
     queue_offset, body and lock_token. ``messages`` is a sequence of 1 to ``consume_message_batch_max_size`` (at most 1024)
     messages with fields named like the columns; ``context`` is a ConsumeOrderlyContext. ``hooks`` are called before and after
-    each call of the listener.
+    each call of the listener, in its thread.
 
     ``listener`` may be a class. Then each thread that makes calls makes one object, by ``listener()`` at its first call, and
     calls that. A thread and its object stay with the Python worker for later tasks and micro-batches, so the object may have a

@@ -88,7 +88,7 @@ class ConcurrentSettings:
             "consume_message_batch_max_size": (1, 1024),
             "concurrency": (1, 1024),
             "max_reconsume_times": (-1, most),
-            "parking_lot_max_messages": (0, most),
+            "parking_lot_max_messages": (0, 2**63 - 1),
         }
         check_bounds(self, bounds)
 

@@ -80,7 +80,9 @@ class KeyLanes(ParkingEngine):
             if self._closed or offset <= end:
                 raise self._out_of_order(offset)
             self._end = end = offset
-            key = lane_key(message.key, offset)
+            # The key is `lane_key`'s.
+            own = message.key
+            key: object = offset if own is None else own
             lane = lanes.get(key)
             if lane is None:
                 lane = self._lane(key)

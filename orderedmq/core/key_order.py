@@ -37,7 +37,7 @@ class KeySettings:
             "max_reconsume_times": (-1, most),
             "concurrency": (1, 1024),
             "in_batch_attempts": (1, most),
-            "parking_lot_max_messages": (0, most),
+            "parking_lot_max_messages": (0, 2**63 - 1),
         }
         check_bounds(self, bounds)
         seconds: object = self.max_batch_seconds
@@ -54,8 +54,9 @@ class Message:
     offset: int
     #: None: a message without a key, which is a key of its own.
     key: str | None
-    #: The caller's handle: the row.
+    #: The caller's handle: the row, or rows and the number of the message's row among them.
     row: Any = None
+    number: int = 0
     #: Failed calls in all.
     attempts: int = 0
     #: How often it was put into the lot.
@@ -69,11 +70,12 @@ class Message:
     level: int = 0
     error: str | None = None
 
-    def __init__(self, offset: int, key: str | None, row: Any = None, **other: Any) -> None:
+    def __init__(self, offset: int, key: str | None, row: Any = None, number: int = 0, **other: Any) -> None:
         # Most messages have no others, and then the defaults of the class stand for them: a task makes millions of messages.
         self.offset = offset
         self.key = key
         self.row = row
+        self.number = number
         if other:
             self.__dict__.update(other)
 

@@ -78,7 +78,7 @@ class Lot:
         self.max_offset = -1
         #: Whether operators have appended orders, and the last one of each key: where it lies, and what it says.
         self.ordered = False
-        #: Failed calls of the keys' first messages, and when the first of these messages was stored, in µs since 1970.
+        #: Failed calls of the messages that lie first of their keys, and when the oldest of these was stored, in µs since 1970.
         self.retries = 0
         self.oldest: int | None = None
         self._orders: dict[object, tuple[int, str]] = {}
@@ -113,7 +113,7 @@ class Lot:
             self._sum(properties if len(heads) == len(properties) else properties.take(pa.array(heads)))
 
     def _sum(self, heads: pa.MapArray) -> None:
-        """Add the first messages of keys to the sums. A key's messages lie in their order, so its first one is its oldest."""
+        """Add the first messages of keys to the sums: those that lie first, even if a successor parked an older one behind."""
         attempts, stored = (pc.map_lookup(heads, name, "first").cast(pa.int64()) for name in (PARKED_ATTEMPTS, PARKED_STORED))
         self.retries += pc.sum(attempts).as_py() or 0
         oldest = pc.min(stored.filter(pc.greater(stored, 0))).as_py()

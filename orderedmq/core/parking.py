@@ -124,8 +124,9 @@ class Ticket:
     """What a parked message says of itself.
 
     ``offset``: in its queue. ``attempts``: failed calls in all. ``puts``: how often it failed so that it was parked. ``due``: ms
-    since 1970, BEHIND, HELD or DROPPED. ``alone``: nothing of its key waits for it, because a listener without order parked it. ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the message that was
-    sent: the broker that parks it fills them in.
+    since 1970, BEHIND, HELD or DROPPED. ``alone``: nothing of its key waits for it, because a listener without order parked it.
+    ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the message that was sent: the broker that parks it fills
+    them in.
     """
 
     offset: int
@@ -190,7 +191,8 @@ class Put:
 class Order:
     """What an operator wants of a parked key: try it now, drop its messages, or hold it.
 
-    ``key`` None means the message without a key, or parked alone, at ``offset`` of the queue. It concerns the messages that lie before the order.
+    ``key`` None means the message without a key, or parked alone, at ``offset`` of the queue. The order concerns the messages that
+    lie before it.
     """
 
     action: OrderAction

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Final
 
-from orderedmq.core.parked_rows import LOT_COLUMNS, Lot, order_rows
+from orderedmq.core.parked_rows import Lot, order_rows
 from orderedmq.core.parking import Order, leader_of, origin, parked_queue
 from orderedmq.core.parking_errors import is_parking_lot
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import GroupError, TopicError
+from orderedmq.lots import read as read_lot
 from orderedmq.model import PARKED_PROPERTIES, MessageQueue
-from orderedmq.pulls import pulls
 from orderedmq.rocketmq.codec.encode import encode, property_columns
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.offsets import GroupOffsets
@@ -21,9 +20,6 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_changes import delete_topic
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
-
-_PIECE: Final = 4096
-_NO_LIMIT: Final = 1 << 40
 
 
 class ParkedAdmin:
@@ -70,8 +66,7 @@ class ParkedAdmin:
         log, offsets = self._log.reading(PullSettings(group)), self._numbers.read(group, lots)
         for lot, bounds in self._log.bounds(lots).items():
             found = Lot(max(bounds.min_offset, min(offsets.get(lot, 0), bounds.max_offset)))
-            for rows in pulls(log, lot, found.begin, bounds.max_offset, _PIECE, _NO_LIMIT, LOT_COLUMNS):
-                found.add(rows)
+            read_lot(log, found, lot, bounds.max_offset)
             if found.messages:
                 counts[lot] = found.messages
         return counts
@@ -84,8 +79,9 @@ class ParkedAdmin:
             raise error(group, sum(used.values()), [leader_of(group, lot) for lot in used])
 
     def _delete_lots(self, names: Mapping[str, tuple[str, str]], masters: Mapping[str, str]) -> None:
-        """Delete topics of parking lots, and the groups' offsets of them. Raises RocketMQUnavailableError."""
+        """Delete topics of parking lots, their own lots, and the groups' offsets of them. Raises RocketMQUnavailableError."""
         for name, (group, _) in names.items():
+            self._delete_lots(self._lots(topic=name), masters)
             offsets = self._numbers.read(group, self._queues_of([name]))
             # Before 5.0 offsets outlive their topic. In a new lot of that name they would hide what is parked.
             self._numbers.write(group, {lot: 0 for lot, offset in offsets.items() if offset})

@@ -147,10 +147,10 @@ def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[Par
             ticket = lot.ticket(place, lane, own)
             if ticket is None:
                 continue
-            known = keys.get(lane)
-            if known is None or (known.state == "dropped" and ticket.due != DROPPED):
-                dropped = 0 if known is None else known.dropped
-                known = keys[lane] = ParkedKey(queue, key, own.offset, ticket, dropped=dropped)
+            known = keys.setdefault(lane, ParkedKey(queue, key, own.offset, ticket))
+            # Dropped messages come last, the others in the order of the queue, in which they do not always lie.
+            if (ticket.due == DROPPED, own.offset) < (known.ticket.due == DROPPED, known.offset):
+                known.offset, known.ticket = own.offset, ticket
             known.dropped += ticket.due == DROPPED
             known.messages += ticket.due != DROPPED
     for one in keys.values():

@@ -9,18 +9,14 @@ from typing import Final, Literal
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import OffsetCondition, OptionCondition
-from orderedmq.core.parked_rows import LOT_COLUMNS, Lot
-from orderedmq.core.parking import leader_of, origin, parked_queue
+from orderedmq.core.parking import leader_of, origin
 from orderedmq.core.parking_errors import is_parking_lot, seek_with_parked
-from orderedmq.errors import GroupError, OffsetError, OptionError, no_such_offset, no_such_queue
+from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import LAST_MS, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
-from orderedmq.pulls import pulls
+from orderedmq.tools.parked import LotReader
 
-#: Messages and bytes of a lot that are read at once.
-AT_ONCE: Final = 4096
-AT_ONCE_BYTES: Final = 8 * 1024 * 1024
 #: In µs.
 _LAST: Final = LAST_MS * 1000 + 999
 
@@ -95,25 +91,10 @@ def refuse_lot(group: str, topic: str) -> None:
 
 def require_choice(broker: Broker, group: str, queues: Sequence[MessageQueue]) -> None:
     """Check that no messages are parked from these queues, which a seek would keep or drop. Raises GroupError PARKED."""
-    parked = {queue: messages for queue in queues if (messages := parked_messages(broker, group, queue))}
+    lots = LotReader(broker).look(group)
+    parked = {queue: lots[queue].messages for queue in queues if queue in lots}
     if parked:
         raise seek_with_parked(group, sum(parked.values()), list(parked))
-
-
-def parked_messages(broker: Broker, group: str, queue: MessageQueue) -> int:
-    """Return how many messages of the queue the group has parked."""
-    try:
-        lot = parked_queue(group, queue)
-    except GroupError:
-        # A group whose lots could have no name has none.
-        return 0
-    at = broker.log.bounds([lot]).get(lot)
-    if at is None:
-        return 0
-    found = Lot(max(at.min_offset, broker.groups.offsets(group, [lot]).get(lot, 0)))
-    for rows in pulls(broker.log, lot, found.begin, at.max_offset, AT_ONCE, AT_ONCE_BYTES, LOT_COLUMNS):
-        found.add(rows)
-    return found.messages
 
 
 def check_queue(log: Log, queue: MessageQueue) -> None:

@@ -95,9 +95,9 @@ def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Pa
                 first[place] = call["at"]
                 order[call["queue"], call["key"]].append(offset)
     dead: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for queue, key, offset in dead_letters(broker, group):
-        assert (queue, offset) not in first, f"{queue}:{offset} was accepted and is a dead letter"
-        dead[queue, key].append(offset)
+    for where, key, offset in dead_letters(broker, group):
+        assert (where, offset) not in first, f"{where}:{offset} was accepted and is a dead letter"
+        dead[where, key].append(offset)
         seen["dead letters"] += 1
     for of in (order, dead):
         for lane, offsets in of.items():
@@ -108,7 +108,7 @@ def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Pa
         assert read_lot(broker, group, queue).messages == 0
         name = str(queue)
         decided = sorted(
-            offset for of in (order, dead) for (where, _), offsets in of.items() if where == name for offset in offsets
+            offset for of in (order, dead) for (there, _), offsets in of.items() if there == name for offset in offsets
         )
         assert decided == list(range(end)), f"{queue}: {len(decided)} of {end} messages were decided"
         seen["messages"] += end

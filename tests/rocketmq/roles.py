@@ -10,6 +10,8 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
+from ordered_source.listener.lying import Lying
+from ordered_source.lock_token import LotPlan
 from ordered_source.plan import planned_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import SinkBatch
@@ -116,7 +118,8 @@ def park(cluster: Cluster, account: Credentials, group: str) -> None:
         for _ in range(2):
             with connect(cluster, account) as task:
                 assert task.groups.park(token, [Put(token.queue, 0, Ticket(0, 1, 1, BEHIND))]) == [True]
-        lot = companion(token)
+                lot = companion(token)
+                assert list(Lying.read(task, token, lot.queue, LotPlan(0, 0, 0, 10)).offsets) == [0]
         assert broker.log.bounds([lot.queue])[lot.queue].max_offset == 1
         assert broker.log.reading(PullSettings(group)).pull(lot.queue, 0, 10, 10, ("body",)).num_rows == 1
         broker.groups.commit({token: 1, lot: 1})

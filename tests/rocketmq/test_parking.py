@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -149,7 +150,7 @@ def test_another_process_knows_what_is_parked(usual: Lots) -> None:
     assert usual.parked() == ["0", "5", "3", "4", "9"]
     usual.broker.groups.unlock([usual.token])
     for broker in (usual.broker, usual.connect()):
-        assert condition(lambda broker=broker: usual.park(8, broker=broker)) == "LOCK.LOST"
+        assert condition(partial(usual.park, 8, broker=broker)) == "LOCK.LOST"
     assert usual.parked() == ["0", "5", "3", "4", "9"]
 
 

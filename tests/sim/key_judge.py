@@ -35,6 +35,7 @@ REACHED: Final = (
     "settled place refused",
     "same place again",
     "second copy skipped",
+    "lot in another order",
     "order carried out",
     "dropped",
     "handed over with a lot",

@@ -88,7 +88,10 @@ class Listener:
 
 @dataclass(frozen=True)
 class Keys:
-    """Listeners with order per key, of a scenario. ``keyless``: some messages have no key. ``orders``: operators give orders."""
+    """Listeners with order per key, of a scenario. ``keyless``: some messages have no key. ``orders``: operators give orders.
+
+    ``keys``: how many each queue has.
+    """
 
     settings: KeySettings
     poison: float
@@ -96,9 +99,10 @@ class Keys:
     flaky: float
     keyless: bool
     orders: bool
+    keys: int
 
     def key_of(self, queue: MessageQueue, offset: int) -> str | None:
-        return None if self.keyless and offset % 4 == 1 else f"{queue.queue_id}.{offset % 3}"
+        return None if self.keyless and offset % 4 == 1 else f"{queue.queue_id}.{offset % self.keys}"
 
 
 @dataclass(frozen=True)
@@ -200,6 +204,11 @@ class KeyTask(Task):
                 f"{self}: attempt {self.attempts}, waiting {lying.waiting}, attempted {lying.attempted}, the lot {places}"
             )
         messages = self._planned(planned)
+        last: dict[object, int] = {}
+        for one in messages:
+            lane = self.around.judge.lane(self.token.queue, one.offset)
+            reached["lot in another order"] += one.offset < last.get(lane, -1)
+            last[lane] = one.offset
         self.engine = KeyLanes(self.token.queue, self.settings, self.world.now, messages, lying.waiting, lying.attempted)
 
     def _planned(self, lot: Lot) -> list[Message]:
@@ -218,9 +227,9 @@ class KeyTask(Task):
                     self.world.reached["dropped"] += 1
                 continue
             row = self.lot.queue, lot.place(one.offset), ticket
-            due, held = ticket.is_due(self.began), ticket.due == HELD
-            known = {"attempts": ticket.attempts, "parked": ticket.puts, "due": due, "held": held, "error": ticket.error}
-            out.append(Message(one.offset, one.key, row, **known))
+            message = Message(one.offset, one.key, row, attempts=ticket.attempts, parked=ticket.puts, error=ticket.error)
+            message.due, message.held = ticket.is_due(self.began), ticket.due == HELD
+            out.append(message)
         return out
 
     def half_done(self) -> bool:

@@ -69,8 +69,8 @@ class Scenario:
 
 def _keys(seed: int) -> Keys | None:
     """Draw whether the listeners have order per key, apart from the other draws, which are as they would be without."""
-    draw = random.Random(f"keys {seed}")
-    if draw.random() >= 0.5:
+    draw = random.Random(f"lots {seed}")
+    if draw.random() >= 0.45:
         return None
     settings = KeySettings(
         consume_message_batch_max_size=draw.choice((1, 1, 3)),
@@ -86,9 +86,10 @@ def _keys(seed: int) -> Keys | None:
         settings,
         poison=draw.choice((0.05, 0.2, 0.4)),
         deadly=draw.choice((0.0, 0.3)),
-        flaky=draw.choice((0.0, 0.1, 0.4)),
+        flaky=draw.choice((0.0, 0.2, 0.5)),
         keyless=draw.random() < 0.3,
-        orders=draw.random() < 0.6,
+        orders=draw.random() < 0.75,
+        keys=draw.choice((1, 3, 3)),
     )
 
 
@@ -182,7 +183,7 @@ class Simulation:
         if self.scenario.kind.keys is not None:
             table.append((self._until_due, 25))
             if not self.scenario.calm:
-                table.append((self._kill_after_parking, 12))
+                table.append((self._kill_after_parking, 15))
             if self.scenario.kind.keys.orders:
                 table.append((self._order, 30))
         return [event for event, _ in table], list(accumulate(weight for _, weight in table))
@@ -352,6 +353,10 @@ class Simulation:
         if query is not None:
             self.world.note(f"{query.name}: is killed after it parked something")
             query.kill()
+            for other in self.queries:
+                # They take its queues over before it is back.
+                if other.phase == "idle" and _can_step(other):
+                    other.step()
 
     def _until_due(self) -> None:
         """Let time pass until some parked key is due, exactly or not."""
@@ -440,7 +445,7 @@ class Simulation:
         assert keys is not None
         judge.others(keys.settings.parking_lot_max_messages)
         self.listener.calm = True
-        for _ in range(6):
+        for _ in range(10):
             parked = [(queue, one) for queue in self.world.queues for one in lots.live(queue)]
             if not parked:
                 break
@@ -450,7 +455,6 @@ class Simulation:
             now = self.world.milliseconds()
             late = max((one.ticket.due - now for _, one in parked if one.ticket is not None), default=0)
             self.world.advance(max(0, late) / 1000)
-            self._rounds(staying)
             self._rounds(staying)
         else:
             self.world.fail(f"lots do not drain: {parked[:3]} (K5)")

@@ -32,7 +32,7 @@ from orderedmq.errors import OptionError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP
 from orderedmq.tools.group_state import Rates
-from orderedmq.tools.seek import Target, parked_messages, parse_target
+from orderedmq.tools.seek import Target, parse_target
 from tests.command import COMMAND, ENVIRONMENT, Run, bodies, on_terminal
 
 SHARED = Subscription("shared", "a", "averagely")
@@ -391,13 +391,6 @@ def test_a_group_with_parked_messages_is_deleted_only_by_force(run: Run, broker:
     assert len(offsets(broker)) == 2
     assert run("group", "delete", "g", "--force") == [{"group": "g", "deleted": 1, "offsets": {"a": {"embedded": {"0": 3}}}}]
     assert [topic.name for topic in broker.log.topics()] == ["a"]
-
-
-def test_what_is_parked_can_be_counted_for_any_group(broker: Broker, parked: MessageQueue) -> None:
-    second = broker.log.queues("a")[1]
-    found = {group: parked_messages(broker, group, parked) for group in ("g", "other", "with%percent", "g" * 127)}
-    assert found == {"g": 2, "other": 0, "with%percent": 0, "g" * 127: 0}
-    assert parked_messages(broker, "g", second) == 0
 
 
 # Locks.

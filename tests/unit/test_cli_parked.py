@@ -198,6 +198,17 @@ def test_each_parked_key_is_listed_with_what_its_first_message_says(
     assert [word in line for word, line in zip(("in 60 m", "held", "now"), lines[1:4], strict=True)] == [True] * 3
 
 
+def test_a_key_is_listed_with_its_oldest_message_wherever_it_lies(
+    run: Callable[..., Ran], broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
+) -> None:
+    first = queues[0]
+    # A successor of a dead owner parks an older message behind one that the dead owner had parked.
+    owner.park(first, Ticket(3, 0, 0, BEHIND))
+    owner.park(first, Ticket(0, 4, 2, HELD, "KeyError: 1"))
+    names = ("offset", "messages", "attempts", "error")
+    assert shown(run("parked", "list", "g").rows, *names) == [(0, 2, 4, "KeyError: 1")]
+
+
 def test_a_list_of_one_topic_or_queue(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
     for queue in queues:
         owner.park(queue, Ticket(0, 1, 1, HELD))
@@ -452,7 +463,7 @@ def test_parked_messages_on_a_terminal_of_80_columns(text: Run, owner: Owner, qu
     for command, rows, ends in (
         (
             ["parked", "list", "g"],
-            ["a 0 x 2 in 60 m 12 ConnectionError: payment", "a 1 offset 2 1 held 16 ValueError: no"],
+            ["a 0 x 2 in 60 m 12 ConnectionError:", "a 1 offset 2 1 held 16 ValueError: no"],
             "…",
         ),
         (["group", "describe", "g"], ["a 0 - 6 2 60 m billing", "a 1 - 6 1 - billing", "b 0 - 1 0 - billing"], "yes"),

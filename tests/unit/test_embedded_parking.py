@@ -88,7 +88,7 @@ def test_what_lies_above_the_groups_offset_is_never_deleted_by_it(broker: Embedd
     for offset in (BIG - 1, BIG, BIG + 1):
         broker.groups.commit({companion(token): offset})
     assert broker.log.bounds([LOT])[LOT].min_offset == BIG
-    broker.groups.reset({companion(token): BIG})
+    broker.groups.commit({companion(token): 2 * BIG})
     broker.groups.reset({companion(token): BIG})
     assert len(bodies(broker, LOT, BIG)) == BIG
 
@@ -183,7 +183,7 @@ def park_and_die(path: Path, token: LockToken, database: str) -> None:
         if name == database:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Transaction.put = die  # type: ignore[method-assign]
+    Transaction.put = die  # type: ignore[assignment,method-assign]
     with EmbeddedBroker(path) as broker:
         broker.groups.park(token, puts(QUEUE, range(5)))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -29,7 +31,7 @@ from ordered_source.listener.lying import Lying
 from ordered_source.parked_reader import LotSpan
 from ordered_source.partition_reader import QueuePartition
 from orderedmq import lots
-from orderedmq.conditions import StoreCondition
+from orderedmq.conditions import DataLossCondition, StoreCondition
 from orderedmq.core.concurrently import ConcurrentSettings
 from orderedmq.core.key_order import KeySettings
 from orderedmq.core.listener import OrderlySettings
@@ -38,7 +40,7 @@ from orderedmq.core.parking import Order, companion, parked_queue
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.groups import EmbeddedGroups
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import LockError, OptionError, StoreError
+from orderedmq.errors import DataLossError, LockError, OptionError, StoreError
 from orderedmq.model import MessageQueue
 from orderedmq.schema import MESSAGE_SCHEMA
 from orderedmq.tools import parked
@@ -192,6 +194,17 @@ def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_a
         "0",
         "4",
     )
+
+
+def test_a_dead_letter_says_how_often_it_was_tried_whatever_columns_there_are(rig: Rig) -> None:
+    names = tuple(name for name in COLUMNS if name != "reconsume_times")
+    kind = rig.by_key(bad("a"), max_reconsume_times=1)
+    rig.send("a")
+    assert rig.run(kind, columns=names) == [(0, "PARKED", 1, 10)]
+    rig.now += 10
+    assert rig.run(kind, planned=True, columns=names) == [(0, "DEAD_LETTER", 2, None)]
+    (letter,) = rig.broker.log.pull(MessageQueue("%DLQ%g", "embedded", 0), 0, 9, 1 << 20, ("properties",)).to_pylist()
+    assert dict(letter["properties"])["RECONSUME_TIME"] == "2"
 
 
 def test_a_message_that_comes_back_is_as_it_was_sent_and_says_how_often_it_was_tried(rig: Rig) -> None:
@@ -472,6 +485,52 @@ def test_a_lock_that_is_lost_when_a_message_is_parked_waits_for_the_other_calls(
     assert isinstance(running.error, LockError)
     assert sorted(gate.begun) == sorted(gate.ended) == ["good", "later"]
     assert rig.lying() == {}
+
+
+def test_an_error_of_the_broker_ends_the_task_at_once_and_no_call_starts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+
+    def failing(self: EmbeddedGroups, *what: Any) -> list[bool]:
+        until(lambda: len(gate.begun) == 2, "two calls are under way")
+        raise DataLossError(DataLossCondition.UNREADABLE, "the message is gone")
+
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        return SUSPEND if messages[0].sharding_key == "bad" else gate(messages, context)
+
+    monkeypatch.setattr(EmbeddedGroups, "park", failing)
+    rig.send("bad", "a", "b", "later")
+    with pytest.raises(DataLossError):
+        rig.run(ByKey(listen, KeySettings(concurrency=2, in_batch_attempts=1)))
+    assert gate.ended == []
+    gate.go.set()
+    until(lambda: len(gate.ended) == 2, "those under way have ended")
+    assert sorted(gate.begun) == ["a", "b"]
+
+
+def test_a_process_that_is_told_to_end_does_not_wait_for_its_threads(rig: Rig, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        begun.touch()
+        threading.Event().wait()
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(7)
+
+    rig.send("a", "b", "c")
+    child = os.fork()
+    if not child:
+        # A child of the test must not go on with the suite, whatever happens.
+        with contextlib.suppress(BaseException):
+            signal.signal(signal.SIGTERM, leave)
+            try:
+                rig.run(ByKey(listen, KeySettings(concurrency=2)))
+            except SystemExit as end:
+                os._exit(int(str(end.code)))
+        os._exit(1)
+    until(begun.exists, "a call is under way")
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_what_ends_a_process_ends_the_task_from_a_thread_too(rig: Rig) -> None:
