@@ -21,11 +21,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
-from orderedmq import lots
 from orderedmq.broker import Broker
-from orderedmq.core.parked_rows import Lot
-from orderedmq.core.parking import parked_queue
 from orderedmq.tools.group_state import group_queues
+from orderedmq.tools.parked import LotReader
 
 STEPS = ("created", "paid", "packed", "shipped")
 OPENING = datetime(2024, 5, 6, 8, tzinfo=UTC)
@@ -165,16 +163,9 @@ def turns(messages: pa.Table) -> list[Turn]:
     return found
 
 
-def parked(broker: Broker, group: str, topic: str) -> int:
-    """Return how many messages of the topic are parked in the group now."""
-    queues = [parked_queue(group, queue) for queue in broker.log.queues(topic)]
-    offsets = broker.groups.offsets(group, queues)
-    found = 0
-    for queue, at in broker.log.bounds(queues).items():
-        lot = Lot(offsets.get(queue, at.min_offset))
-        lots.read(broker.log, lot, queue, at.max_offset)
-        found += lot.messages
-    return found
+def parked(broker: Broker, group: str) -> int:
+    """Return how many messages are parked in the group now."""
+    return sum(lot.messages for lot in LotReader(broker).look(group).values())
 
 
 def orderedmq_command(store: str, words: str) -> str:
