@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from orderedmq import lots
 from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import Order, parked_queue
+from tests.rocketmq.peers import Peers
 from tests.rocketmq.test_source import Rig, rig
 from tests.waits import until
 
@@ -21,18 +21,16 @@ pytestmark = pytest.mark.spark
 __all__ = ["rig"]
 
 
-def test_a_poisoned_key_waits_alone_over_a_restart_and_comes_back_before_its_newer_messages(rig: Rig) -> None:
+def test_a_poisoned_key_of_a_java_producer_waits_alone_over_a_restart_and_comes_back_in_order(rig: Rig, peers: Peers) -> None:
     """Three keys in one queue. k0 fails until it is healed, and the query is stopped and started again meanwhile."""
+    producer = peers.producer(rig.cluster.address)
     rig.topic(1)
     [queue] = until(lambda: rig.broker.log.queues(rig.source), "the topic is known")
     healed, heard = rig.folder / "healed", rig.folder / "heard"
 
     def fill(first: int, count: int) -> None:
-        numbers = range(first, first + count)
-        bodies = pa.array([b"%d" % number for number in numbers], pa.binary())
-        rig.broker.log.append(
-            queue, pa.record_batch({"body": bodies, "sharding_key": [f"k{number % 3}" for number in numbers]})
-        )
+        for number in range(first, first + count):
+            producer.send(rig.source, b"%d" % number, f"k{number % 3}")
 
     path = str(heard)
 
@@ -78,3 +76,4 @@ def test_a_poisoned_key_waits_alone_over_a_restart_and_comes_back_before_its_new
 
     until(nothing_parked, "nothing is parked any more", 90)
     query.stop()
+    producer.stop()
