@@ -25,6 +25,8 @@ from orderedmq.pulls import pulls
 CALLS: Final = "ORDEREDMQ_TEST_CALLS"
 #: Keys of which no message is ever accepted begin so.
 POISON: Final = "poison"
+#: Seconds that a call takes.
+CALL: Final = 0.02
 #: Share of calls that fail at random.
 BAD_LUCK: Final = 0.01
 
@@ -39,8 +41,8 @@ class Recorder:
     def __call__(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
         key = messages[0].sharding_key
         offsets = [message.queue_offset for message in messages]
-        # A call takes some time, so that kills come in the middle of some.
-        time.sleep(0.004)
+        # A call takes some time, so that a micro-batch is at work for a while.
+        time.sleep(CALL)
         ok = not key.startswith(POISON) and self.random.random() >= BAD_LUCK
         line = {"at": time.monotonic_ns(), "queue": str(context.message_queue), "key": key, "offsets": offsets, "ok": ok}
         self.file.write(json.dumps(line) + "\n")
@@ -48,6 +50,13 @@ class Recorder:
         if not ok:
             raise RuntimeError("it is not to be")
         return ConsumeOrderlyStatus.SUCCESS
+
+
+def at_work(folder: Path) -> int | None:
+    """The worker that made a call just now."""
+    found = [(file.stat().st_mtime, file.name) for file in folder.iterdir()]
+    last, name = max(found, default=(0.0, ""))
+    return int(name.partition("-")[0]) if time.time() - last < 2 * CALL else None
 
 
 def calls(folder: Path) -> list[dict[str, Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pyarrow as pa
 import pytest
 
@@ -17,7 +19,7 @@ from orderedmq.errors import TopicError
 from orderedmq.model import MessageQueue
 from tests.faults.conftest import GROUP, World
 from tests.faults.drivers import WORKER, Driver, send
-from tests.faults.key_listener import CALLS, POISON, judge, read_lot
+from tests.faults.key_listener import CALLS, POISON, at_work, judge, read_lot
 
 LISTENER: Final = {
     "order": "key",
@@ -62,13 +64,13 @@ def storm(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, *, messag
     produce(world.broker, world.queues, messages, keys, poison)
     draw = random.Random(kills)
     shared = {"assignment": "shared"} if members > 1 else {}
-    source = {"parkingLot": "true", "maxOffsetsPerTrigger": max(200, messages // 40), **shared}
-    drivers: list[Driver | None] = [None] * members
+    source = {"parkingLot": "true", "maxOffsetsPerTrigger": max(800, messages // 40), **shared}
+    drivers: list[Driver] = []
     killed = {"workers": 0, "drivers": 0}
 
     def start(member: int) -> None:
         driver = Driver(world.folder / f"driver-{member}-{time.monotonic_ns()}")
-        drivers[member] = driver
+        drivers[member : member + 1] = [driver]
         driver.start(**world.spec(f"ck-{member}", sink="noop", source=source, listener=LISTENER))
 
     def done() -> bool:
@@ -80,38 +82,42 @@ def storm(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, *, messag
         for member in range(members):
             start(member)
         deadline = time.monotonic() + 900
-        while not done() or sum(killed.values()) < kills:
+        while True:
+            if done():
+                if sum(killed.values()) >= kills:
+                    break
+                produce(world.broker, world.queues, 1000, keys, 0)
             assert time.monotonic() < deadline, f"after {killed} nothing is done: {world.broker.admin.group_offsets(GROUP)}"
-            time.sleep(draw.uniform(0.2, 1.0))
-            member = draw.randrange(members)
-            driver = drivers[member]
-            assert driver is not None
-            state = driver.state()
-            if not state["active"]:
-                # A worker that is killed fails its query, which the user restarts.
-                driver.close()
-                start(member)
-            elif sum(killed.values()) < kills:
-                workers = driver.of_kind(WORKER)
-                if workers and draw.random() < 0.75:
-                    victim = draw.choice(workers)
-                    if victim.is_running():
-                        send(victim, WORKER, signal.SIGKILL)
-                        killed["workers"] += 1
-                elif draw.random() < 0.5:
-                    driver.kill_all()
+            time.sleep(0.02)
+            for member, driver in enumerate(drivers):
+                if not driver.state()["active"]:
+                    # A worker that is killed fails its query, which the user restarts.
                     driver.close()
-                    killed["drivers"] += 1
                     start(member)
+            pid = at_work(folder)
+            if pid is None or sum(killed.values()) >= kills or draw.random() < 0.9:
+                continue
+            mine = next((one for one in range(members) if pid in {process.pid for process in drivers[one].processes()}), None)
+            if mine is None:
+                continue
+            if sum(killed.values()) % 4 < 3:
+                with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError):
+                    send(psutil.Process(pid), WORKER, signal.SIGKILL)
+                    killed["workers"] += 1
+            else:
+                drivers[mine].kill_all()
+                drivers[mine].close()
+                killed["drivers"] += 1
+                start(mine)
         for driver in drivers:
-            assert driver is not None
             driver.stop()
     finally:
         for driver in drivers:
-            if driver is not None:
-                driver.close()
+            driver.close()
     seen = judge(world.broker, GROUP, world.queues, folder)
     print(f"\nkilled {killed}: {dict(seen)}")
+    # Kills came in the middle of micro-batches.
+    assert seen["repeats"] > 0
     assert seen["dead letters"] > 0
     assert seen["failures"] > seen["dead letters"]
 
