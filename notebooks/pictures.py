@@ -1,4 +1,4 @@
-"""The notebooks' pictures: messages in queues, paths of orders, lag, locks, hand-overs, and calls of a listener."""
+"""The notebooks' pictures: messages in queues, paths of orders, lag, locks, hand-overs, calls of a listener, and keys that wait."""
 
 from __future__ import annotations
 
@@ -294,6 +294,75 @@ def calls(diary: Sequence[Mapping[str, Any]], given_up: Sequence[str]) -> Figure
     _lane_names(axes, [f"queue {queue}" for queue in queues])
     figure.legend(*_dots(ANSWERS.values()), loc="outside upper right", ncols=len(ANSWERS), frameon=False, fontsize=9)
     axes.set(xlabel="seconds", title="One dot is a call, its number the order")
+    return figure
+
+
+def keys(
+    diaries: Mapping[str, Sequence[Mapping[str, Any]]], orders: Sequence[str], parked: Mapping[str, Sequence[str]]
+) -> Figure:
+    """Draw the calls with events of ``orders``, a lane for each; ``diaries[title]`` are drawn side by side, on one scale.
+
+    A diary has at (seconds since 1970), order, step and answer. ``parked[order]`` are the steps that wait once its last call failed.
+    """
+    figure, panels = plt.subplots(
+        1, len(diaries), figsize=(10, 0.42 * len(orders) + 1.3), sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
+    waiting = ANSWERS["SUSPEND_CURRENT_QUEUE_A_MOMENT"][0]
+    drawn = {title: [call for call in diary if call["order"] in orders] for title, diary in diaries.items()}
+    starts = {title: min(call["at"] for call in diaries[title]) for title in drawn}
+    end = 1.05 * max(call["at"] - starts[title] for title, calls in drawn.items() for call in calls)
+    for (title, all_calls), axes in zip(drawn.items(), panels[0]):
+        for lane, order in enumerate(orders):
+            calls = [call for call in all_calls if call["order"] == order]
+            axes.axhline(lane, color=FAINT, linewidth=5, zorder=0)
+            for call in calls:
+                axes.plot(call["at"] - starts[title], lane, "o", color=ANSWERS[call["answer"]][0], markersize=8, clip_on=False)
+            failed = [call for call in calls if call["answer"] != "SUCCESS"]
+            if not failed:
+                continue
+            last = failed[-1]["at"] - starts[title]
+            if failed[-1] is calls[-1]:
+                axes.barh(lane, end - last, left=last, color=waiting, height=0.55, zorder=1)
+                axes.text(
+                    (last + end) / 2, lane, f"parked: {', '.join(parked[order])}", ha="center", va="center_baseline", fontsize=9
+                )
+            else:
+                axes.annotate(
+                    "dead letter", (last, lane), xytext=(0, 7), textcoords="offset points", ha="center", va="bottom", fontsize=9
+                )
+        _lane_names(axes, list(orders))
+        axes.set(xlim=(-0.03 * end, end), xlabel="seconds", title=title)
+    kinds = [ANSWERS["SUCCESS"], ANSWERS["ValueError"]]
+    figure.legend(*_dots(kinds), loc="outside upper right", ncols=len(kinds), frameon=False, fontsize=9)
+    plt.close(figure)
+    return figure
+
+
+def outage(counts: Sequence[Mapping[str, float]], moments: Mapping[str, float]) -> Figure:
+    """Draw how many messages were sent, accepted and parked over time, with the time from ``moments`` down to up shaded.
+
+    ``counts`` have at (seconds since 1970), sent, accepted and parked.
+    """
+    start = counts[0]["at"]
+    seconds = [count["at"] - start for count in counts]
+    figure, axes = _figure(3.4)
+    axes.axvspan(moments["down"] - start, moments["up"] - start, color=FAINT, alpha=0.6, linewidth=0)
+    axes.annotate(
+        "the service is down",
+        ((moments["down"] + moments["up"]) / 2 - start, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 2),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=9,
+    )
+    for name, colour, style in (("sent", QUIET, "--"), ("accepted", COLOURS[2], "-"), ("parked", COLOURS[1], "-")):
+        axes.plot(seconds, [count[name] for count in counts], style, color=colour, linewidth=2, label=name)
+    axes.fill_between(seconds, [count["parked"] for count in counts], color=COLOURS[1], alpha=0.25, linewidth=0)
+    axes.set(xlabel="seconds", ylabel="messages", ylim=(0, None), xlim=(0, seconds[-1]))
+    axes.xaxis.set_major_locator(_whole_numbers())
+    axes.legend(frameon=False)
     return figure
 
 

@@ -23,6 +23,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from orderedmq.broker import Broker
 from orderedmq.tools.group_state import group_queues
+from orderedmq.tools.parked import LotReader
 
 STEPS = ("created", "paid", "packed", "shipped")
 OPENING = datetime(2024, 5, 6, 8, tzinfo=UTC)
@@ -162,9 +163,23 @@ def turns(messages: pa.Table) -> list[Turn]:
     return found
 
 
+def parked(broker: Broker, group: str) -> int:
+    """Return how many messages are parked in the group now."""
+    return sum(lot.messages for lot in LotReader(broker).look(group).values())
+
+
 def orderedmq_command(store: str, words: str) -> str:
     """Run the command ``orderedmq`` and return what it prints on a terminal."""
-    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", store, "--no-json", *words.split()]
+    return _orderedmq(store, "--no-json", words)
+
+
+def orderedmq_rows(store: str, words: str) -> list[Mapping[str, Any]]:
+    """Run the command ``orderedmq`` and return the rows that it prints as JSON."""
+    return [json.loads(line) for line in _orderedmq(store, "--json", words).splitlines()]
+
+
+def _orderedmq(store: str, form: str, words: str) -> str:
+    command = [sys.executable, "-c", "from orderedmq.cli import app; app()", "--path", store, form, *words.split()]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

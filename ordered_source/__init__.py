@@ -1,4 +1,4 @@
-"""The source: Spark's readers over a broker, and the orderly listener.
+"""The source: Spark's readers over a broker, and listeners.
 
 ``stream_reader`` and ``batch_reader`` run on the driver, ``partition_reader`` and ``listener`` on executors; the rules are in
 orderedmq. The names below are loaded on first use, because Spark imports this package in many short-lived processes.
@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ordered_source.lag_listener import LagListener
+    from ordered_source.listener.concurrently import consume_concurrently
     from ordered_source.listener.shell import consume_orderly
+    from orderedmq.core.concurrently import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
     from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
 
-__all__ = ["ConsumeOrderlyContext", "ConsumeOrderlyStatus", "LagListener", "consume_orderly"]
+__all__ = [
+    "ConsumeConcurrentlyContext", "ConsumeConcurrentlyStatus", "ConsumeOrderlyContext", "ConsumeOrderlyStatus", "LagListener",
+    "consume_concurrently", "consume_orderly",
+]  # fmt: skip
 
 _HOMES = {
+    "ConsumeConcurrentlyContext": "orderedmq.core.concurrently",
+    "ConsumeConcurrentlyStatus": "orderedmq.core.concurrently",
     "ConsumeOrderlyContext": "orderedmq.core.listener",
     "ConsumeOrderlyStatus": "orderedmq.core.listener",
     "LagListener": "ordered_source.lag_listener",
+    "consume_concurrently": "ordered_source.listener.concurrently",
     "consume_orderly": "ordered_source.listener.shell",
 }
 

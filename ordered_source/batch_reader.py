@@ -19,7 +19,8 @@ from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.errors import DataLossError, OffsetError, queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.options.source import EARLIEST, SourceOptions, StartingOffsets
+from orderedmq.options.offsets_json import EARLIEST
+from orderedmq.options.source import SourceOptions, StartingOffsets
 
 log = logging.getLogger("orderedmq")
 

@@ -19,7 +19,9 @@ from orderedmq.core.filters import ALL
 from orderedmq.core.lock import RENEW_INTERVAL, UNLOCK_DELAY, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.offsets import Checkpoint, offsets_to_json
-from orderedmq.core.ownership import Commit, Lock, Members, Owner, Policy, Unlock, divided
+from orderedmq.core.ownership import Commit, Lock, Owner, Policy, Unlock
+from orderedmq.core.parking import companion, is_parked
+from orderedmq.core.strategies import Members, divided
 from orderedmq.errors import FORMER_RUN, GroupError, LockError, lost
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
@@ -156,10 +158,11 @@ class GroupSession:
 
     def owner(self, owner_id: str) -> Owner:
         """Return the Owner that decides for this query."""
+        parked = None if self._options.parking_lot is None else companion
         if not self.shared:
-            return Owner(owner_id, lineage=self._lineage)
+            return Owner(owner_id, lineage=self._lineage, companion=parked)
         strategy = divided(self._options.allocation, self._client.client_id)
-        return Owner(owner_id, strategy=strategy, policy=Policy.HAND_OVER, lineage=self._lineage)
+        return Owner(owner_id, strategy=strategy, policy=Policy.HAND_OVER, lineage=self._lineage, companion=parked)
 
     # -- members -----------------------------------------------------------------------------------------------------------
 
@@ -316,9 +319,11 @@ class GroupSession:
             known.update((token.queue, begin) for token, begin in stale.items())
         starting = self._options.starting
         if start.fresh and starting.explicit and starting.kind != "committed" and not self.shared:
+            # What is parked stays parked: it comes back when it is due.
+            begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue)}
             log.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
-            reset = self._groups.reset({_token(owner, queue): begins[queue] for queue in queues})
-            known = dict(begins)
+            reset = self._groups.reset({_token(owner, queue): begin for queue, begin in begins.items()})
+            known.update(begins)
         return known, reset
 
     # -- the end -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The lag of running queries, for Prometheus and as log lines.
+"""The lag and the parked messages of running queries, for Prometheus and as log lines.
 
 Call ``spark.streams.addListener(LagListener())`` on the driver, or with Spark Connect in the client, because PySpark runs
 listeners there. A lag (defined in orderedmq/core/lag.py) is that of the last micro-batch. An idle query reports nothing, so its
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -23,7 +24,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from orderedmq.conditions import OptionCondition
-from orderedmq.core.lag import QueueLag, describe, is_ours, lag_of_query
+from orderedmq.core.lag import ParkedCounts, QueueLag, describe, is_ours, lag_of_query, parked_of_query
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MessageQueue
 
@@ -34,6 +35,13 @@ lag_log = logging.getLogger("orderedmq.lag")
 
 #: Upper bounds in seconds: a small batch takes a few hundred milliseconds, a batch over a large backlog minutes.
 _BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+#: The gauges of a query with a parking lot, in the order of `_Metrics.show_parked`.
+_PARKED: Final = (
+    ("orderedmq_parked_messages", "Messages that were parked when the query's last micro-batch was planned."),
+    ("orderedmq_parked_keys", "Keys that have parked messages."),
+    ("orderedmq_parked_oldest_age_seconds", "Time since the oldest parked message was stored in its queue."),
+    ("orderedmq_parked_retries", "Failed calls of the parked messages that are next in their keys."),
+)
 _QUEUE_LABELS: Final = ("query", "topic", "broker", "queue")
 
 
@@ -41,8 +49,8 @@ class LagListener(StreamingQueryListener):
     """Exports the lag of every query of a session that reads orderedmq; ignores other queries.
 
     ``prometheus``: metrics in ``registry`` (default: prometheus-client's own); needs the extra ``metrics``. The lag and the next
-    offset of each queue are in messages, the time of a micro-batch in seconds. ``log``: a line per query and micro-batch to the
-    logger ``orderedmq.lag``, level INFO.
+    offset of each queue are in messages, the time of a micro-batch in seconds. With a parking lot also what is parked. ``log``: a
+    line per query and micro-batch to the logger ``orderedmq.lag``, level INFO.
 
     Raises OptionError MISSING without the package prometheus-client, CONFLICT if the registry has the metrics of another
     LagListener. Later, an error of this listener never reaches Spark: it is logged as a warning, once per kind.
@@ -65,11 +73,12 @@ class LagListener(StreamingQueryListener):
             query = progress.name or str(progress.id)
             if self._metrics is not None:
                 self._metrics.count(query, progress)
-            lags = lag_of_query(progress.sources)
+            lags, parked = lag_of_query(progress.sources), parked_of_query(progress.sources)
             if self._metrics is not None:
                 self._metrics.show(progress.runId, query, lags)
+                self._metrics.show_parked(progress.runId, query, parked)
             if self._log:
-                lag_log.info("query %s, batch %d: %s", query, progress.batchId, describe(lags))
+                lag_log.info("query %s, batch %d: %s", query, progress.batchId, describe(lags, parked))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         with self._guarded("a query's end"):
@@ -151,8 +160,10 @@ class _Metrics:
             registry=self._registry,
             buckets=_BUCKETS,
         )
-        self._all = (lag, following, self._rows, self._batches, self._seconds)
+        parked = [Gauge(name, meaning, ("query",), registry=self._registry) for name, meaning in _PARKED]
+        self._all = (lag, following, self._rows, self._batches, self._seconds, *parked)
         self._lag, self._next = _Series(lag), _Series(following)
+        self._parked = [_Series(gauge) for gauge in parked]
 
     def count(self, query: str, progress: StreamingQueryProgress) -> None:
         rows = sum(max(0, source.numInputRows) for source in progress.sources if is_ours(source))
@@ -165,9 +176,18 @@ class _Metrics:
         self._next.show(run, {labels: lag.next for labels, lag in labelled.items()})
         self._lag.show(run, {labels: lag.messages for labels, lag in labelled.items() if lag.messages is not None})
 
+    def show_parked(self, run: UUID, query: str, parked: ParkedCounts | None) -> None:
+        """Set the gauges of what is parked, and remove those that are not known. Without parked messages there is no oldest."""
+        values: list[float | None] = [None] * len(self._parked)
+        if parked is not None:
+            age = None if parked.oldest is None else max(0.0, time.time() - parked.oldest / 1000)
+            values = [parked.messages, parked.keys, age, parked.retries]
+        for series, value in zip(self._parked, values, strict=True):
+            series.show(run, {} if value is None else {(query,): value})
+
     def hide(self, run: UUID) -> None:
-        self._next.show(run, {})
-        self._lag.show(run, {})
+        for series in (self._next, self._lag, *self._parked):
+            series.show(run, {})
 
     def unregister(self) -> None:
         for metric in self._all:
@@ -184,7 +204,7 @@ class _Series:
         self._gauge = gauge
         self._run: dict[tuple[str, ...], UUID] = {}
 
-    def show(self, run: UUID, values: Mapping[tuple[str, ...], int]) -> None:
+    def show(self, run: UUID, values: Mapping[tuple[str, ...], float]) -> None:
         """Set the series of ``run`` to ``values`` and remove its other ones."""
         for labels in [labels for labels, shown in self._run.items() if shown == run and labels not in values]:
             del self._run[labels]

@@ -12,8 +12,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
-from ordered_source import data_loss, lock_token
+from ordered_source import data_loss, lock_token, parked_reader
 from ordered_source.columns import LOCK_TOKEN, conform
+from ordered_source.parked_reader import LotSpan
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import DataLossCondition
 from orderedmq.connections import kept
@@ -38,7 +39,7 @@ class QueuePartition(InputPartition):
     """One range of one queue, with everything that an executor needs to read it.
 
     ``token`` is None without a group. ``streaming``: the range is part of a micro-batch, whose run is registered with the
-    broker.
+    broker. ``lot``: the range of the queue's parking lot, which is read first; None without the option parkingLot.
     """
 
     endpoint: Endpoint
@@ -53,20 +54,34 @@ class QueuePartition(InputPartition):
     streaming: bool
     matching: Filter | None = None
     pull_settings: PullSettings = DEFAULT_PULL
+    lot: LotSpan | None = None
 
 
 def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the partition's rows. Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT."""
+    """Yield the partition's rows: those of the parking lot, then the queue's.
+
+    Raises LockError LOST, DataLossError, StoreError OTHER_MACHINE or CORRUPT.
+    """
     broker = kept(partition.endpoint, partition.identity)
     _check(broker, partition)
     pulled = tuple(name for name in columns if name != LOCK_TOKEN) or ("queue_offset",)
-    token_text = pa.scalar(lock_token.encode(partition.endpoint, partition.identity, partition.token), pa.string())
+    lot = partition.lot
+    plan = None if lot is None else lot.plan(partition.begin)
+    text = lock_token.encode(partition.endpoint, partition.identity, partition.token, plan)
+    token_text = pa.scalar(text, pa.string())
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None
     if run is not None and broker.capabilities.atomic_publish:
         broker.outbox.register(run, partition.queue, OffsetRange(partition.begin, partition.end), partition.token)
+        if lot is not None and lot.begin < lot.end:
+            broker.outbox.register(run, lot.queue, OffsetRange(lot.begin, lot.end), lot.token)
     source = broker.log.reading(partition.pull_settings)
-    position, checked = partition.begin, time.monotonic()
+    checked = time.monotonic()
+    if lot is not None and text is not None:
+        for rows in parked_reader.read(source, lot, partition.queue, columns, text, partition.pull_batch_size, PULL_BYTES):
+            yield conform(rows, schema)
+            checked = _check_again(broker, partition, checked)
+    position = partition.begin
     while position < partition.end:
         wanted = min(partition.pull_batch_size, partition.end - position)
         try:
@@ -79,9 +94,7 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
         if batch.num_rows:
             yield conform(batch if LOCK_TOKEN not in columns else _with_token(batch, columns, token_text), schema)
         position = after
-        if time.monotonic() - checked > CHECK_INTERVAL:
-            _check(broker, partition)
-            checked = time.monotonic()
+        checked = _check_again(broker, partition, checked)
 
 
 def _pull(
@@ -106,6 +119,14 @@ def _check(broker: Broker, partition: QueuePartition) -> None:
     token = partition.token
     if token is not None and not broker.groups.check(token):
         raise lost(token.group, token.queue, token.epoch, "while a task read it; another query may own it now")
+
+
+def _check_again(broker: Broker, partition: QueuePartition, checked: float) -> float:
+    """Check the lock if the last check is long ago. Return when it was checked last."""
+    if time.monotonic() - checked <= CHECK_INTERVAL:
+        return checked
+    _check(broker, partition)
+    return time.monotonic()
 
 
 def _skip_loss(broker: Broker, partition: QueuePartition, position: int, error: DataLossError | TopicError) -> int:

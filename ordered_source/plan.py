@@ -12,9 +12,11 @@ from orderedmq.broker import Broker, Log, QueueBounds, TopicInfo
 from orderedmq.concise import concise
 from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.connections import reach
+from orderedmq.core.parking import parked_topic
 from orderedmq.errors import OffsetError, OptionError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, MessageQueue
-from orderedmq.options.source import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets
+from orderedmq.options.offsets_json import EARLIEST, LATEST
+from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
 
 log = logging.getLogger("orderedmq")
 
@@ -25,18 +27,23 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
     parsed = SourceOptions.parse(options, streaming=None)
     with reach(parsed.endpoint) as broker:
         check(broker, parsed)
-    return full_schema(parsed.include_properties, parsed.include_lock_token)
+    return full_schema(parsed.include_properties, parsed.include_lock_token or parsed.parking_lot is not None)
 
 
 def check(broker: Broker, options: SourceOptions) -> None:
     """Check topics, rights and filter before any side effect.
 
-    Raises TopicError MISSING, RocketMQError NO_PERMISSION, OptionError for a filter that a broker cannot apply.
+    Raises TopicError MISSING, RocketMQError NO_PERMISSION, OptionError for a filter that a broker cannot apply, GroupError
+    BAD_NAME for a group whose parking lots cannot be named.
     """
     found = topics(broker, options)
     broker.log.require_rights([topic.name for topic in found], options.consumer_group)
     if options.matching is not None:
         broker.log.require_filter(options.matching, [topic.name for topic in found])
+    if options.parking_lot is not None:
+        assert options.consumer_group is not None
+        for topic in found:
+            parked_topic(options.consumer_group, topic.name)
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:

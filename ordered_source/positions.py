@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 from ordered_source import data_loss, plan
 from ordered_source.group_session import Session
+from ordered_source.parking_lots import without_lots
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
 from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.core.ownership import Lock, Owner
+from orderedmq.core.parking import leader_of
 from orderedmq.errors import queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
@@ -37,15 +39,16 @@ class Positions:
             return
         bounds = self._broker.log.bounds(queues)
         # Queues that were deleted after the listing and never read: the next listing leaves them out.
-        owner.drop([queue for queue in queues if queue not in bounds and queue not in start.next])
+        owner.drop([queue for queue in without_lots(queues) if queue not in bounds and queue not in start.next])
         queues = tuple(queue for queue in queues if queue in owner.owned)
         starting = self._options.starting
-        # A deleted queue of the checkpoint has no bounds here: `ends` reports what is lost of it.
-        begins = {queue: at.min_offset for queue, at in bounds.items()}
+        # A deleted queue of the checkpoint has no bounds here: `ends` reports what is lost of it. A parking lot without bounds was
+        # never needed.
+        begins = dict.fromkeys(queues, 0) | {queue: at.min_offset for queue, at in bounds.items()}
         if start.fresh:
             if starting.kind == "committed":
                 starting = plan.never_committed(self._options)
-            begins = plan.beginnings(self._log, starting, queues, bounds)
+            begins |= plan.beginnings(self._log, starting, without_lots(queues), bounds)
         known, reset = self._session.reset_and_read_offsets(owner, start, queues, begins, self._watch.recreated_topics(start))
         commit, behind, left = owner.enter(start, known, reset, begins)
         group = self._options.consumer_group
@@ -71,7 +74,7 @@ class Positions:
             if position is None:
                 continue
             if at is None:
-                if queue not in self._gone:
+                if queue not in self._gone and (owned.leader is None or position):
                     data_loss.fail_or_warn(
                         queue_deleted(queue, f"this query has read it up to {position}"), fail=self._options.fail_on_data_loss
                     )
@@ -81,7 +84,8 @@ class Positions:
             if loss is not None:
                 data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
                 owner.skip(queue, after)
-            ends[queue] = at.max_offset if target is None else min(at.max_offset, target.get(queue, 0))
+            limited = target is not None and owned.leader is None
+            ends[queue] = min(at.max_offset, target.get(queue, 0)) if target is not None and limited else at.max_offset
         return ends
 
     def replay(self, owner: Owner, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
@@ -91,7 +95,10 @@ class Positions:
         """
         session, group = self._session, self._options.consumer_group
         logged = [queue for queue, span in ranges(start, end).items() if span.messages] if session.shared else list(end.next)
-        missing = tuple(sorted(queue for queue in logged if queue in known.next and queue not in owner.owned))
+        if group is not None:
+            # A parking lot is locked with its queue.
+            logged = [leader_of(group, queue) for queue in logged]
+        missing = tuple(sorted({queue for queue in logged if queue in known.next and queue not in owner.owned}))
         if missing:
             session.take(owner, Lock(missing, all_or_none=not session.shared, repeating=True), patient=False)
         for queue in missing:

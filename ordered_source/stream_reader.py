@@ -26,6 +26,8 @@ from ordered_source.admission import Admission
 from ordered_source.anchors import Anchors
 from ordered_source.columns import chosen_columns
 from ordered_source.group_session import Session
+from ordered_source.parked_reader import LotSpan
+from ordered_source.parking_lots import NO_LOTS, BatchLots, ParkingLots, require_none, without_lots
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.positions import Positions
 from ordered_source.topic_watch import TopicWatch
@@ -34,8 +36,9 @@ from orderedmq.concise import concise_calls
 from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
 from orderedmq.core.offsets import Checkpoint, offsets_to_json, ranges
+from orderedmq.core.parking import companion, is_parked
 from orderedmq.errors import OffsetError, TopicError
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.source import SourceOptions
 
 #: Seconds between two polls of an idle query, at a broker that cannot report whether anything changed.
@@ -49,6 +52,7 @@ class QueryRun:
         self.session: Session = group_session.open_session(broker, options, owner_id)
         self.owner = self.session.owner(owner_id)
         self.positions = Positions(broker, options, self.session, watch)
+        self.lots = None if options.parking_lot is None else ParkingLots(broker.log, options.parking_lot)
 
 
 @concise_calls
@@ -66,6 +70,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._anchors = Anchors()
         #: With availableNow: the end of each queue when the query began.
         self._target: dict[MessageQueue, int] | None = None
+        #: With availableNow: when the query began, in ms since 1970. Keys that are due later are left to the next run.
+        self._due_by: int | None = None
         #: (change number, start) of the last call that found nothing to read; valid until ``_quiet_until``.
         self._quiet: tuple[int | None, Mapping[str, Any]] | None = None
         self._quiet_until = 0.0
@@ -80,6 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         broker, watch = self._connect()
         queues = plan.queues_of(broker, watch.topics(fresh=True))
         self._target = {queue: at.max_offset for queue, at in broker.log.bounds(queues).items()}
+        self._due_by = int(time.time() * 1000)
         self._admission.available_now = True
 
     def initialOffset(self) -> dict[str, Any]:
@@ -108,23 +115,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = watch.drop_lost_topics(owner, since)
         self._boundary(run, since, watch.queues(known, self._target, shared=run.session.shared))
         run.positions.place(owner, known)
-        log = broker.log.reading(self.options.pull_settings)
-        counts = self._admission.count_messages(
-            log, owner.backlog(run.positions.ends(owner, self._target)), limit, time.monotonic()
-        )
-        if not counts and not since.fresh:
+        log, now = broker.log.reading(self.options.pull_settings), time.monotonic()
+        ends = run.positions.ends(owner, self._target)
+        lots = NO_LOTS if run.lots is None else run.lots.plan(owner, ends, self._due_by or int(time.time() * 1000))
+        backlog = owner.backlog(ends)
+        leaders = {queue: span for queue, span in backlog.items() if not is_parked(queue) and queue not in lots.full}
+        counts = self._admission.count_messages(log, leaders, limit, now)
+        if not counts and not lots.counts and not since.fresh:
             self._quiet = (change, start) if counts is not None else None
-            self._quiet_until = time.monotonic() + POLL_INTERVAL if change is None else float("inf")
+            self._quiet_until = self._next_look(change, now, lots)
             return start
+        taken = {**(counts or {}), **lots.counts}
         # A fresh checkpoint is logged even without rows, so that the beginning of each queue is decided only once.
-        anchors = self._anchors.of(log, watch.names, known.topics, owner.following(counts or {}), time.monotonic())
-        return owner.plan(counts or {}, anchors, owner.reset).to_spark()
+        anchors = self._anchors.of(log, watch.names, known.topics, owner.following(taken), now)
+        return owner.plan(taken, anchors, owner.reset).to_spark()
+
+    @staticmethod
+    def _next_look(change: int | None, now: float, lots: BatchLots) -> float:
+        """Return when to look again though nothing changed at the broker, in monotonic seconds."""
+        if change is None:
+            return now + POLL_INTERVAL
+        return float("inf") if lots.next_due is None else now + lots.next_due / 1000 - time.time()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         if self._connected is None or self._run is None:
             return None
-        bounds = self._connected[0].log.bounds(list(self._run.owner.owned))
-        return {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
+        bounds = self._connected[0].log.bounds(without_lots(self._run.owner.owned))
+        latest: dict[str, Any] = {"next": offsets_to_json({queue: at.max_offset for queue, at in bounds.items()})}
+        if self._run.lots is not None:
+            latest["parked"] = self._run.lots.summary()._asdict()
+        return latest
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         if start == end:
@@ -138,24 +158,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             spans = {queue: span for queue, span in ranges(since, until).items() if span.messages}
         else:
             spans = run.positions.replay(owner, since, until, watch.drop_lost_topics(owner, until))
-        identity = broker.identity
         return [
-            QueuePartition(
-                self.options.endpoint,
-                identity,
-                queue,
-                span.begin,
-                span.end,
-                owner.owned[queue].token,
-                until.topics.get(queue.topic, ""),
-                self.options.fail_on_data_loss,
-                self.options.pull_batch_size,
-                streaming=True,
-                matching=self.options.matching,
-                pull_settings=self.options.pull_settings,
-            )
-            for queue, span in spans.items()
+            self._partition(broker, run, queue, spans, until) for queue in sorted({owner.leader_of(queue) for queue in spans})
         ]
+
+    def _partition(
+        self, broker: Broker, run: QueryRun, queue: MessageQueue, spans: Mapping[MessageQueue, OffsetRange], until: Checkpoint
+    ) -> QueuePartition:
+        """Return the partition of one queue and its parking lot; ``spans``: the non-empty ranges of the batch."""
+        token = run.owner.owned[queue].token
+        end = until.next.get(queue, 0)
+        span = spans.get(queue, OffsetRange(end, end))
+        lot = None
+        if self.options.parking_lot is not None and token is not None:
+            parked = companion(token)
+            at = until.next.get(parked.queue)
+            if at is None:
+                # The batch was logged by a run without parking lots.
+                at = run.session.offsets([parked.queue]).get(parked.queue, 0)
+            of_lot = spans.get(parked.queue, OffsetRange(at, at))
+            lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked, self.options.parking_lot)
+        return QueuePartition(
+            self.options.endpoint,
+            broker.identity,
+            queue,
+            span.begin,
+            span.end,
+            token,
+            until.topics.get(queue.topic, ""),
+            self.options.fail_on_data_loss,
+            self.options.pull_batch_size,
+            streaming=True,
+            matching=self.options.matching,
+            pull_settings=self.options.pull_settings,
+            lot=lot,
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, QueuePartition)
@@ -192,7 +229,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ensure_run(self, offsets: Checkpoint) -> QueryRun:
         if self._run is None:
-            self._run = QueryRun(*self._connect(), self.options, offsets.owner or uuid.uuid4().hex)
+            broker, watch = self._connect()
+            if self.options.parking_lot is None:
+                require_none(broker, self.options, [topic.name for topic in watch.topics()])
+            self._run = QueryRun(broker, watch, self.options, offsets.owner or uuid.uuid4().hex)
         elif offsets.owner is not None and offsets.owner != self._run.owner.owner_id:
             raise OffsetError(
                 OffsetCondition.INVALID,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from ordered_source import data_loss, plan
+from ordered_source.parking_lots import without_lots
 from orderedmq.broker import Broker, TopicInfo
 from orderedmq.conditions import DataLossCondition
 from orderedmq.core.offsets import Checkpoint
@@ -66,7 +67,7 @@ class TopicWatch:
         if target is not None:
             # With availableNow, the next run reads queues that appear later.
             queues = [queue for queue in queues if queue in target]
-        return queues if shared else [*queues, *sorted(known.next.keys() - set(queues))]
+        return queues if shared else [*queues, *sorted(set(without_lots(known.next)) - set(queues))]
 
     def drop_lost_topics(self, owner: Owner, start: Checkpoint) -> Checkpoint:
         """Return ``start`` without topics that were deleted or recreated; drop their queues.

@@ -1,7 +1,8 @@
 """The interface of a broker to the source, the sink and the command: four protocols.
 
 Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says what differs by
-nature). Every mutation of a group carries the lock token under which it is made. The contract suite (tests/contract) checks
+nature). Every mutation of a group carries the lock token under which it is made. The token of a parking lot is guarded by the
+lock of its queue (`core.parking.guarding`): a broker compares the epochs of that lock. The contract suite (tests/contract) checks
 each broker.
 """
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from orderedmq.core.filters import Filter
     from orderedmq.core.membership import Member, Subscription
+    from orderedmq.core.parking import AtSeek, Order, Put
     from orderedmq.core.pull_settings import PullSettings
 
 
@@ -285,6 +287,14 @@ class Groups(Protocol):
         its identity is (group, queue, offset). Return how many are new. Raises LockError LOST.
         """
 
+    def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
+        """Park messages of the token's queue, or of its parking lot, in the lot, which is made if it is missing (`core.parking`).
+
+        They are copied from the places in ``puts``, in this order, all or none. One that was parked from its place before is left
+        as it is; one below the group's offset of its queue was settled before. Return for each whether it lies in the lot now:
+        False if it was settled. Raises LockError LOST, DataLossError AGED_OUT if a message is gone.
+        """
+
     def reset_number(self, group: str) -> int:
         """Return how often the group was reset. A checkpoint with a lower number follows the group's offsets."""
 
@@ -330,7 +340,7 @@ class Outbox(Protocol):
 
 
 class Admin(Protocol):
-    """Topics and groups for the command and for tests."""
+    """Topics and groups for the command and for tests. Topics of parking lots are not altered, grown or trimmed: TopicError RESERVED."""
 
     def create_topic(
         self,
@@ -352,7 +362,7 @@ class Admin(Protocol):
         """Change retention, from the next write or trim on. Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED."""
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic: its messages, and every group's offsets of it. Raises TopicError MISSING."""
+        """Delete a topic: its messages, offsets and parking lots. TopicError MISSING; GroupError PARKED if it is a lot in use."""
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         """Return the state of each queue of a topic, in order. Raises TopicError MISSING."""
@@ -365,14 +375,17 @@ class Admin(Protocol):
     def group_offsets(self, group: str) -> dict[MessageQueue, int]:
         """Return all committed offsets of a group. Raises GroupError MISSING."""
 
-    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
-        """Set group offsets, clear the queues' lineage, raise the reset number and return it. GroupError IN_USE unless forced."""
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
+        """Set group offsets, clear the queues' lineage, raise the reset number and return it. GroupError IN_USE unless forced; PARKED."""
+
+    def order_parked(self, group: str, queue: MessageQueue, orders: Sequence[Order]) -> None:
+        """Append orders to the queue's parking lot, for its owner. TopicError MISSING or NO_SUCH_QUEUE if nothing was ever parked."""
 
     def require_unused(self, group: str) -> None:
         """Raises GroupError IN_USE if a live process owns a queue of the group or is a member of it."""
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
-        """Forget a group's offsets, locks and members; its dead letters stay. GroupError MISSING, or IN_USE unless forced."""
+        """Forget a group's offsets, locks, members and lots; its dead letters stay. GroupError MISSING; IN_USE, PARKED unless forced."""
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         """Take held locks away and return their queues. Raises GroupError IN_USE if a holder is alive, unless forced."""

@@ -50,6 +50,8 @@ class GroupCondition(StrEnum):
     BAD_NAME = "BAD_NAME"
     IN_USE = "IN_USE"
     DISAGREES = "DISAGREES"
+    PARKED = "PARKED"
+    NOT_PARKED = "NOT_PARKED"
 
 
 class OffsetCondition(StrEnum):

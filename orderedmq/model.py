@@ -38,10 +38,11 @@ LAST_MS: Final = 253_402_300_799_999
 DEFAULT_COMPRESSION: Final = "lz4"
 
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
-#: Topics that belong to a consumer group: retry and dead-letter messages. Users may read the latter, never write either.
+#: Topics that belong to a consumer group: retry, dead-letter and parked messages. Users may read them, never write them.
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
-RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
+PARKED_PREFIX: Final = "%PARKED%"
+RESERVED_PREFIXES: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX, PARKED_PREFIX)
 #: Properties with which a sink marks its messages on a broker that shows them before the batch is committed (RocketMQ).
 SINK_ID: Final = "OMQ_SINK"
 SINK_BATCH: Final = "OMQ_BATCH"
@@ -49,6 +50,22 @@ SINK_RUN: Final = "OMQ_RUN"
 SINK_PARTITION: Final = "OMQ_PARTITION"
 SINK_SEQUENCE: Final = "OMQ_SEQUENCE"
 SINK_REQUEST: Final = "OMQ_REQUEST"
+#: Properties of a message in a parking lot (`core.parking.Ticket`, `core.parking.Order`).
+PARKED_OFFSET: Final = "OMQ_PARKED_OFFSET"
+PARKED_ATTEMPTS: Final = "OMQ_PARKED_ATTEMPTS"
+PARKED_PUTS: Final = "OMQ_PARKED_PUTS"
+PARKED_DUE: Final = "OMQ_PARKED_DUE"
+PARKED_ERROR: Final = "OMQ_PARKED_ERROR"
+PARKED_ID: Final = "OMQ_PARKED_ID"
+PARKED_BORN: Final = "OMQ_PARKED_BORN"
+PARKED_STORED: Final = "OMQ_PARKED_STORED"
+PARKED_FROM: Final = "OMQ_PARKED_FROM"
+PARKED_ORDER: Final = "OMQ_PARKED_ORDER"
+PARKED_ALONE: Final = "OMQ_PARKED_ALONE"
+PARKED_PROPERTIES: Final = (
+    PARKED_OFFSET, PARKED_ATTEMPTS, PARKED_PUTS, PARKED_DUE, PARKED_ERROR, PARKED_ID, PARKED_BORN, PARKED_STORED, PARKED_FROM,
+    PARKED_ORDER, PARKED_ALONE,
+)  # fmt: skip
 #: Properties that only RocketMQ, a client or a column may set (``MessageConst``). A user's are left out on every broker: they
 #: would delay, wrap or misplace a message. A sink's marks are left out, too, because a copy of a message is not the message
 #: that the sink sent.
@@ -65,7 +82,7 @@ RESERVED_PROPERTIES: Final = frozenset(
         "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES",
         "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_LEVEL",
         "__BORNHOST", "BORN_TIMESTAMP", "__CRC32#", "DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID",
-        SINK_ID, SINK_BATCH, SINK_RUN, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST,
+        SINK_ID, SINK_BATCH, SINK_RUN, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST, *PARKED_PROPERTIES,
     )
 )  # fmt: skip
 #: Names with this prefix are reserved, too: they are a client's own and are never stored.
@@ -125,7 +142,7 @@ def check_topic(name: str, *, writing: bool) -> None:
     if writing and name.startswith(RESERVED_PREFIXES):
         raise TopicError(
             TopicCondition.RESERVED,
-            f"topic {name!r} belongs to a consumer group (retry or dead letters) and cannot be created or written; "
+            f"topic {name!r} belongs to a consumer group (retry, dead letters or parked messages) and cannot be created or written; "
             "choose a name without that prefix",
         )
 
@@ -156,6 +173,8 @@ def missing_topic(topic: str, typed: str = "orderedmq topic list shows all") -> 
             TopicCondition.MISSING,
             f"no topic {topic!r}; RocketMQ makes it when the first consumer of group {group!r} connects, the embedded broker never does",
         )
+    if topic.startswith(PARKED_PREFIX):
+        return TopicError(TopicCondition.MISSING, f"no topic {topic!r}; it is made when the first message is parked")
     create = f"create it (orderedmq topic create {topic} --queues N, or the sink's option topicQueueNums)"
     return TopicError(TopicCondition.MISSING, f"no topic {topic!r}", Remedy(create, typed))
 

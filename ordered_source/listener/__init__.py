@@ -1,1 +1,1 @@
-"""Orderly listeners: functions that Spark's tasks call with the messages of one queue at a time, in order."""
+"""Listeners: functions that Spark's tasks call with messages, in the order of a queue, in that of each key, or in none."""

@@ -14,7 +14,7 @@ from orderedmq.model import OffsetRange
 from orderedmq.text import valid
 
 
-class _Columns:
+class Columns:
     """The columns of one batch as Python values, each converted when a listener first asks for it."""
 
     __slots__ = ("_batch", "_values")
@@ -36,6 +36,10 @@ class _Columns:
             values = self._values[name] = valid(self._batch.column(name))[0].to_pylist()
         return values
 
+    def keys(self) -> Sequence[str | None]:
+        """The column sharding_key, or no keys without it."""
+        return self.get("sharding_key") if "sharding_key" in self.names else [None] * self._batch.num_rows
+
 
 class Message:
     """One message. Its fields are the columns of the DataFrame: ``message.body``, ``message.sharding_key``, …
@@ -46,7 +50,7 @@ class Message:
 
     __slots__ = ("_columns", "_index", "_retries")
 
-    def __init__(self, columns: _Columns, index: int, retries: int) -> None:
+    def __init__(self, columns: Columns, index: int, retries: int) -> None:
         self._columns = columns
         self._index = index
         self._retries = retries
@@ -68,12 +72,12 @@ class Window:
 
     def __init__(self) -> None:
         #: Per part: its first offset, its end offset (exclusive), the batch's columns, the index of its first message in them.
-        self._parts: deque[tuple[int, int, _Columns, int]] = deque()
+        self._parts: deque[tuple[int, int, Columns, int]] = deque()
 
     def add(self, batch: pa.RecordBatch) -> list[Slice]:
         """Add rows of one queue, ordered by offset. Return them as slices of consecutive offsets."""
         offsets = batch.column("queue_offset").to_pylist()
-        columns, slices = _Columns(batch), []
+        columns, slices = Columns(batch), []
         retries = batch.select(["reconsume_times"]) if "reconsume_times" in batch.schema.names else None
         begin = 0
         for span in _runs(offsets):

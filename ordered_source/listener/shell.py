@@ -1,44 +1,46 @@
-"""``consume_orderly``: runs a Python listener over queues, in order, in Spark's tasks. A shell around orderedmq.core.orderly.
+"""``consume_orderly``: runs a Python listener over queues or keys, in order, in Spark's tasks.
 
-Rules: a task of a streaming query has a range of one queue, unless the user shuffled the rows. The engine decides; this module
-calls the listener, sleeps, asks the broker about the lock and writes dead letters. Delivery is at-least-once per micro-batch:
-when one task of the batch fails, Spark runs the whole batch again, including the listeners of the other tasks.
+Here is the shell of order="queue" around orderedmq.core.orderly; that of order="key" is in `key_shell`. Rules: a task of a
+streaming query has a range of one queue, unless the user shuffled the rows. The engine decides; a shell calls the listener,
+sleeps, asks the broker about the lock and writes dead letters. Delivery is at-least-once per micro-batch: when one task of the
+batch fails, Spark runs the whole batch again, including the listeners of the other tasks.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from ordered_source import lock_token
 from ordered_source.columns import LOCK_TOKEN
+from ordered_source.listener import by_key, calls, key_shell
+from ordered_source.listener.by_key import ByKey
 from ordered_source.listener.messages import Window
-from orderedmq.broker import Broker
+from ordered_source.listener.tasks import NEEDED, lock_of, put_aside, require_columns
+from ordered_source.lock_token import Lock
 from orderedmq.concise import concise
-from orderedmq.conditions import OptionCondition, SchemaCondition
+from orderedmq.conditions import OptionCondition
+from orderedmq.core.key_order import KeySettings
 from orderedmq.core.listener import (
     ConsumeMessageHook,
     ConsumeOrderlyContext,
     Listener,
     OrderlySettings,
     call_listener,
-    dead_letter_properties,
 )
-from orderedmq.core.lock import LockToken
-from orderedmq.core.orderly import Batch, CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
+from orderedmq.core.orderly import CheckLock, Consume, DeadLetter, Done, OrderlyQueue, Outcome, Pull, Suspend
 from orderedmq.endpoint import Credentials, TlsOptions
-from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
-from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.errors import OptionError
+from orderedmq.model import MessageQueue
 
 log = logging.getLogger("orderedmq")
 
-#: Required columns: a message's queue, offset, body and lock.
-NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
+NAME: Final = "consume_orderly"
 #: Columns of the outcomes, one row per settled batch; ``end_offset`` is exclusive, ``duration`` in seconds.
 OUTCOMES: Final = (
     "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, "
@@ -61,45 +63,76 @@ _SCHEMA: Final = pa.schema(
 
 def consume_orderly(
     df: DataFrame,
-    listener: Listener,
+    listener: Listener | type,
     *,
+    order: str = "queue",
     consume_message_batch_max_size: int = 1,
     suspend_current_queue_time_millis: int = 1000,
     max_reconsume_times: int = 16,
+    concurrency: int = 1,
+    in_batch_attempts: int = 3,
+    max_batch_seconds: float = 30.0,
+    on_exhausted: str = "dead_letter",
     hooks: Sequence[ConsumeMessageHook] = (),
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
 ) -> DataFrame:
-    """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over each queue, in order: RocketMQ's MessageListenerOrderly.
+    """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over queues or keys, in order: RocketMQ's MessageListenerOrderly.
 
     ``df`` is a stream of the source with ``includeLockToken=true``, or with a schema that names topic, broker_name, queue_id,
     queue_offset, body and lock_token. ``messages`` is a sequence of 1 to ``consume_message_batch_max_size`` (at most 1024)
-    messages of one queue with fields named like the columns; ``context`` is a ConsumeOrderlyContext.
+    messages with fields named like the columns; ``context`` is a ConsumeOrderlyContext. ``hooks`` are called before and after
+    each call of the listener, in its thread.
 
-    A suspended batch, or one whose listener raised an exception, goes to the listener again after
-    ``suspend_current_queue_time_millis`` (milliseconds, cut to 10 to 30,000), at most ``max_reconsume_times`` times, and then
-    to the topic %DLQ%<group>. (-1 retries for ever, as RocketMQ does by default; that can hold the micro-batch for ever.)
-    ConsumeOrderlyStatus has the effect of each status. ``hooks`` are called before and after each call of the listener.
+    ``listener`` may be a class. Then each thread that makes calls makes one object, by ``listener()`` at its first call, and
+    calls that. A thread and its object stay with the Python worker for later tasks and micro-batches, so the object may have a
+    connection to a database. It is never closed: the worker's process ends.
+
+    ``order="queue"``: one batch of a queue after another. A suspended batch, or one whose listener raised an exception, goes to
+    the listener again after ``suspend_current_queue_time_millis`` (milliseconds, cut to 10 to 30,000), at most
+    ``max_reconsume_times`` times, and then to the topic %DLQ%<group>. (-1 retries for ever, as RocketMQ does by default; that
+    can hold the micro-batch for ever.) ConsumeOrderlyStatus has the effect of each status.
+
+    ``order="key"``: the unit of order is the topic's sharding key, and a message without one is a key of its own. It needs the
+    column sharding_key and a source with ``parkingLot=true``. Up to ``concurrency`` batches of a queue, each of one key, are at
+    the listener at once, in threads: it must be thread-safe, or a class. A key that fails is tried again after the suspension
+    while others go on. After ``in_batch_attempts`` failures, or when the micro-batch has worked on the queue for
+    ``max_batch_seconds``, what the range has of the key is put into the group's parking lot, and later messages of the key
+    behind it. It comes back by itself, before newer messages of the key, after 10 s, 30 s, 1 min … 2 h. A message that failed
+    more than ``max_reconsume_times`` times in all becomes a dead letter and its key goes on; with ``on_exhausted="hold"`` the
+    key stays parked until somebody releases it. COMMIT, ROLLBACK and ``context.auto_commit`` belong to ``order="queue"``:
+    here they count as failures. With ``concurrency=1`` the listener runs in the task's own thread.
 
     Returns a DataFrame with a row per settled batch: topic string, broker_name string, queue_id int, begin_offset long,
-    end_offset long (exclusive), status string, attempts int, duration double (seconds), error string. Write it somewhere: the
-    listener runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source, for a cluster that
-    requires them, because rows do not carry them.
+    end_offset long (exclusive), status string, attempts int, duration double (seconds), error string. ``order="key"`` returns a
+    row per message, with sharding_key string and due_timestamp timestamp besides. Its status is SUCCESS, DEAD_LETTER, PARKED
+    (``due_timestamp`` says when it comes back, if that is known), DROPPED (an operator dropped it from the parking lot) or
+    REPEATED (it failed in a repeat of a micro-batch whose first attempt had decided it). Write the rows somewhere: the listener
+    runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source, for a cluster that requires
+    them, because rows do not carry them.
 
     Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
-    UNSUPPORTED for rows that were read without a lock, MISSING without the ``credentials`` that the source used, LockError LOST
-    if another owner may have the queue, ListenerError UNCOMMITTED if messages are taken and not committed at the end of a
-    range.
+    UNSUPPORTED for rows that were read without a lock, or with a parking lot where ``order`` allows none and the reverse,
+    MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError
+    UNCOMMITTED if messages are taken and not committed at the end of a range.
     """
-    missing = [name for name in NEEDED if name not in df.columns]
-    if missing:
-        raise SchemaError(
-            SchemaCondition.MISSING_COLUMN,
-            f"consume_orderly needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: read with "
-            "includeLockToken=true, and do not drop these columns",
-        )
-    settings = OrderlySettings(consume_message_batch_max_size, suspend_current_queue_time_millis, max_reconsume_times)
     told = tuple(hooks)
+    shared = (consume_message_batch_max_size, suspend_current_queue_time_millis, max_reconsume_times)
+    of_key = {
+        "concurrency": concurrency,
+        "in_batch_attempts": in_batch_attempts,
+        "max_batch_seconds": max_batch_seconds,
+        "on_exhausted": on_exhausted,
+    }
+    if order == "key":
+        require_columns(df, (*NEEDED, "sharding_key"), by_key.NAME)
+        keyed = KeySettings(*shared, **of_key)  # type: ignore[arg-type]
+        return key_shell.run(df, ByKey(listener, keyed, told, credentials, tls))
+    if order != "queue":
+        raise OptionError(OptionCondition.INVALID, f"order is {order!r}: give 'queue' or 'key'")
+    _refuse_others(of_key)
+    require_columns(df, NEEDED, NAME)
+    settings = OrderlySettings(*shared)
 
     @concise
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -108,15 +141,28 @@ def consume_orderly(
     return df.mapInArrow(run, OUTCOMES)
 
 
+def _refuse_others(given: Mapping[str, object]) -> None:
+    """Refuse parameters that only order="key" has. Raises OptionError INVALID."""
+    defaults = {one.name: one.default for one in fields(KeySettings)}
+    others = [name for name, value in given.items() if value != defaults[name]]
+    if others:
+        raise OptionError(
+            OptionCondition.INVALID,
+            f'{", ".join(others)} given with order="queue", which calls the listener with one batch of a queue after another and parks '
+            'nothing: give order="key", or leave them out',
+        )
+
+
 def consume(
     batches: Iterator[pa.RecordBatch],
-    listener: Listener,
+    listener: Listener | type,
     settings: OrderlySettings,
     hooks: Sequence[ConsumeMessageHook],
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Run one task: feed the rows to the listener, one queue after another, and yield the outcomes."""
+    called: Listener = calls.kept(listener)
     current: _Consumer | None = None
     for batch in batches:
         decided: list[Outcome] = []
@@ -124,8 +170,8 @@ def consume(
             if current is None or (current.queue, current.text) != (queue, text):
                 if current is not None:
                     decided += current.finish()
-                broker, token = _decode_lock(queue, text, credentials, tls)
-                current = _Consumer(queue, text, broker, token, listener, settings, hooks)
+                lock = lock_of(queue, text, credentials, tls, NAME, lot=False)
+                current = _Consumer(queue, text, lock, called, settings, hooks)
             decided += current.feed(rows)
         if decided:
             yield _table(decided)
@@ -135,22 +181,6 @@ def consume(
             yield _table(decided)
 
 
-def _decode_lock(
-    queue: MessageQueue, text: str | None, credentials: Credentials | None, tls: TlsOptions | None
-) -> tuple[Broker, LockToken]:
-    """Return the broker and the lock under which the rows were read.
-
-    Raises OptionError UNSUPPORTED for rows read without a lock, else as `lock_token.decode`.
-    """
-    if text is None:
-        raise OptionError(
-            OptionCondition.UNSUPPORTED,
-            f"consume_orderly got rows of queue {queue} that were read without a lock: use a stream with a consumerGroup, neither a "
-            "batch read nor messageModel=broadcasting",
-        )
-    return lock_token.decode(text, queue, credentials, tls)
-
-
 class _Consumer:
     """Runs the engine of one queue with the listener, the broker, the clock and the log."""
 
@@ -158,14 +188,13 @@ class _Consumer:
         self,
         queue: MessageQueue,
         text: str | None,
-        broker: Broker,
-        token: LockToken,
+        lock: Lock,
         listener: Listener,
         settings: OrderlySettings,
         hooks: Sequence[ConsumeMessageHook],
     ) -> None:
         self.queue, self.text = queue, text
-        self._broker, self._token = broker, token
+        self._broker, self._token = lock.broker, lock.token
         self._listener, self._hooks = listener, hooks
         self._engine = OrderlyQueue(queue, settings, time.monotonic())
         self._window = Window()
@@ -193,7 +222,8 @@ class _Consumer:
                     status, error = call_listener(self._listener, messages, context, self._hooks, log.warning)
                     self._decided(engine.consumed(context, status, error, clock()), out)
                 case DeadLetter(batch):
-                    failed = _put_aside(self._broker, self._token, batch, self._window)
+                    messages = self._window.messages(batch.slices)
+                    failed = put_aside(self._broker, self._token, messages, batch.error, batch.retries)
                     self._decided(engine.dead_lettered(failed is None, failed, clock()), out)
                 case Suspend(seconds):
                     time.sleep(seconds)
@@ -209,31 +239,6 @@ class _Consumer:
         if outcomes:
             out += outcomes
             self._window.forget(self._engine.floor)
-
-
-def _put_aside(broker: Broker, token: LockToken, batch: Batch, window: Window) -> str | None:
-    """Write a batch to the dead letters. Return None, or the error's text if the write fails. Raises LockError."""
-    messages = window.messages(batch.slices)
-    letters = []
-    for message in messages:
-        found = {name: getattr(message, name, None) for name in ("tags", "keys", "sharding_key", "properties", "message_id")}
-        properties = dead_letter_properties(
-            token.queue,
-            message.queue_offset,
-            message_id=found["message_id"] or "",
-            reconsume_times=(getattr(message, "reconsume_times", 0) or 0) + batch.retries,
-            error=batch.error or "",
-            properties=dict(found["properties"] or {}),
-        )
-        letters.append({"body": message.body, **found, "properties": list(properties.items())})
-    rows = pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA)
-    try:
-        broker.groups.dead_letter(token, rows, [message.queue_offset for message in messages])
-    except LockError:
-        raise
-    except OrderedMQError as error:
-        return str(error)
-    return None
 
 
 def _by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, str | None, pa.RecordBatch]]:

@@ -1,4 +1,4 @@
-"""The command ``orderedmq``: topics, messages, groups, locks and dead letters of a broker, the audit, and the demo.
+"""The command ``orderedmq``: topics, messages, groups, locks, parked messages and dead letters of a broker, the audit, and the demo.
 
 Rule: a command's module, with pyarrow and its other imports, is loaded only for that command, its own help or its own
 completion. ``--version``, ``--help`` and the completion of a command's name load no command's module.
@@ -20,6 +20,7 @@ GROUPS: Final = {
     "topic": ("topics", "Create, inspect, alter, trim and delete topics."),
     "group": ("groups", "Show the offsets and lag of consumer groups; seek and delete."),
     "lock": ("locks", "Show the owners of queues; release locks."),
+    "parked": ("parked", "Parked messages: keys that wait because a message of them failed. List, retry, drop and hold."),
     "dlq": ("dlq", "Dead letters: messages that a listener gave up. List and replay."),
     "rocketmq": ("rocketmq", "Run RocketMQ on this machine."),
 }

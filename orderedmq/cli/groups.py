@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -12,10 +14,12 @@ from orderedmq.cli.owners import owner_columns, owners_of, short_names
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
 from orderedmq.core.offsets import offsets_to_json
+from orderedmq.core.parked_rows import Lot
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.model import check_group, check_topic
-from orderedmq.tools.group_state import GroupQueue, group_queues
-from orderedmq.tools.seek import parse_target, queues_to_seek, resolve
+from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets
+from orderedmq.tools.parked import LotReader, due_in
+from orderedmq.tools.seek import parse_target, queues_to_seek, require_choice, resolve
 
 app = commands("Show the offsets and lag of consumer groups; seek and delete.")
 
@@ -41,15 +45,31 @@ def owner_fields(lock: LockInfo | None) -> dict[str, Any]:
     }
 
 
-def queue_row(found: GroupQueue) -> dict[str, Any]:
+def queue_row(found: GroupQueue, lot: Lot | None = None) -> dict[str, Any]:
+    """Return the fields of a queue. ``lot``: its parking lot, if something is parked there."""
+    wait = None if lot is None else due_in(lot.next_due(), time.time())
     return {
         "group": found.group,
         **queue_fields(found.queue),
         "offset": found.offset,
         "end": found.end,
         "lag": found.lag,
+        "parked": 0 if lot is None else lot.messages,
+        "parked_keys": 0 if lot is None else len(lot.keys),
+        "parked_due_in": None if wait is None else round(wait, 3),
         **owner_fields(found.lock),
     }
+
+
+def parked_columns(rows: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
+    """Return the columns that are about parking lots, none if nothing is parked."""
+    if not any(row.get("parked") for row in rows):
+        return ()
+    return (
+        Column("parked", "parked", number, right=True),
+        Column("parked_keys", "keys", number, right=True, spare=5),
+        Column("parked_due_in", "due in", lambda wait: duration(wait) if wait else "now", right=True, spare=3),
+    )
 
 
 def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
@@ -103,11 +123,14 @@ def list_groups(shell: Shell) -> None:
 def describe(shell: Shell, group: Group) -> None:
     """Show a group: its members, and each queue's next offset to process, end, lag and owner.
 
+    If messages are parked: how many of how many keys, and when the next one is due. See orderedmq parked list.
+
     As JSON: an object per member ("kind": "member") and per queue ("kind": "queue").
     """
     check_group(group)
     with shell.broker() as broker:
-        queues = [{"kind": "queue", **queue_row(found)} for found in group_queues(broker, group)]
+        lots = LotReader(broker).look(group)
+        queues = [{"kind": "queue", **queue_row(found, lots.get(found.queue))} for found in group_queues(broker, group, lots)]
         members = [_member_row(group, seen) for seen in broker.admin.members(group)]
     short = short_names({row["client"]: row["query_name"] for row in members} | owners_of(queues))
     member_columns = (
@@ -121,6 +144,7 @@ def describe(shell: Shell, group: Group) -> None:
     columns = (
         *queue_names.columns(queues),
         *OFFSET_COLUMNS,
+        *parked_columns(queues),
         *owner_columns(short),
     )
     shell.show(members, member_columns, none=f"group {group} has no members now", one_line=True)
@@ -150,9 +174,19 @@ def seek(
         ),
     ] = None,
     force: Force = False,
+    parked: Annotated[
+        Literal["keep", "drop"] | None,
+        typer.Option(
+            help="What becomes of parked messages of these queues: they come back when they are due, or nobody sees them again. If there are "
+            "any, one of the two must be given.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
 ) -> None:
     """Set a group's offsets, without asking. Refused while a query is at work in the group. --dry-run only shows the change.
+
+    Refused also if messages of these queues are parked and --parked does not say what becomes of them.
 
     A seek raises the group's reset number. A query whose checkpoint has a lower number goes on at the new offsets, not at those
     of its checkpoint.
@@ -166,11 +200,13 @@ def seek(
         offsets = resolve(broker.log.reading(PullSettings(group)), target, queues)
         before = broker.groups.offsets(group, queues)
         if not dry_run:
-            reset = broker.admin.seek(group, offsets, force=force)
+            reset = broker.admin.seek(group, offsets, force=force, parked=parked)
         else:
             reset = broker.groups.reset_number(group)
             if not force:
                 broker.admin.require_unused(group)
+            if parked is None:
+                require_choice(broker, group, queues)
     rows = [
         {"group": group, **queue_fields(queue), "old": before.get(queue), "new": offset, "reset": reset, "dry_run": dry_run}
         for queue, offset in offsets.items()
@@ -188,16 +224,22 @@ def seek(
 def delete(
     shell: Shell,
     group: Group,
-    force: Force = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Also while queries are at work: they lose their queues and fail. Also with parked messages: they are lost.",
+        ),
+    ] = False,
 ) -> None:
-    """Forget a group: its offsets, locks and members. Refused while a query is at work in it.
+    """Forget a group: its offsets, locks, members and parking lots. Refused while a query is at work in it, or messages are parked.
 
     Prints the offsets that it had. Its dead letters stay (topic delete removes them). A query with a checkpoint goes on from
     it.
     """
     check_group(group)
     with shell.broker() as broker:
-        known = broker.admin.group_offsets(group)
+        known = own_offsets(broker, group)
         broker.admin.delete_group(group, force=force)
     shell.done(
         {"group": group, "deleted": len(known), "offsets": offsets_to_json(known)},

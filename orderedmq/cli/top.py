@@ -14,7 +14,7 @@ import typer
 
 from orderedmq.broker import Broker
 from orderedmq.cli import completion, queue_names
-from orderedmq.cli.groups import OFFSET_COLUMNS, queue_row
+from orderedmq.cli.groups import OFFSET_COLUMNS, parked_columns, queue_row
 from orderedmq.cli.owners import owner_columns, owners_of, short_names
 from orderedmq.cli.shell import Column, Shell, command, console, number, table
 from orderedmq.conditions import OptionCondition
@@ -22,6 +22,7 @@ from orderedmq.errors import GroupError, OptionError
 from orderedmq.model import check_group
 from orderedmq.options.values import parse_duration
 from orderedmq.tools.group_state import Rates, group_queues
+from orderedmq.tools.parked import LotReader
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,7 +37,7 @@ _RATE: Final = Column("rate", "msg/s", number, right=True)
 
 def _columns(rows: Sequence[Row]) -> tuple[Column, ...]:
     owners = owner_columns(short_names(owners_of(rows)))
-    return (Column("group", "group"), *queue_names.columns(rows), *OFFSET_COLUMNS, _RATE, *owners)
+    return (Column("group", "group"), *queue_names.columns(rows), *OFFSET_COLUMNS, *parked_columns(rows), _RATE, *owners)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -69,25 +70,27 @@ def top(
         raise OptionError(OptionCondition.INVALID, f"option --interval: {interval!r} is too short; give at least 100ms")
     rates = Rates()
     with shell.broker() as broker:
+        lots = LotReader(broker)
         if once or shell.json or not sys.stdout.isatty():
-            rows = _look(broker, group, rates)
+            rows = _look(broker, group, rates, lots)
             shell.show(rows, _columns(rows), none=f"no consumer groups in {shell.address}", one_line=True)
         else:
-            _watch(lambda: _look(broker, group, rates), seconds)
+            _watch(lambda: _look(broker, group, rates, lots), seconds)
 
 
-def _look(broker: Broker, group: str | None, rates: Rates) -> list[Row]:
+def _look(broker: Broker, group: str | None, rates: Rates, lots: LotReader) -> list[Row]:
     """Return a row for each queue of all groups, or of one. Raises GroupError MISSING if that one is missing."""
     rows: dict[tuple[str, str, str, int], Row] = {}
     for name in broker.admin.groups() if group is None else [group]:
         try:
-            found = group_queues(broker, name)
+            parked = lots.look(name)
+            found = group_queues(broker, name, parked)
         except GroupError:
             if group is not None:
                 raise
             # The group was deleted a moment ago.
             continue
-        rows |= {(name, *each.queue): queue_row(each) for each in found}
+        rows |= {(name, *each.queue): queue_row(each, parked.get(each.queue)) for each in found}
     speeds = rates.see(time.monotonic(), {key: row["offset"] for key, row in rows.items()})
     return [{**row, "rate": round(speeds[key], 3) if key in speeds else None} for key, row in rows.items()]
 
@@ -113,7 +116,9 @@ def _view(rows: Sequence[Row], height: int, width: int) -> RenderableType:
 
     room = max(1, height - _FRAME)
     lag, speed = sum(row["lag"] for row in rows), sum(row["rate"] or 0 for row in rows)
-    head = f"{len({row['group'] for row in rows})} groups, {len(rows)} queues, lag {lag:,}, {speed:,.0f} msg/s. q ends"
+    parked = sum(row.get("parked", 0) for row in rows)
+    head = f"{len({row['group'] for row in rows})} groups, {len(rows)} queues, lag {lag:,}, "
+    head += f"{f'parked {parked:,}, ' if parked else ''}{speed:,.0f} msg/s. q ends"
     if len(rows) > room:
         behind = set(sorted(range(len(rows)), key=lambda index: -rows[index]["lag"])[:room])
         rows = [row for index, row in enumerate(rows) if index in behind]

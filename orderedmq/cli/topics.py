@@ -14,7 +14,7 @@ from orderedmq.cli.shell import Column, Shell, command, commands, duration, mome
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
-from orderedmq.options.source import EARLIEST, LATEST, parse_offsets_json
+from orderedmq.options.offsets_json import EARLIEST, LATEST, parse_offsets_json
 from orderedmq.options.values import invalid, parse_duration, parse_size, shown
 
 T = TypeVar("T")

@@ -6,6 +6,8 @@ what the source's ``reportLatestOffset`` found. Spark gives them as JSON text; a
 
 Spark reports no latest offset for a batch that it repeats after a restart, because the run before planned it: the lag is then
 unknown.
+
+A source with a parking lot adds to the latest offset what was parked when the micro-batch was planned.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from orderedmq.conditions import OffsetCondition
 from orderedmq.core.offsets import Checkpoint, offsets_from_json
+from orderedmq.core.parking import is_parked
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue
 
@@ -38,6 +41,19 @@ class QueueLag(NamedTuple):
         return None if self.latest is None else max(0, self.latest - self.next)
 
 
+class ParkedCounts(NamedTuple):
+    """The parked messages of a query as of the last micro-batch.
+
+    oldest: when the first of them was stored, in ms since 1970; None if nothing is parked. retries: failed calls of the messages
+    that are next in their keys.
+    """
+
+    messages: int
+    keys: int
+    oldest: int | None
+    retries: int
+
+
 def is_ours(progress_source: Mapping[str, Any]) -> bool:
     """Whether this is the progress of an orderedmq source that has decided where its queues begin."""
     end = _parsed(progress_source.get("endOffset"))
@@ -52,14 +68,11 @@ def lag_of(progress_source: Mapping[str, Any]) -> dict[MessageQueue, QueueLag]:
     """
     if not is_ours(progress_source):
         return {}
-    following = Checkpoint.from_spark(_parsed(progress_source["endOffset"])).next
+    every = Checkpoint.from_spark(_parsed(progress_source["endOffset"])).next
+    following = {queue: offset for queue, offset in every.items() if not is_parked(queue)}
     if progress_source.get("latestOffset") in _MISSING:
         return {queue: QueueLag(offset, None) for queue, offset in following.items()}
-    latest = _parsed(progress_source["latestOffset"])
-    if not isinstance(latest, Mapping) or "next" not in latest:
-        raise OffsetError(
-            OffsetCondition.INVALID, f"the latest offset {latest!r} in the query's progress was not written by this source"
-        )
+    latest = _latest(progress_source)
     ends = offsets_from_json(latest["next"], "the latest offsets in the query's progress")
     return {queue: QueueLag(offset, ends[queue]) for queue, offset in following.items() if queue in ends}
 
@@ -74,14 +87,51 @@ def lag_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> dict[MessageQ
     return {queue: found[queue] for queue in sorted(found)}
 
 
-def describe(lags: Mapping[MessageQueue, QueueLag]) -> str:
-    """Return one line: the total lag and the queue with the largest lag, the first of equals."""
+def parked_of_query(progress_sources: Iterable[Mapping[str, Any]]) -> ParkedCounts | None:
+    """Return what all sources with parking lots have parked; None without one, or if Spark reports no latest offset."""
+    found = []
+    for source in progress_sources:
+        if not is_ours(source) or source.get("latestOffset") in _MISSING or "parked" not in (latest := _latest(source)):
+            continue
+        try:
+            found.append(ParkedCounts(**latest["parked"]))
+        except TypeError:
+            raise _not_ours(latest) from None
+    if not found:
+        return None
+    oldest = min((one.oldest for one in found if one.oldest is not None), default=None)
+    return ParkedCounts(
+        sum(one.messages for one in found), sum(one.keys for one in found), oldest, sum(one.retries for one in found)
+    )
+
+
+def describe(lags: Mapping[MessageQueue, QueueLag], parked: ParkedCounts | None = None) -> str:
+    """Return one line: the total lag, the queue with the largest lag, the first of equals, and what is parked."""
+    line = _describe(lags)
+    return f"{line}, parked {parked.messages} messages of {parked.keys} keys" if parked and parked.messages else line
+
+
+def _describe(lags: Mapping[MessageQueue, QueueLag]) -> str:
     known = {queue: lag.messages for queue, lag in lags.items() if lag.messages is not None}
     if not known:
         return f"lag of {len(lags)} queues not known"
     worst = min(known, key=lambda queue: (-known[queue], queue))
     total = f"lag {sum(known.values())} messages in {len(known)} queues"
     return f"{total}, worst {worst} with {known[worst]}" if known[worst] else total
+
+
+def _latest(progress_source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the latest offset that Spark reports. Raises OffsetError INVALID."""
+    latest = _parsed(progress_source["latestOffset"])
+    if not isinstance(latest, Mapping) or "next" not in latest:
+        raise _not_ours(latest)
+    return latest
+
+
+def _not_ours(latest: object) -> OffsetError:
+    return OffsetError(
+        OffsetCondition.INVALID, f"the latest offset {latest!r} in the query's progress was not written by this source"
+    )
 
 
 def _parsed(offset: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
@@ -23,6 +23,9 @@ ERROR: Final = "ORDEREDMQ_ERROR"
 MAX_ERROR_BYTES: Final = 4096
 #: Bytes that a broker may add to the properties of a message that it stores.
 _SPARE_BYTES: Final = 256
+
+#: The answers of a kind of listener.
+Status = TypeVar("Status", bound=Enum)
 
 
 class ConsumeOrderlyStatus(Enum):
@@ -54,6 +57,14 @@ class ConsumeOrderlyContext:
     suspend_current_queue_time_millis: int = -1
 
 
+def check_bounds(settings: object, bounds: Mapping[str, tuple[int, int]]) -> None:
+    """Check that these attributes are whole numbers within their bounds. Raises OptionError INVALID."""
+    for name, (low, high) in bounds.items():
+        value = getattr(settings, name)
+        if type(value) is not int or not low <= value <= high:
+            raise OptionError(OptionCondition.INVALID, f"{name} is {value!r}: give a whole number from {low} to {high}")
+
+
 @dataclass(frozen=True)
 class OrderlySettings:
     """RocketMQ's parameters (``max_time_consume_continuously`` in seconds). Raises OptionError INVALID."""
@@ -66,10 +77,7 @@ class OrderlySettings:
     def __post_init__(self) -> None:
         most = 2**31 - 1
         bounds = {"consume_message_batch_max_size": (1, 1024), "suspend_current_queue_time_millis": (0, most)}
-        for name, (low, high) in (bounds | {"max_reconsume_times": (-1, most)}).items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise OptionError(OptionCondition.INVALID, f"{name} is {value!r}: give a whole number from {low} to {high}")
+        check_bounds(self, bounds | {"max_reconsume_times": (-1, most)})
         seconds: object = self.max_time_consume_continuously
         if type(seconds) not in (int, float) or not self.max_time_consume_continuously > 0:
             raise OptionError(OptionCondition.INVALID, f"max_time_consume_continuously is {seconds!r}: give seconds above 0")
@@ -106,6 +114,25 @@ def call_listener(
     An answer that is not a ConsumeOrderlyStatus, and an exception, give an error. A hook's exception gives only a warning, as
     in Java.
     """
+    return call(listener, messages, context, hooks, warn, ConsumeOrderlyStatus)
+
+
+class Context(Protocol):
+    """What every listener's context has."""
+
+    @property
+    def message_queue(self) -> MessageQueue: ...
+
+
+def call(
+    listener: Callable[[Sequence[Any], Any], object],
+    messages: Sequence[Any],
+    context: Context,
+    hooks: Sequence[Any],
+    warn: Callable[[str], None],
+    statuses: type[Status],
+) -> tuple[Status | None, str | None]:
+    """`call_listener` for a listener that answers with one of ``statuses``."""
 
     def tell(hook: Callable[..., None], *what: object) -> None:
         try:
@@ -117,11 +144,11 @@ def call_listener(
         tell(hook.consume_message_before)
     status, error = None, None
     try:
-        answer: object = listener(messages, context)
-        if isinstance(answer, ConsumeOrderlyStatus):
+        answer = listener(messages, context)
+        if isinstance(answer, statuses):
             status = answer
         else:
-            error = f"the listener returned {answer!r}, not a ConsumeOrderlyStatus"
+            error = f"the listener returned {answer!r}, not a {statuses.__name__}"
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
     if error is not None:

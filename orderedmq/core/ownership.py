@@ -21,46 +21,27 @@ this same query still holds would come back with its tenure unbroken, and go on 
 Exclusive mode is the strategy "all queues" with the policy "refuse": every queue or none. Shared mode is an
 AllocateMessageQueueStrategy with the policy "hand over": at a boundary, where nothing is in flight, a queue that the strategy
 gives to another member is committed and unlocked. A queue that it gives to this member is asked for at each boundary, until its
-owner has given it up. Without a group (broadcasting) there are no tokens: the checkpoint alone holds the offsets. Pure: no
-clock, no broker.
+owner has given it up. Without a group (broadcasting) there are no tokens: the checkpoint alone holds the offsets.
+
+A queue may have a companion, its parking lot: a queue that is owned exactly while its leader is, under the leader's lock. It has
+a token, which the broker checks against the leader's lock, and offsets of its own. It is never locked, renewed or unlocked by
+itself, and no strategy divides it. Pure: no clock, no broker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
-from orderedmq.core.allocate import Allocation, allocate
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
-from orderedmq.core.process_queue import ProcessQueue, Slice
+from orderedmq.core.owned_queue import Owned
+from orderedmq.core.strategies import NO_MEMBERS, Members, Strategy, all_queues
 from orderedmq.model import MessageQueue, OffsetRange
 
-#: The members of the group: client id → its room (None: it has none).
-Members = Mapping[str, str | None]
-#: (every queue of the topics, the members) → those queues that this member should own.
-Strategy = Callable[[Sequence[MessageQueue], Members], Sequence[MessageQueue]]
-_ALONE: Final[Members] = {}
-
-
-def all_queues(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
-    """Return every queue, whatever the members: the exclusive strategy."""
-    del members
-    return queues
-
-
-def divided(allocation: Allocation, client_id: str) -> Strategy:
-    """Return the strategy of a shared group, for the member ``client_id``. RocketMQ divides topic by topic."""
-
-    def strategy(queues: Sequence[MessageQueue], members: Members) -> Sequence[MessageQueue]:
-        topics: dict[str, list[MessageQueue]] = {}
-        for queue in queues:
-            topics.setdefault(queue.topic, []).append(queue)
-        return [queue for of_topic in topics.values() for queue in allocate(allocation, client_id, of_topic, members)]
-
-    return strategy
+#: From a queue's token to its companion's.
+Companion = Callable[[LockToken], LockToken]
 
 
 class Policy(Enum):
@@ -115,33 +96,6 @@ class Behind:
     group: int
 
 
-class Owned:
-    """One owned queue: its lock token (None without a group), where the next range begins, and whether it was entered there."""
-
-    __slots__ = ("entered", "known", "pending", "position", "queue", "token")
-
-    def __init__(self, queue: MessageQueue, token: LockToken | None) -> None:
-        self.queue = queue
-        self.token = token
-        self.pending = ProcessQueue(0.0)
-        #: None until it is decided.
-        self.position: int | None = None
-        self.entered = False
-        #: End of the messages found at the broker so far.
-        self.known = 0
-
-    def place(self, position: int, *, entered: bool) -> None:
-        self.pending.clear()
-        self.position = self.known = position
-        self.entered = entered
-
-    def found(self, end: int) -> None:
-        """Messages up to ``end`` are at the broker."""
-        if end > self.known:
-            self.pending.put(Slice(self.known, end))
-            self.known = end
-
-
 class Owner:
     """The queues of one query in one group.
 
@@ -149,13 +103,23 @@ class Owner:
     """
 
     def __init__(
-        self, owner_id: str, *, strategy: Strategy = all_queues, policy: Policy = Policy.REFUSE, lineage: bool = True
+        self,
+        owner_id: str,
+        *,
+        strategy: Strategy = all_queues,
+        policy: Policy = Policy.REFUSE,
+        lineage: bool = True,
+        companion: Companion | None = None,
     ) -> None:
-        """``lineage``: whether the broker tells a tenure that goes on from a new one."""
+        """``lineage``: whether the broker tells a tenure that goes on from a new one.
+
+        ``companion``: makes the token of a queue's companion (None: queues have none).
+        """
         self.owner_id = owner_id
         self.strategy = strategy
         self.policy = policy
         self.lineage = lineage
+        self._companion = companion
         #: False: no more queues are asked for (a run with availableNow takes its queues at its first boundary).
         self.taking = True
         self.owned: dict[MessageQueue, Owned] = {}
@@ -166,7 +130,7 @@ class Owner:
     # -- the boundary between two micro-batches: nothing is in flight -------------------------------------------------------
 
     def boundary(
-        self, start: Checkpoint, queues: Sequence[MessageQueue], members: Members = _ALONE
+        self, start: Checkpoint, queues: Sequence[MessageQueue], members: Members = NO_MEMBERS
     ) -> list[Commit | Unlock | Lock]:
         """Return the actions at a boundary: commit what is processed, unlock what is given up, lock what is missing, in this order.
 
@@ -187,11 +151,11 @@ class Owner:
         return actions
 
     def _give_up(self, wanted: set[MessageQueue]) -> tuple[LockToken, ...]:
-        leaving = [self.owned[queue] for queue in sorted(self.owned.keys() - wanted)]
+        leaving = [owned for queue, owned in sorted(self.owned.items()) if (owned.leader or queue) not in wanted]
         for owned in leaving:
             assert not owned.pending.taken(), "nothing is in flight at a boundary"
         self.drop([owned.queue for owned in leaving])
-        return tuple(owned.token for owned in leaving if owned.token is not None)
+        return tuple(owned.token for owned in leaving if owned.token is not None and owned.leader is None)
 
     def _processed(self, start: Checkpoint) -> Commit | None:
         if self._planned is None:
@@ -218,28 +182,39 @@ class Owner:
     # -- entering queues ---------------------------------------------------------------------------------------------------
 
     def locked(self, tokens: Iterable[LockToken]) -> None:
-        """Take queues that were granted. Where they are read from is not decided yet."""
+        """Take queues that were granted, and their companions. Where they are read from is not decided yet."""
         for token in tokens:
             self.owned[token.queue] = Owned(token.queue, token)
+            if self._companion is not None:
+                companion = self._companion(token)
+                self.owned[companion.queue] = Owned(companion.queue, companion, token.queue)
 
     def assume(self, queues: Iterable[MessageQueue]) -> None:
         """Take queues without a lock (broadcasting)."""
         for queue in queues:
             self.owned[queue] = Owned(queue, None)
 
-    def lost(self, tokens: Iterable[LockToken]) -> list[MessageQueue]:
-        """Forget the queues of stale tokens: their new owner goes on at the group's offset. Return those that were owned."""
-        gone = [token.queue for token in tokens if token.queue in self.owned and self.owned[token.queue].token == token]
+    def lost(self, tokens: Collection[LockToken]) -> list[MessageQueue]:
+        """Forget the queues of stale tokens: their new owner goes on at the group's offset. Return those that were owned.
+
+        A companion's token is stale because its leader's lock was lost.
+        """
+        stale = [self.owned[token.queue] for token in tokens if token.queue in self.owned]
+        gone = sorted({owned.leader or owned.queue for owned in stale if owned.token in tokens})
         self.drop(gone)
         return gone
 
+    def leader_of(self, queue: MessageQueue) -> MessageQueue:
+        """Return the queue whose companion this owned queue is, or the queue itself."""
+        return self.owned[queue].leader or queue
+
     def tokens(self) -> list[LockToken]:
-        return [owned.token for owned in self.owned.values() if owned.token is not None]
+        return [owned.token for owned in self.owned.values() if owned.token is not None and owned.leader is None]
 
     def drop(self, queues: Iterable[MessageQueue]) -> None:
-        """Forget queues, with their messages in flight."""
-        for queue in queues:
-            self.owned.pop(queue, None)
+        """Forget queues and their companions, with their messages in flight."""
+        gone = set(queues)
+        self.owned = {queue: owned for queue, owned in self.owned.items() if queue not in gone and owned.leader not in gone}
 
     def indispensable(self, asked: Lock, refused: Sequence[Refusal]) -> list[Refusal]:
         """Return the refusals with which this query cannot go on.
@@ -291,7 +266,7 @@ class Owner:
         for queue in self.unplaced().queues:
             owned = self.owned[queue]
             logged = start.next.get(queue)
-            at_group = group.get(queue)
+            at_group = _at_group(owned, group)
             if logged is not None and self.unbroken(owned, start, reset, at_group, logged):
                 position = logged
                 if at_group is not None and at_group > logged:
@@ -303,7 +278,8 @@ class Owner:
             else:
                 position = beginnings[queue]
             owned.place(position, entered=logged != position)
-            if owned.token is not None and (at_group is None or at_group < position):
+            if owned.token is not None and (at_group is None or at_group < position) and (owned.leader is None or position):
+                # A parking lot at its beginning may not exist yet.
                 commits[owned.token] = position
         self.reset = reset
         return (Commit(commits) if commits else None), behind, left
@@ -373,7 +349,7 @@ class Owner:
         for queue, span in ranges(start, end).items():
             owned = self.owned.get(queue)
             done = span.end - 1 if span.messages else span.end
-            if owned is None or not self.unbroken(owned, end, reset, group.get(queue), done):
+            if owned is None or not self.unbroken(owned, end, reset, _at_group(owned, group), done):
                 continue
             owned.place(span.begin, entered=False)
             owned.found(span.end)
@@ -389,15 +365,16 @@ class Owner:
 
     def stop(self, group: OffsetMap) -> Unlock:
         """Give back every queue. One whose group offset has reached its planned end was published: it has nothing in flight."""
-        idle: list[LockToken] = []
-        busy: list[LockToken] = []
+        working: set[MessageQueue] = set()
         for queue, owned in self.owned.items():
-            if owned.token is None:
-                continue
             taken = owned.pending.taken()
-            done = not taken or group.get(queue, -1) >= taken[-1].end
-            (idle if done else busy).append(owned.token)
-        return Unlock(tuple(idle), tuple(busy))
+            if taken and group.get(queue, -1) < taken[-1].end:
+                working.add(owned.leader or queue)
+        tokens = self.tokens()
+        return Unlock(
+            tuple(token for token in tokens if token.queue not in working),
+            tuple(token for token in tokens if token.queue in working),
+        )
 
     def in_flight(self) -> dict[MessageQueue, OffsetRange]:
         """Return each queue's range that is planned and not committed."""
@@ -414,7 +391,18 @@ class Owner:
             owned.pending._check()
             assert owned.queue == queue
             assert owned.token is None or owned.token.queue == queue
+            assert owned.leader is None or owned.leader in self.owned, "a companion goes with its leader"
             if owned.position is not None:
                 taken = owned.pending.taken()
                 assert owned.position <= owned.known
                 assert not taken or taken[-1].end == owned.position, "what is taken ends where the next range begins"
+
+
+def _at_group(owned: Owned, group: OffsetMap) -> int | None:
+    """Return the group's offset of a queue; None if it has none.
+
+    A parking lot has none before anything of it was committed. It is at its beginning then if its queue has one: the checkpoint of
+    a query that gave the queue up says nothing of either.
+    """
+    at = group.get(owned.queue)
+    return 0 if at is None and owned.leader in group else at

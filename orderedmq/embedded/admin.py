@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.membership import present
-from orderedmq.embedded import groups, index, layout, runs
+from orderedmq.core.parking import AtSeek, Order, leader_of, origin
+from orderedmq.core.parking_errors import delete_with_parked, is_parking_lot, lot_in_use, seek_with_parked
+from orderedmq.embedded import groups, index, layout, parking_lots, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.groups import EmbeddedGroups
-from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
+from orderedmq.embedded.log import new_incarnation, put_queues, put_topic, topic_of
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import (
+    GroupError,
     OptionError,
     cannot_shrink,
     in_use,
@@ -69,14 +72,14 @@ class EmbeddedAdmin:
         with self._open(True).write() as txn:
             if txn.get("topics", name.encode()) is not None:
                 raise topic_exists(name, topic_of(txn, name).queues)
-            put_topic(txn, topic)
-            self._put_queues(txn, topic, 0)
+            put_queues(txn, topic)
         return topic
 
     def alter_topic(
         self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
     ) -> TopicInfo:
         _check_retention(name, retention_seconds, retention_bytes)
+        _refuse_parked(name)
         asked = {"retention_seconds": retention_seconds, "retention_bytes": retention_bytes}
         with self._write() as txn:
             changed = replace(topic_of(txn, name), **{what: value for what, value in asked.items() if value is not Keep.KEEP})  # type: ignore[arg-type]
@@ -85,29 +88,23 @@ class EmbeddedAdmin:
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         check_queue_count(name, queues)
+        _refuse_parked(name)
         with self._write() as txn:
             topic = topic_of(txn, name)
             if queues < topic.queues:
                 raise cannot_shrink(name, topic.queues, queues)
             grown = replace(topic, queues=queues)
-            put_topic(txn, grown)
-            self._put_queues(txn, grown, topic.queues)
+            put_queues(txn, grown, topic.queues)
         return grown
-
-    def _put_queues(self, txn: Transaction, topic: TopicInfo, begin: int) -> None:
-        for queue in index.queues_of(topic)[begin:]:
-            txn.put("queues", layout.queue_key(queue), layout.QueueState(0, 0, 0, 0).pack())
 
     def delete_topic(self, name: str) -> None:
         def delete(txn: Transaction) -> None:
-            topic = topic_of(txn, name)
-            for queue in index.queues_of(topic):
-                index.retire(txn, queue, before=index.state(txn, queue).max_offset)
-                txn.delete("queues", layout.queue_key(queue))
-            txn.delete("topics", name.encode())
-            for database in ("groups", "locks", "dead"):
-                for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic == name]:
-                    txn.delete(database, key)
+            topic, found = topic_of(txn, name), origin(name)
+            if found is not None:
+                messages = _count(txn, found[0], index.queues_of(topic))
+                if messages:
+                    raise lot_in_use(name, found[0], messages)
+            _delete(txn, [topic])
             if name.startswith(DEAD_LETTER_PREFIX):
                 _clear(txn, "dead", name.removeprefix(DEAD_LETTER_PREFIX))
 
@@ -132,6 +129,8 @@ class EmbeddedAdmin:
         return out
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:
+        _refuse_parked(name)
+
         def delete(txn: Transaction) -> dict[MessageQueue, int]:
             topic = topic_of(txn, name)
             if before is None:
@@ -162,8 +161,11 @@ class EmbeddedAdmin:
             known = {layout.group_of(key)[1]: layout.to_number(value) for key, value in found}
         return dict(sorted(known.items()))
 
-    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
         check_group(group)
+        for queue in offsets:
+            if leader_of(group, queue) != queue:
+                raise is_parking_lot(queue.topic, group)
         with self._write() as txn:
             now = self._clock.instant()
             for queue, offset in offsets.items():
@@ -172,8 +174,13 @@ class EmbeddedAdmin:
                     raise outside_queue(queue, offset, at.max_offset)
             if not force:
                 self._require_unused(txn, group)
+            lots = _lots(txn, group, {queue.topic for queue in offsets})
+            if parked is None:
+                _require_none_parked(txn, group, [lots[queue] for queue in offsets if queue in lots], seek_with_parked)
             for queue, offset in offsets.items():
                 groups.put_offset(txn, group, queue, offset)
+                if parked == "drop" and queue in lots:
+                    groups.put_offset(txn, group, lots[queue], index.state(txn, lots[queue]).max_offset)
                 lock = groups.lock_at(txn, group, queue)
                 if lock is not None:
                     groups.put_lock(txn, group, queue, rules.sought(txn.take_number("epoch"), now))
@@ -199,12 +206,21 @@ class EmbeddedAdmin:
 
         def delete(txn: Transaction) -> None:
             _require(txn, group)
+            lots = parking_lots.of_group(txn, group)
             if not force:
                 self._require_unused(txn, group)
-            for database in ("groups", "locks", "members"):
+                queues = [queue for topic in lots for queue in index.queues_of(topic)]
+                _require_none_parked(txn, group, queues, delete_with_parked)
+            _delete(txn, lots)
+            for database in ("groups", "locks", "members", "parked"):
                 _clear(txn, database, group)
 
         self._open(False).write_deletion(delete)
+
+    def order_parked(self, group: str, queue: MessageQueue, orders: Sequence[Order]) -> None:
+        check_group(group)
+        with self._write() as txn:
+            parking_lots.order(txn, group, queue, orders, self._clock.wall())
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         check_group(group)
@@ -264,6 +280,47 @@ class EmbeddedAdmin:
 def _require(txn: Transaction, group: str) -> None:
     if not any(True for database in ("groups", "locks", "members") for _ in txn.scan(database, layout.group_prefix(group))):
         raise missing_group(group, "this store")
+
+
+def _lots(txn: Transaction, group: str, topics: Collection[str]) -> dict[MessageQueue, MessageQueue]:
+    """Return the group's parking lots of these topics by their queues."""
+    lots = [queue for topic in parking_lots.of_group(txn, group) for queue in index.queues_of(topic)]
+    return {leader: lot for lot in lots if (leader := leader_of(group, lot)).topic in topics}
+
+
+def _count(txn: Transaction, group: str, lots: Sequence[MessageQueue]) -> int:
+    return sum(parking_lots.count(txn, lot, groups.offset_at(txn, group, lot)) for lot in lots)
+
+
+def _require_none_parked(
+    txn: Transaction, group: str, lots: Sequence[MessageQueue], error: Callable[[str, int, Sequence[MessageQueue]], GroupError]
+) -> None:
+    used = {lot: messages for lot in lots if (messages := _count(txn, group, [lot]))}
+    if used:
+        raise error(group, sum(used.values()), [leader_of(group, lot) for lot in used])
+
+
+def _delete(txn: Transaction, topics: Sequence[TopicInfo]) -> None:
+    """Delete topics with their messages and their parking lots, and everything that groups have of them."""
+    going = list(topics)
+    # It grows meanwhile: a lot that another group reads may have lots of its own.
+    for topic in going:
+        going += parking_lots.of_topic(txn, topic.name)
+        for queue in index.queues_of(topic):
+            index.retire(txn, queue, before=index.state(txn, queue).max_offset)
+            txn.delete("queues", layout.queue_key(queue))
+        txn.delete("topics", topic.name.encode())
+    names = {topic.name for topic in going}
+    for database in ("groups", "locks", "dead", "parked"):
+        for key in [key for key, _ in txn.scan(database) if layout.group_of(key)[1].topic in names]:
+            txn.delete(database, key)
+
+
+def _refuse_parked(topic: str) -> None:
+    """Refuse to change a topic of parking lots. Raises TopicError RESERVED."""
+    found = origin(topic)
+    if found is not None:
+        raise is_parking_lot(topic, found[0])
 
 
 def _clear(txn: Transaction, database: str, group: str) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from orderedmq.broker import TopicInfo
 from orderedmq.conditions import StoreCondition
+from orderedmq.core.parking import leader_of, origin
 from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import formats, layout, pages, seal, verify
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -26,7 +27,7 @@ from orderedmq.embedded.pages import Entry, Meta, Read, Snapshot
 from orderedmq.embedded.store import MAP_SIZE, Store
 from orderedmq.embedded.transaction import WRITTEN
 from orderedmq.errors import StoreError
-from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
+from orderedmq.model import DEAD_LETTER_PREFIX, PARKED_PREFIX, MessageQueue
 
 
 @dataclass
@@ -102,7 +103,7 @@ class Contents:
             raise formats.newer(path, self.version)
         for name in layout.DATABASES:
             if name not in trees:
-                if self.version != 1:
+                if self.version != 1 and name in layout.databases(self.version):
                     out.findings.append(f"its database {name} is missing")
             elif name == seal.UNSEALED:
                 self._payloads = {entry.key: entry for entry in snapshot.entries(trees[name], name, exact=True)}
@@ -155,6 +156,7 @@ def _examine(path: Path, read: Read, meta: Meta, out: Checked) -> None:
     out.findings.extend(_groups(contents, queues))
     out.findings.extend(_members(contents))
     out.findings.extend(_dead(contents, queues))
+    out.findings.extend(_parked(contents, queues))
     out.findings.extend(_batches(contents))
 
 
@@ -308,6 +310,28 @@ def _dead(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
         if (group, letter) in letters:
             yield f"{name} was put aside at {letter}, as was {letters[group, letter]}"
         letters[group, letter] = name
+
+
+def _parked(contents: Contents, queues: dict[bytes, QueueState]) -> Iterator[str]:
+    """Check that each lot has its queue, and that each record of a parked message is of a message in its lot."""
+    for key in queues:
+        lot = layout.queue_of(key)
+        found = origin(lot.topic)
+        if found is not None and layout.queue_key(lot._replace(topic=found[1])) not in queues:
+            yield f"queue {lot} is the parking lot of a queue that does not exist"
+    copies = dict[tuple[MessageQueue, int], str]()
+    for key, value in contents.scan("parked"):
+        (group, source), at, place = layout.group_of(key), layout.index_offset(key), layout.to_number(value)
+        name = f"message {at} of queue {source} of group {group!r}"
+        lot = source if leader_of(group, source) != source else source._replace(topic=f"{PARKED_PREFIX}{group}%{source.topic}")
+        lots, sources = queues.get(layout.queue_key(lot)), queues.get(layout.queue_key(source))
+        if sources is None or at >= sources.max_offset:
+            yield f"{name} was parked, but does not exist"
+        if lots is None or place >= lots.max_offset:
+            yield f"{name} was parked at {place} of queue {lot}, which does not have it"
+        if (lot, place) in copies:
+            yield f"{name} was parked at {place} of queue {lot}, as was {copies[lot, place]}"
+        copies[lot, place] = name
 
 
 def _batches(contents: Contents) -> Iterator[str]:

@@ -9,15 +9,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from orderedmq.broker import TopicInfo
 from orderedmq.conditions import GroupCondition
 from orderedmq.core.message_rows import normalise
-from orderedmq.embedded import chunk_codec as codec
 from orderedmq.embedded import index, layout
-from orderedmq.embedded.log import new_incarnation, put_topic, topic_of
+from orderedmq.embedded.log import append_rows, made
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import GroupError
-from orderedmq.model import DEAD_LETTER_PREFIX, DEFAULT_COMPRESSION, MAX_NAME_LENGTH, PROPERTIES_TYPE, MessageQueue
+from orderedmq.model import DEAD_LETTER_PREFIX, MAX_NAME_LENGTH, PROPERTIES_TYPE, MessageQueue
 
 
 def topic_name(group: str) -> str:
@@ -39,28 +37,20 @@ def put(txn: Transaction, group: str, queue: MessageQueue, letters: pa.RecordBat
     """Append the letters that are new, in order, and return their number. ``now`` is in µs since the epoch."""
     new: dict[int, int] = {}
     for row, offset in enumerate(offsets):
-        if offset not in new and txn.get("dead", layout.dead_key(group, queue, offset)) is None:
+        if offset not in new and txn.get("dead", layout.message_key(group, queue, offset)) is None:
             new[offset] = row
     if not new:
         return 0
-    topic = topic_name(group)
-    if txn.get("topics", topic.encode()) is None:
-        info = TopicInfo(topic, 1, new_incarnation(), None, None, DEFAULT_COMPRESSION)
-        put_topic(txn, info)
-        txn.put("queues", layout.queue_key(index.queues_of(info)[0]), layout.QueueState(0, 0, 0, 0).pack())
-    info = topic_of(txn, topic)
+    topic = made(txn, topic_name(group), 1)
     # Always the first queue, even if others were added.
-    target = index.queues_of(info)[0]
-    at = index.state(txn, target).max_offset
+    target = index.queues_of(topic)[0]
     taken = letters.take(pa.array(new.values(), pa.int64()))
     rows = normalise(taken, f"dead letters of queue {queue}")
     column_index = rows.schema.get_field_index("properties")
     if column_index >= 0:
         # A letter's origin is in reserved properties, which ``normalise`` removes.
         rows = rows.set_column(column_index, rows.schema.field(column_index), taken.column("properties").cast(PROPERTIES_TYPE))
-    for piece in codec.pieces(rows):
-        payload, chunk = codec.encode(piece, codec.CODECS.index(info.compression), now)
-        index.add(txn, target, index.store(txn, payload, chunk), now)
+    begin = append_rows(txn, topic, target, rows, now).begin
     for count, offset in enumerate(new):
-        txn.put("dead", layout.dead_key(group, queue, offset), layout.number(at + count))
+        txn.put("dead", layout.message_key(group, queue, offset), layout.number(begin + count))
     return len(new)

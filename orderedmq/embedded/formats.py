@@ -1,7 +1,8 @@
 """Recognises a store and its format, initialises new stores, and upgrades stores of an earlier format.
 
-Format 1 had no seals. A store of format 1 is upgraded to format 2 in one transaction, when it is first opened. Every process
-that has it open at that moment must run this version.
+Format 1 had no seals, format 2 no database of parked messages. A store of an earlier format is upgraded in one transaction when
+it is first opened. A process of the version with format 2 that has it open at that moment may go on; with format 1, all
+processes must run this version.
 """
 
 from __future__ import annotations
@@ -81,15 +82,19 @@ def _not_ours(path: Path) -> StoreError:
 
 
 def _upgrade(env: Any, path: Path) -> None:
-    """Seal every value. Raises StoreError CORRUPT if a value cannot be read, because a seal would vouch for it."""
+    """Make the databases that are missing; seal every value if the format is 1.
+
+    Raises StoreError CORRUPT if a value without a seal cannot be read, because a seal would vouch for it.
+    """
     with env.begin(write=True) as txn:
-        # A store of format 1 may be older than some of the databases.
+        # A store of format 1 may be older than some of its databases, too.
         handles = {name: env.open_db(name.encode(), txn=txn) for name in layout.DATABASES}
-        if layout.to_number(txn.get(seal.FORMAT_KEY, db=handles["meta"])) == layout.FORMAT:
+        version = layout.to_number(txn.get(seal.FORMAT_KEY, db=handles["meta"]))
+        if version == layout.FORMAT:
             # Another process was first.
             return
         after = Transaction(txn, handles, path)
-        for database in layout.DATABASES:
+        for database in layout.DATABASES if version == 1 else ():
             if database == seal.UNSEALED:
                 continue
             for key, value in list(txn.cursor(db=handles[database])):
@@ -98,7 +103,7 @@ def _upgrade(env: Any, path: Path) -> None:
                 _require_readable(database, key, value, path)
                 after.put(database, key, value)
         txn.put(seal.FORMAT_KEY, layout.number(layout.FORMAT), db=handles["meta"])
-        after.sign()
+        after.sign(always=True)
 
 
 def _require_readable(database: str, key: bytes, value: bytes, path: Path) -> None:
@@ -124,7 +129,7 @@ def decode_value(database: str, key: bytes, value: bytes) -> object:
             return layout.group_of(key), layout.lock_from_json(value)
         case "members":
             return layout.member_from_json(value)
-        case "dead":
+        case "dead" | "parked":
             return layout.group_of(key), layout.to_number(value)
         case "tokens":
             return json.loads(value)

@@ -9,7 +9,8 @@ import pyarrow as pa
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
-from orderedmq.embedded import dead_letters, layout
+from orderedmq.core.parking import Put, guarding, leader_of, parked_queue
+from orderedmq.embedded import dead_letters, layout, parking_lots
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.store import Store
@@ -30,10 +31,17 @@ def put_lock(txn: Transaction, group: str, queue: MessageQueue, lock: QueueLock)
 
 
 def require_current(txn: Transaction, token: LockToken, doing: str) -> None:
-    """Require the epoch of the queue's lock to be that of ``token`` (the fence). Raises LockError LOST otherwise."""
-    lock = lock_at(txn, token.group, token.queue)
-    if not rules.is_current(lock, token):
-        raise _lost(token, lock, doing)
+    """Require the epoch of the lock that guards the token's queue to be that of ``token`` (the fence). Raises LockError LOST."""
+    guard = guarding(token)
+    lock = lock_at(txn, guard.group, guard.queue)
+    if not rules.is_current(lock, guard):
+        raise _lost(guard, lock, doing)
+
+
+def is_held(txn: Transaction, token: LockToken) -> bool:
+    """Whether the lock that guards the token's queue is held under ``token``."""
+    guard = guarding(token)
+    return rules.is_held(lock_at(txn, guard.group, guard.queue), guard)
 
 
 def _require_all(txn: Transaction, offsets: Mapping[LockToken, int]) -> None:
@@ -58,9 +66,17 @@ def offset_at(txn: Transaction, group: str, queue: MessageQueue) -> int | None:
 
 
 def put_offset(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
-    """Set a group's offset. Raises OffsetError INVALID if it is negative."""
+    """Set a group's offset, and forget what it settles of parked messages. A parking lot that does not exist gets none.
+
+    Raises OffsetError INVALID if it is negative.
+    """
     if offset < 0:
         raise not_an_offset(offset, queue, group)
+    if leader_of(group, queue) != queue:
+        if not parking_lots.exists(txn, queue):
+            return
+        parking_lots.trim(txn, queue, offset_at(txn, group, queue), offset)
+    parking_lots.forget(txn, group, queue, offset)
     txn.put("groups", layout.group_key(group, queue), layout.number(offset))
 
 
@@ -216,11 +232,11 @@ class EmbeddedGroups:
 
     def check(self, token: LockToken) -> bool:
         with self._store.read() as txn:
-            return rules.is_held(lock_at(txn, token.group, token.queue), token)
+            return is_held(txn, token)
 
     def stale(self, tokens: Sequence[LockToken]) -> list[LockToken]:
         with self._store.read() as txn:
-            return [token for token in tokens if not rules.is_held(lock_at(txn, token.group, token.queue), token)]
+            return [token for token in tokens if not is_held(txn, token)]
 
     def unlock(self, tokens: Sequence[LockToken], linger: float = 0.0) -> None:
         def give_back(txn: Transaction) -> None:
@@ -267,6 +283,15 @@ class EmbeddedGroups:
         with self._store.write() as txn:
             require_current(txn, token, f"{len(offsets)} of its messages were put aside")
             return dead_letters.put(txn, token.group, token.queue, letters, offsets, self._clock.wall())
+
+    def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
+        with self._store.write() as txn:
+            require_current(txn, token, f"{len(puts)} of its messages were parked")
+            settled = {
+                queue: offset_at(txn, token.group, queue) or 0
+                for queue in (token.queue, parked_queue(token.group, token.queue))
+            }
+            return parking_lots.put(txn, token.group, token.queue, puts, settled, self._clock.wall())
 
     def reset_number(self, group: str) -> int:
         with self._store.read() as txn:

@@ -11,6 +11,7 @@ Databases (key → value; integers in keys are big-endian, so that keys sort as 
     locks     group, queue key           → QueueLock as JSON
     members   group, client id           → Member as JSON
     dead      group, queue key, offset   → offset of its dead letter
+    parked    group, queue key, offset   → offset in the parking lot of the message that was parked from there
     tokens    attempt token              → sink, batch and start time of the attempt as JSON
     staged    attempt token, number      → queue key, Chunk
     batches   sink id, batch id          → replay record as JSON
@@ -32,8 +33,8 @@ from orderedmq.core.lock import Instant, QueueLock
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 
-#: Format 1 had no seals.
-FORMAT: Final = 2
+#: Format 1 had no seals, format 2 no parked messages.
+FORMAT: Final = 3
 DATABASES: Final = (
     "meta",
     "topics",
@@ -47,12 +48,18 @@ DATABASES: Final = (
     "tokens",
     "staged",
     "batches",
+    "parked",
 )
 
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
 _CHUNK = struct.Struct("<QIHBQQQqqq")
 _QUEUE = struct.Struct("<QQQq")
+
+
+def databases(version: int) -> tuple[str, ...]:
+    """Return the databases of a store of that format. One of format 1 may lack some of them."""
+    return DATABASES if version >= 3 else DATABASES[:-1]
 
 
 class Chunk(NamedTuple):
@@ -173,7 +180,7 @@ def member_from_json(value: bytes) -> Member:
     return Member(**fields)
 
 
-def dead_key(group: str, queue: MessageQueue, offset: int) -> bytes:
+def message_key(group: str, queue: MessageQueue, offset: int) -> bytes:
     return index_key(group_key(group, queue), offset)
 
 
@@ -196,6 +203,8 @@ def described(database: str, key: bytes) -> str:
             return f"a member of group {first!r}"
         case "dead":
             return f"the dead-letter record of group {first!r} for offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
+        case "parked":
+            return f"the record that group {first!r} parked offset {int.from_bytes(key[-8:], 'big')} of queue {_queue_text(rest[:-8])}"
         case "tokens":
             return f"the staging token {first!r}"
         case "staged":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -24,8 +25,9 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import OptionError, aged_out, beyond_end, recreated
 from orderedmq.malformed_text import MalformedText
-from orderedmq.model import MessageQueue, OffsetRange, missing_topic, select_schema
+from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange, missing_topic, select_schema
 from orderedmq.pulls import bounded
+from orderedmq.text import valid_rows
 
 _BODY = ("body",)
 #: Bytes of payloads that are read before the map's memory is given back.
@@ -47,6 +49,77 @@ def put_topic(txn: Transaction, topic: TopicInfo) -> None:
 def new_incarnation() -> str:
     """Return 16 hex digits that tell a topic from an earlier one of the same name."""
     return uuid.uuid4().hex[:16].upper()
+
+
+def put_queues(txn: Transaction, topic: TopicInfo, begin: int = 0) -> None:
+    """Store a topic's record, and make its queues from number ``begin`` on."""
+    put_topic(txn, topic)
+    for queue in index.queues_of(topic)[begin:]:
+        txn.put("queues", layout.queue_key(queue), layout.QueueState(0, 0, 0, 0).pack())
+
+
+def made(txn: Transaction, name: str, queues: int) -> TopicInfo:
+    """Return a topic that the broker keeps for a group, which never forgets messages by itself. It is made if it is missing."""
+    if txn.get("topics", name.encode()) is None:
+        put_queues(txn, TopicInfo(name, queues, new_incarnation(), None, None, DEFAULT_COMPRESSION))
+    return topic_of(txn, name)
+
+
+def append_rows(txn: Transaction, topic: TopicInfo, queue: MessageQueue, rows: pa.RecordBatch, now: int) -> OffsetRange:
+    """Append rows that are checked (`normalise`), and return their offsets. ``now`` is in µs since the epoch."""
+    begin = end = index.state(txn, queue).max_offset
+    number = codec.CODECS.index(topic.compression)
+    for piece in codec.pieces(rows):
+        payload, chunk = codec.encode(piece, number, now)
+        end = index.add(txn, queue, index.store(txn, payload, chunk), now).end
+    return OffsetRange(begin, end)
+
+
+def rows_between(
+    txn: Transaction, queue: MessageQueue, begin: int, end: int, columns: tuple[str, ...]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of [``begin``, ``end``), a chunk at a time, with ``columns``. Texts are valid.
+
+    Raises TopicError MISSING or NO_SUCH_QUEUE; DataLossError AGED_OUT if ``begin`` lies before the first message, BEYOND_END if
+    ``end`` lies behind the end; StoreError CORRUPT.
+    """
+    topic, at = topic_of(txn, queue.topic), index.state(txn, queue)
+    _require_there(queue, at, begin, end)
+    for first, chunk in index.chunks(txn, queue, at, begin) if begin < end else ():
+        if first >= end:
+            return
+        skipped = max(0, begin - first)
+        whole = _whole(txn, topic, queue, first, chunk, columns)
+        yield whole.slice(skipped, min(end, first + chunk.rows) - first - skipped)
+
+
+def rows_at(txn: Transaction, queue: MessageQueue, offsets: Sequence[int], columns: tuple[str, ...]) -> pa.RecordBatch:
+    """Return the messages at ``offsets``, which are in order, with ``columns``. Each chunk is read once. Errors: `rows_between`."""
+    topic, at = topic_of(txn, queue.topic), index.state(txn, queue)
+    _require_there(queue, at, offsets[0], offsets[-1] + 1)
+    found, done = [], 0
+    while done < len(offsets):
+        first, chunk = index.holding(txn, queue, offsets[done])
+        end = bisect.bisect_left(offsets, first + chunk.rows, done)
+        whole = _whole(txn, topic, queue, first, chunk, columns)
+        found.append(whole.take(pa.array([offset - first for offset in offsets[done:end]], pa.int64())))
+        done = end
+    return pa.concat_batches(found)
+
+
+def _require_there(queue: MessageQueue, at: layout.QueueState, begin: int, end: int) -> None:
+    if begin < at.min_offset:
+        raise aged_out(queue, begin, at.min_offset)
+    if end > at.max_offset:
+        raise beyond_end(queue, at.max_offset, f"offset {end - 1} was asked for", EmbeddedLog.tail_loss)
+
+
+def _whole(
+    txn: Transaction, topic: TopicInfo, queue: MessageQueue, first: int, chunk: Chunk, columns: tuple[str, ...]
+) -> pa.RecordBatch:
+    """Return all messages of a chunk, with valid texts."""
+    payload = index.load(txn, queue, first, chunk)
+    return valid_rows(codec.rows_of(payload, chunk, columns, queue, first, topic.incarnation))[0]
 
 
 class EmbeddedLog:
@@ -255,15 +328,10 @@ class EmbeddedLog:
         checked = normalise(rows, f"queue {queue}")
         with self._store.write() as txn:
             topic = topic_of(txn, queue.topic)
-            at = index.state(txn, queue)
             now = self._clock.wall()
-            number = codec.CODECS.index(topic.compression)
-            end = at.max_offset
-            for piece in codec.pieces(checked):
-                payload, chunk = codec.encode(piece, number, now)
-                end = index.add(txn, queue, index.store(txn, payload, chunk), now).end
+            added = append_rows(txn, topic, queue, checked, now)
             index.retain(txn, topic, now)
-            return OffsetRange(at.max_offset, end)
+            return added
 
 
 def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:

@@ -112,9 +112,9 @@ class Transaction:
         self.put("meta", key, layout.number(following))
         return following
 
-    def sign(self) -> None:
-        """Store the number of this transaction, if it has written. Call it before the commit."""
-        if self._wrote:
+    def sign(self, *, always: bool = False) -> None:
+        """Store the number of this transaction, if it has written, or ``always``. Call it before the commit."""
+        if self._wrote or always:
             self.put("meta", WRITTEN, written(self._txn.id()))
 
     def damaged(self, what: str) -> StoreError:

@@ -106,7 +106,7 @@ def _require_trees(path: Path, read: Read, meta: Meta) -> None:
             report(wrong)
         if layout.to_number(version) > layout.FORMAT:
             return
-        if set(trees) != set(layout.DATABASES) and layout.to_number(version) == layout.FORMAT:
+        if layout.to_number(version) > 1 and set(trees) != set(layout.databases(layout.to_number(version))):
             report(f"it has databases {', '.join(sorted(trees))}")
         # Payloads last: they are the largest database, and have checksums.
         for name in sorted(trees, key=lambda name: name == seal.UNSEALED):
@@ -127,7 +127,9 @@ def wrong_signature(version: int, mine: bytes | None, there: bool, meta: Meta) -
         return None
     if mine is None:
         return "the note of its last transaction is missing, or fails its checksum"
-    if mine != written(meta.transaction, version):
+    # A process that had the store open while another one upgraded it from format 2 goes on to sign with that.
+    versions = range(2, version + 1) if version <= layout.FORMAT else (version,)
+    if mine not in [written(meta.transaction, earlier) for earlier in versions]:
         return f"transaction {meta.transaction} of format {version} has the entries of another transaction or format"
     return None
 
@@ -143,7 +145,8 @@ def wrong_writer(read: Read, meta: Meta) -> str | None:
     entries = snapshot.entries(tree, "meta") if tree is not None else ()
     value = next((snapshot.value(entry) for entry in entries if entry.key == WRITTEN), b"")
     said = None if wrong else seal.opened("meta", WRITTEN, value)
-    if said in (None, written(meta.transaction)):
+    # Before an upgrade, a snapshot has another format.
+    if said is None or said[:8] == layout.number(meta.transaction):
         return None
     return f"the meta page of transaction {meta.transaction} has the entries of another one"
 

@@ -149,6 +149,12 @@ SOURCE_OPTIONS: Final = (
     ),
     Option("includeProperties", "false", "add the column properties"),
     Option("includeLockToken", "false", "add the column lock_token, which `consume_orderly` needs"),
+    Option(
+        "parkingLot",
+        "false",
+        'stream only: read what `consume_orderly` with order="key" has parked, when it is due; adds the column lock_token, too',
+    ),
+    Option("parkingLotMaxMessages", "10000", "with parkingLot: parked messages per queue above which no more keys are parked"),
 )
 SINK_OPTIONS: Final = (
     *BROKER_OPTIONS,

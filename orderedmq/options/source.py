@@ -1,4 +1,4 @@
-"""The reader's options, and the JSON form of offsets in options.
+"""The reader's options.
 
 Rules: as in declared.py. Checks that differ between a stream and a batch are made only once it is known which one it is.
 Nothing here asks a broker: whether topics and queues exist, and whether offsets name every queue, is checked where they are
@@ -18,14 +18,13 @@ from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
-from orderedmq.model import EMBEDDED_BROKER, MAX_QUEUES, MessageQueue
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.options.allocation import Assignment, parse_allocation, parse_assignment
 from orderedmq.options.declared import MAX_PULL_BATCH, Given
 from orderedmq.options.endpoint import parse_endpoint
 from orderedmq.options.filter import parse_filter
-from orderedmq.options.queue_json import brokers, json_shown, members
+from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import (
-    MAX_LONG,
     choice,
     conflict,
     integer,
@@ -44,9 +43,6 @@ from orderedmq.options.values import (
 #: Seconds to try for locks that another client holds. A cluster's locks outlive a killed owner by up to their life, 60 s.
 LOCK_TIMEOUT: Final = 10.0
 CLUSTER_LOCK_TIMEOUT: Final = 75.0
-#: In place of an offset: the queue's end, and its first stored message.
-LATEST: Final = -1
-EARLIEST: Final = -2
 
 MessageModel = Literal["clustering", "broadcasting"]
 ConsumeFrom = Literal["first", "last", "timestamp"]
@@ -63,8 +59,6 @@ _CONSUME_FROM: Final[Mapping[str, ConsumeFrom]] = {
 }
 _STARTING: Final[Mapping[str, StartKind]] = {"committed": "committed", "earliest": "earliest", "latest": "latest"}
 _START_OF: Final[Mapping[ConsumeFrom, StartKind]] = {"first": "earliest", "last": "latest", "timestamp": "timestamp"}
-#: Queues with offsets, for errors.
-OFFSETS_EXAMPLE: Final = '{"orders": {"embedded": {"0": 23, "1": -2}}}'
 _ADMISSION: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "maxBytesPerTrigger")
 
 
@@ -97,7 +91,8 @@ class SourceOptions:
 
     Exactly one of ``topics`` (as given, no duplicates; else empty) and ``topic_pattern`` is set. ``consumer_group`` is None in
     broadcasting and in a batch without one. ``allocation`` is how the members of a shared group divide its queues.
-    ``matching`` None: all messages. ``consume_from`` is where a group that never committed begins.
+    ``matching`` None: all messages. ``consume_from`` is where a group that never committed begins. ``parking_lot``: maximum
+    messages in a queue's parking lot, None without one.
     """
 
     endpoint: Endpoint
@@ -122,6 +117,7 @@ class SourceOptions:
     pull_settings: PullSettings
     include_properties: bool
     include_lock_token: bool
+    parking_lot: int | None = None
     query_name: str | None = None
 
     @classmethod
@@ -176,12 +172,29 @@ class SourceOptions:
             pull_settings=_pull_settings(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
             include_lock_token=given.value("includeLockToken", parse_bool),
+            parking_lot=_parking_lot(given, group, streaming),
             query_name=given.optional("queryName", parse_name),
         )
 
     def reads(self, topic: str) -> bool:
         """Whether the reader reads this topic."""
         return _is_read(topic, self.topics, self.topic_pattern)
+
+
+def _parking_lot(given: Given, group: str | None, streaming: bool | None) -> int | None:
+    room = given.value("parkingLotMaxMessages", integer(1, example=10000))
+    if not given.value("parkingLot", parse_bool):
+        if given.has("parkingLotMaxMessages"):
+            raise conflict("option parkingLotMaxMessages limits a parking lot; set parkingLot=true, or drop it")
+        return None
+    if streaming is False:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            "option parkingLot is not supported in a batch, which has no locks; use spark.readStream, or `orderedmq parked list`",
+        )
+    if group is None:
+        raise conflict("option parkingLot needs a consumer group, whose messages are parked; set consumerGroup, or drop it")
+    return room
 
 
 def _pull_settings(given: Given, endpoint: Endpoint, group: str | None) -> PullSettings:
@@ -388,25 +401,3 @@ def _check_range(starting: StartingOffsets, ending: EndingOffsets) -> None:
         end = (ending.offsets or {}).get(queue, LATEST)
         if 0 <= end < begin:
             raise conflict(f"option startingOffsets begins {queue} at {begin}, after endingOffsets at {end}; lower it")
-
-
-def parse_offsets_json(text: str, option: str) -> dict[MessageQueue, int]:
-    """Return the offsets in ``{"topic": {"broker": {"queue id": next offset}}}``; LATEST and EARLIEST are allowed.
-
-    Raises OptionError INVALID that says what is wrong and where.
-    """
-    offsets: dict[MessageQueue, int] = {}
-    for topic, broker, queues in brokers(text, option, OFFSETS_EXAMPLE):
-        where = f"topic {shown(topic)}, broker {shown(broker)}"
-        for queue_id, offset in members(queues, where, "queues", option, OFFSETS_EXAMPLE):
-            if not re.fullmatch(r"0|[1-9][0-9]{0,5}", queue_id) or int(queue_id) >= MAX_QUEUES:
-                raise invalid(option, f"{where}: {shown(queue_id)} is not a queue id; write for example 0")
-            # bool is an int in Python, not in JSON.
-            if not isinstance(offset, int) or isinstance(offset, bool) or not EARLIEST <= offset <= MAX_LONG:
-                raise invalid(
-                    option,
-                    f"{where}, queue {queue_id}: {json_shown(offset)} is not an offset; write a whole number, "
-                    f"{LATEST} (latest) or {EARLIEST} (earliest)",
-                )
-            offsets[MessageQueue(topic, broker, int(queue_id))] = offset
-    return offsets

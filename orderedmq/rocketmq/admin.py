@@ -8,36 +8,31 @@ asked for.
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Mapping
-from typing import Final, NoReturn
+from collections.abc import Mapping
 
 from orderedmq.broker import Keep, QueueInfo, TopicInfo
-from orderedmq.conditions import OptionCondition, RocketMQCondition, TopicCondition, UnavailableCondition
+from orderedmq.conditions import OptionCondition
+from orderedmq.core.parking import origin
+from orderedmq.core.parking_errors import lot_in_use
 from orderedmq.errors import (
     OptionError,
     RocketMQError,
-    RocketMQUnavailableError,
-    TopicError,
     cannot_shrink,
     topic_exists,
 )
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, check_queue_count, check_topic, missing_topic
 from orderedmq.rocketmq.group_admin import GroupAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.messages.topic_changes import await_registration, delete_topic, every_master, queue_counts
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
+from orderedmq.rocketmq.parked_admin import ParkedAdmin, refuse_parking_lot
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets
-from orderedmq.rocketmq.wire.message_requests import topic_stats
-
-#: Seconds until a broker's new topic must be known to the nameservers; it usually takes a few ms.
-_REGISTER_TIMEOUT: Final = 30.0
-_POLL: Final = 0.01
 
 
-class TopicAdmin:
+class TopicAdmin(ParkedAdmin):
     """The topics' part of the Admin protocol."""
 
     def __init__(self, client: Client, log: RocketMQLog) -> None:
@@ -63,16 +58,17 @@ class TopicAdmin:
         ):
             if value != default:
                 raise _not_settable(what, name)
-        there = self._counts(name)
+        there = queue_counts(self._log, name)
         if there:
             raise topic_exists(name, sum(there.values()))
-        self._resize(name, dict.fromkeys(self._masters(), 0), queues)
+        self._resize(name, dict.fromkeys(every_master(self._client), 0), queues)
         return self._log.topic(name)
 
     def alter_topic(
         self, name: str, *, retention_seconds: float | Keep | None = Keep.KEEP, retention_bytes: int | Keep | None = Keep.KEEP
     ) -> TopicInfo:
         """Raises OptionError UNSUPPORTED for any change."""
+        refuse_parking_lot(name)
         for what, value in (("a retention by age", retention_seconds), ("a retention by size", retention_bytes)):
             if value is not Keep.KEEP:
                 self._log.queues(name)
@@ -82,40 +78,37 @@ class TopicAdmin:
     def add_queues(self, name: str, queues: int) -> TopicInfo:
         """See `Admin.add_queues`. The brokers with the fewest queues get the new ones."""
         check_queue_count(name, queues)
-        there = self._counts(name)
+        refuse_parking_lot(name)
+        there = queue_counts(self._log, name)
         if not there:
             raise missing_topic(name)
         total = sum(there.values())
         if queues < total:
             raise cannot_shrink(name, total, queues)
-        self._resize(name, {broker: there.get(broker, 0) for broker in self._masters()}, queues, already=total)
+        self._resize(name, {broker: there.get(broker, 0) for broker in every_master(self._client)}, queues, already=total)
         return self._log.topic(name)
 
     def delete_topic(self, name: str) -> None:
-        """See `Admin.delete_topic`, but before RocketMQ 5.0 the groups' offsets stay.
+        """See `Admin.delete_topic`, but before RocketMQ 5.0 the groups' offsets of a topic that is no parking lot stay.
 
         Also deletes the groups of sinks' bookmarks in the topic, except a ``sinkGroup`` that a user named.
         """
         self._log.forget(name)
         self._log.route(name)
-        for master in self._masters().values():
-            sinks = self._bookmarks(master, name)
-            delete_at_broker(self._client, master, name)
-            for group in sinks:
+        masters, found = every_master(self._client), origin(name)
+        if found is not None:
+            messages = sum(self._count_parked(found[0], self._queues_of([name])).values())
+            if messages:
+                raise lot_in_use(name, found[0], messages)
+            self._delete_lots({name: found}, masters)
+            return
+        sinks = {master: self._bookmarks(master, name) for master in masters.values()}
+        self._delete_lots(self._lots(topic=name), masters)
+        delete_topic(self._client, self._log, name, masters.values())
+        for master, groups in sinks.items():
+            for group in groups:
                 with contextlib.suppress(RocketMQError):
                     self._client.call_address(master, admin_requests.delete_group(group), Deadline.after(REQUEST_TIMEOUT))
-        failed: RocketMQUnavailableError | None = None
-        for nameserver in self._client.nameservers:
-            try:
-                self._client.call_address(
-                    nameserver, admin_requests.delete_topic_in_nameserver(name), Deadline.after(REQUEST_TIMEOUT)
-                )
-            except RocketMQUnavailableError as error:
-                # A nameserver keeps no routes on disk, so one that is down has nothing to forget.
-                failed = error
-        self._log.forget(name)
-        if failed is not None and len(self._client.nameservers) == 1:
-            raise failed
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         """See `Admin.describe_topic`. ``chunks`` and ``stored_bytes`` are 0: brokers do not report how a queue is stored."""
@@ -133,6 +126,7 @@ class TopicAdmin:
 
     def trim(self, name: str, before: Mapping[MessageQueue, int] | None = None) -> dict[MessageQueue, int]:  # noqa: ARG002
         """Raises OptionError UNSUPPORTED."""
+        refuse_parking_lot(name)
         self._log.queues(name)
         raise OptionError(
             OptionCondition.UNSUPPORTED,
@@ -156,73 +150,18 @@ class TopicAdmin:
             if is_bookmark_group(name) and any(queue.topic == topic for queue in queues)
         ]
 
-    def _masters(self) -> dict[str, str]:
-        """Return the address of each broker's master, by broker name. Raises RocketMQUnavailableError NO_BROKER."""
-        cluster = self._client.cluster(Deadline.after(REQUEST_TIMEOUT))
-        away = sorted(name for name, broker in cluster.brokers.items() if broker.master is None)
-        if away or not cluster.brokers:
-            raise RocketMQUnavailableError(
-                UnavailableCondition.NO_BROKER,
-                f"topics can be changed only while every broker has a master; brokers without one: {', '.join(away) or 'all'}",
-            )
-        return {name: str(cluster.brokers[name].master) for name in sorted(cluster.brokers)}
-
-    def _counts(self, name: str) -> dict[str, int]:
-        """Return a topic's number of queues by broker; empty for a topic that does not exist."""
-        self._log.forget(name)
-        try:
-            return {data.broker_name: max(data.read_queues, data.write_queues) for data in self._log.route(name).queues}
-        except TopicError as error:
-            if error.sub != TopicCondition.MISSING:
-                raise
-            return {}
-
     def _resize(self, name: str, counts: Mapping[str, int], queues: int, already: int = 0) -> None:
         """Add queues to the brokers with the fewest until there are ``queues``, and wait until the nameserver knows them."""
         grown = dict(counts)
         for _ in range(queues - already):
             grown[min(grown, key=lambda broker: (grown[broker], broker))] += 1
-        masters = self._masters()
+        masters = every_master(self._client)
         for broker, count in grown.items():
             if count > counts[broker]:
                 self._client.call_address(
                     masters[broker], admin_requests.create_topic(name, count), Deadline.after(REQUEST_TIMEOUT)
                 )
-        _wait(lambda: sum(self._counts(name).values()) == queues, name)
-
-
-def delete_at_broker(client: Client, master: str, topic: str) -> None:
-    """Delete a topic at one broker, where it may be missing."""
-    try:
-        client.call_address(master, admin_requests.delete_topic(topic), Deadline.after(REQUEST_TIMEOUT))
-    except RocketMQError as error:
-        # With timerWheelEnable=false 5.x fails after its last step (AdminBrokerProcessor.deleteTopicInBroker).
-        if error.sub != RocketMQCondition.SERVER_ERROR or _is_at_broker(client, master, topic):
-            raise
-
-
-def _is_at_broker(client: Client, master: str, topic: str) -> bool:
-    try:
-        client.call_address(master, topic_stats(topic), Deadline.after(REQUEST_TIMEOUT))
-    except TopicError:
-        return False
-    return True
-
-
-def _wait(until: Callable[[], bool], name: str) -> None:
-    limit = Deadline.after(_REGISTER_TIMEOUT)
-    while not until():
-        if time.monotonic() > limit:
-            _raise_unregistered(name)
-        time.sleep(_POLL)
-
-
-def _raise_unregistered(name: str) -> NoReturn:
-    raise RocketMQUnavailableError(
-        UnavailableCondition.TIMEOUT,
-        f"the brokers created topic {name!r}, but the nameserver does not know its queues after {_REGISTER_TIMEOUT:.0f} s: check that all "
-        "brokers register with it",
-    )
+        await_registration(lambda: sum(queue_counts(self._log, name).values()) == queues, name)
 
 
 def _not_settable(what: str, topic: str) -> OptionError:

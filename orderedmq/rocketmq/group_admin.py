@@ -17,15 +17,17 @@ from typing import Final
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.conditions import LockCondition
 from orderedmq.core.lock import LOCK_LIFE
+from orderedmq.core.parking import AtSeek, leader_of
+from orderedmq.core.parking_errors import delete_with_parked, is_parking_lot, seek_with_parked
 from orderedmq.errors import GroupError, LockError, RocketMQError, TopicError, in_use, missing_group, outside_queue
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.group.membership import Directory
-from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
-from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT
+from orderedmq.rocketmq.messages.topic_changes import every_master
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
+from orderedmq.rocketmq.parked_admin import ParkedAdmin
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 
@@ -39,15 +41,8 @@ _SYSTEM_GROUPS: Final = frozenset(
 _SYSTEM_PREFIX: Final = "CID_RMQ_SYS_"
 
 
-class GroupAdmin:
+class GroupAdmin(ParkedAdmin):
     """The groups' part of the Admin protocol, for a subclass that has a client and a log."""
-
-    _client: Client
-    _log: RocketMQLog
-
-    @cached_property
-    def _numbers(self) -> GroupOffsets:
-        return GroupOffsets(self._client)
 
     @cached_property
     def _directory(self) -> Directory:
@@ -93,6 +88,10 @@ class GroupAdmin:
                 there.update(self._client.route(topic, Deadline.after(GROUP_TIMEOUT)).subscribe_set())
         return {queue: found[queue] for queue in sorted(found) if queue in there}
 
+    def _owned(self, group: str) -> list[MessageQueue]:
+        """Return the queues with offsets that have locks of their own: all but parking lots."""
+        return [queue for queue in self.group_offsets(group) if leader_of(group, queue) == queue]
+
     def members(self, group: str) -> list[MemberInfo]:
         lock_rules.check_name(group)
         ids, brokers = self._directory.ids_everywhere(group), self._directory.masters()
@@ -124,9 +123,12 @@ class GroupAdmin:
 
     # -- interventions
 
-    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False) -> int:
+    def seek(self, group: str, offsets: Mapping[MessageQueue, int], *, force: bool = False, parked: AtSeek = None) -> int:
         """See `Admin.seek`. A running query loses the queues at its next check: at a commit, or at a renewal within 20 s."""
         lock_rules.check_name(group)
+        for queue in offsets:
+            if leader_of(group, queue) != queue:
+                raise is_parking_lot(queue.topic, group)
         bounds = self._log.bounds(list(offsets))
         for queue, offset in offsets.items():
             if queue not in bounds:
@@ -134,22 +136,32 @@ class GroupAdmin:
             end = bounds[queue].max_offset if queue in bounds else 0
             if not 0 <= offset <= end:
                 raise outside_queue(queue, offset, end)
+        topics = {queue.topic for queue in offsets}
+        lots = self._queues_of(name for name, (_, topic) in self._lots(group=group).items() if topic in topics)
+        lots = [lot for lot in lots if leader_of(group, lot) in offsets]
         with self._hold_locks(group, list(offsets), force):
+            if parked is None:
+                self._require_none_parked(group, lots, seek_with_parked)
             self._numbers.raise_fences(group, dict.fromkeys(offsets, time.time_ns() // 1000))
-            self._numbers.write(group, offsets)
+            self._numbers.write(group, {**offsets, **(self._ends(lots) if parked == "drop" else {})})
             return self._numbers.raise_reset_number(group, list(offsets))
 
     def require_unused(self, group: str) -> None:
         """See `Admin.require_unused`. Locks of clients that are no members count, too: requests for these locks reveal them."""
         lock_rules.check_name(group)
-        queues = list(self.group_offsets(group)) if group in self.groups() else []
+        queues = self._owned(group) if group in self.groups() else []
         with self._hold_locks(group, queues, force=False):
             pass
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         """See `Admin.delete_group`. A running query creates the group again."""
         self._require(group)
-        with self._hold_locks(group, list(self.group_offsets(group)), force):
+        lots = self._lots(group=group)
+        with self._hold_locks(group, self._owned(group), force):
+            if not force:
+                self._require_none_parked(group, self._queues_of(lots), delete_with_parked)
+            if lots:
+                self._delete_lots(lots, every_master(self._client))
             for address in self._numbers.masters():
                 self._client.call_address(address, admin_requests.delete_group(group), Deadline.after(GROUP_TIMEOUT))
 

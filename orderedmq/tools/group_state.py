@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from orderedmq.broker import Broker, LockInfo
+from orderedmq.core.parking import leader_of
 from orderedmq.model import MessageQueue
 
 K = TypeVar("K", bound=Hashable)
@@ -28,11 +29,14 @@ class GroupQueue:
     lock: LockInfo | None
 
 
-def group_queues(broker: Broker, group: str) -> list[GroupQueue]:
-    """Return the state of each queue in which the group has an offset or a lock. Raises GroupError MISSING."""
-    offsets = broker.admin.group_offsets(group)
+def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) -> list[GroupQueue]:
+    """Return the state of each queue in which the group has an offset or a lock, and of ``also``. Raises GroupError MISSING.
+
+    The group's parking lots are left out: they belong to their queues (`tools.parked`).
+    """
+    offsets = own_offsets(broker, group)
     locks = {lock.queue: lock for lock in broker.admin.locks(group)}
-    bounds = broker.log.bounds(sorted(offsets.keys() | locks.keys()))
+    bounds = broker.log.bounds(sorted(offsets.keys() | locks.keys() | set(also)))
     found = []
     for queue, at in bounds.items():
         offset, lock = offsets.get(queue), locks.get(queue)
@@ -41,6 +45,11 @@ def group_queues(broker: Broker, group: str) -> list[GroupQueue]:
         held = lock if lock is not None and lock.held else None
         found.append(GroupQueue(group, queue, offset, at.max_offset, max(0, at.max_offset - following), held))
     return found
+
+
+def own_offsets(broker: Broker, group: str) -> dict[MessageQueue, int]:
+    """Return the group's offsets, without those of its parking lots. Raises GroupError MISSING."""
+    return {queue: at for queue, at in broker.admin.group_offsets(group).items() if leader_of(group, queue) == queue}
 
 
 class Rates:

@@ -1,4 +1,4 @@
-"""The target of a seek: turns ``--to`` into an offset for each queue."""
+"""The target of a seek: turns ``--to`` into an offset for each queue, and asks what becomes of parked messages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Final, Literal
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import OffsetCondition, OptionCondition
+from orderedmq.core.parking import leader_of, origin
+from orderedmq.core.parking_errors import is_parking_lot, seek_with_parked
 from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import LAST_MS, MessageQueue
-from orderedmq.options.source import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
+from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import invalid, parse_timestamp, shown
+from orderedmq.tools.parked import LotReader
 
 #: In µs.
 _LAST: Final = LAST_MS * 1000 + 999
@@ -58,21 +61,40 @@ def parse_target(text: str, option: str) -> Target:
 def queues_to_seek(broker: Broker, group: str, target: Target, topics: Sequence[str]) -> list[MessageQueue]:
     """Return the queues that JSON names, else all queues of ``topics``, else of the topics in which the group has offsets.
 
-    Raises GroupError MISSING, TopicError MISSING or NO_SUCH_QUEUE, OptionError CONFLICT or MISSING.
+    The group's parking lots are not among the latter. Raises GroupError MISSING; TopicError MISSING, NO_SUCH_QUEUE, or RESERVED for
+    a parking lot; OptionError CONFLICT or MISSING.
     """
     known = broker.admin.group_offsets(group)
     if target.offsets is not None:
         if topics:
             raise OptionError(OptionCondition.CONFLICT, "option --to as JSON names its topics itself; drop --topic")
         for queue in target.offsets:
+            refuse_lot(group, queue.topic)
             check_queue(broker.log, queue)
         return sorted(target.offsets)
-    names = list(topics) or sorted({queue.topic for queue in known})
+    names = list(topics) or sorted({queue.topic for queue in known if leader_of(group, queue) == queue})
     if not names:
         raise OptionError(
             OptionCondition.MISSING, f"group {group!r} has no offsets yet that would tell its topics; give --topic"
         )
+    for name in names:
+        refuse_lot(group, name)
     return sorted({queue for name in names for queue in broker.log.queues(name)})
+
+
+def refuse_lot(group: str, topic: str) -> None:
+    """Refuse a topic of the group's own parking lots. Raises TopicError RESERVED."""
+    found = origin(topic)
+    if found is not None and found[0] == group:
+        raise is_parking_lot(topic, group)
+
+
+def require_choice(broker: Broker, group: str, queues: Sequence[MessageQueue]) -> None:
+    """Check that no messages are parked from these queues, which a seek would keep or drop. Raises GroupError PARKED."""
+    lots = LotReader(broker).look(group)
+    parked = {queue: lots[queue].messages for queue in queues if queue in lots}
+    if parked:
+        raise seek_with_parked(group, sum(parked.values()), list(parked))
 
 
 def check_queue(log: Log, queue: MessageQueue) -> None:

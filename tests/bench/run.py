@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from tests.bench import groups, latency, rocketmq, stores, throughput
+from tests.bench import groups, key_order, latency, rocketmq, stores, throughput
 from tests.bench.measure import ROOT, Bench, Figure, Skipped
 
 RESULTS: Final = ROOT / "bench-results.json"
@@ -31,6 +31,7 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "shared": groups.shared,
     "hand-over": groups.hand_over,
     "listener": groups.listener,
+    "order-per-key": key_order.figures,
     "rocketmq-pull": rocketmq.pull,
     "rocketmq-source": rocketmq.source,
     "rocketmq-sink": rocketmq.sink,

@@ -18,11 +18,11 @@ from orderedmq.broker import Broker
 from orderedmq.core.lock import LOCK_LIFE
 from orderedmq.core.lock import Client as Identity
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks
 from orderedmq.rocketmq.group.lock_rules import lock_names
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.route import user_topics

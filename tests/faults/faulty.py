@@ -34,6 +34,7 @@ from pyspark.sql.types import StructType
 
 from ordered_sink.commit import StreamWriter
 from ordered_sink.writer import Written
+from ordered_source import consume_orderly
 from ordered_source import group_session as group_module
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
@@ -42,6 +43,7 @@ from orderedmq.broker import Broker
 from orderedmq.core.micro_batch import run_of
 from orderedmq.errors import OrderedMQError
 from pyspark_orderedmq import DefaultSource
+from tests.faults.key_listener import Recorder
 from tests.faults.points import Points
 from tests.quick_spark import QUICK_JVM
 
@@ -208,13 +210,21 @@ def start(
     available_now: bool = False,
     source: Mapping[str, Any] | None = None,
     target: Mapping[str, Any] | None = None,
+    listener: Mapping[str, Any] | None = None,
 ) -> StreamingQuery:
-    """Start a query from ``topic`` to ``sink``: a topic, ``noop``, or ``parquet:<folder>``."""
+    """Start a query from ``topic`` to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
+
+    ``listener``: the parameters of `consume_orderly`, if the query has a listener that records its calls.
+    """
     reader = spark.readStream.format(FORMAT).option("path", path).option("topic", topic)
     for name, value in {**({"consumerGroup": group} if group else {}), **(source or {})}.items():
         reader = reader.option(name, str(value))
     rows = reader.load()
-    writer = rows.selectExpr("body", "sharding_key", f"{ORIGIN} AS keys").writeStream
+    if listener is not None:
+        rows = rows.transform(consume_orderly, Recorder, **listener)
+    else:
+        rows = rows.selectExpr("body", "sharding_key", f"{ORIGIN} AS keys")
+    writer = rows.writeStream
     if sink.startswith("parquet:"):
         folder = sink.partition(":")[2]
 

@@ -10,12 +10,16 @@ import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
+from ordered_source.listener.lying import Lying
+from ordered_source.lock_token import LotPlan
 from ordered_source.plan import planned_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import SinkBatch
 from orderedmq.cli import app
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
+from orderedmq.core.parking import BEHIND, Put, Ticket, companion, parked_topic
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Credentials
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
@@ -106,6 +110,27 @@ def put_aside(cluster: Cluster, account: Credentials, group: str) -> int:
                 put.append(task.groups.dead_letter(token, letters, [0, 1]))
     assert put[1] == 0
     return put[0]
+
+
+def park(cluster: Cluster, account: Credentials, group: str) -> None:
+    """What a listener with order per key does: two tasks park the same message, a source reads it and commits."""
+    with owner(cluster, account, group, "listener") as (broker, token):
+        for _ in range(2):
+            with connect(cluster, account) as task:
+                assert task.groups.park(token, [Put(token.queue, 0, Ticket(0, 1, 1, BEHIND))]) == [True]
+                lot = companion(token)
+                assert list(Lying.read(task, token, lot.queue, LotPlan(0, 0, 0, 10)).offsets) == [0]
+        assert broker.log.bounds([lot.queue])[lot.queue].max_offset == 1
+        assert broker.log.reading(PullSettings(group)).pull(lot.queue, 0, 10, 10, ("body",)).num_rows == 1
+        broker.groups.commit({token: 1, lot: 1})
+
+
+def make_lots(cluster: Cluster, account: Credentials, group: str) -> None:
+    """What the first task does that parks a message, besides."""
+    with connect(cluster, account) as broker:
+        [queue] = broker.log.queues("orders")
+        lots = parked_topic(group, queue.topic)
+        broker.groups._parking_lots._make_at(queue.broker_name, queue.topic, lots, 1, 25.0)
 
 
 def command(cluster: Cluster, account: Credentials, *arguments: str, given: str | None = None) -> str:

@@ -218,6 +218,13 @@ def listen(cluster: Cluster, account: Credentials, group: str) -> None:
     assert roles.put_aside(cluster, account, group) == 2
 
 
+def listen_by_key(cluster: Cluster, account: Credentials, group: str) -> None:
+    roles.make_lots(cluster, ADMIN, group)
+    # A source would move the group's offset past the message.
+    roles.park(cluster, account, group)
+    listen(cluster, account, group)
+
+
 def beside(*arguments: str) -> Callable[[Cluster, Credentials, str], object]:
     """A command while the group NAME has a member."""
     return lambda cluster, account, name: roles.held(
@@ -243,6 +250,8 @@ ROLES: dict[str, Role] = {
         ("source without",), lambda cluster, account, _: roles.source(cluster, account, messageModel="broadcasting")
     ),
     "listener": Role(("source of", "`consume_orderly`"), listen, "billing"),
+    "listener with order per key": Role(("source of", "`consume_orderly`", '`order="key"`, besides'), listen_by_key, "billing"),
+    "first parked message": Role(('`order="key"`, where',), roles.make_lots, "billing"),
     "sink with sinkGroup": Role(
         ("sink to `invoices`, `sinkGroup",),
         lambda cluster, account, name: roles.sink(cluster, account, "invoices", name),
@@ -393,6 +402,10 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
     before = left_behind(guarded)
     with pytest.raises(RocketMQError, match="%DLQ%billing-none"):
         roles.put_aside(guarded, accounts.make(every), "billing-none")
+    assert left_behind(guarded) == before
+    # Nor may it park anything.
+    with pytest.raises(RocketMQError, match="lacks .*%PARKED%billing-none%orders.*; a listener with order per key needs"):
+        roles.park(guarded, accounts.make(every), "billing-none")
     assert left_behind(guarded) == before
 
 

@@ -22,10 +22,10 @@ import orderedmq
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.errors import DataLossError, OptionError, RocketMQError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
-from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.broker import RocketMQBroker
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.sender import Sender
+from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
@@ -285,7 +285,7 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
         World(cluster, queues=2, address=network.address) as world,
     ):
         looks: list[int | None] = []
-        look, send, lose = Sender._settle_and_look, message_requests.send, ["answer", "request"]
+        look, send, lose = Sender._look, message_requests.send, ["answer", "request"]
 
         def spy(*arguments: object) -> int | None:
             looks.append(look(*arguments))  # type: ignore[arg-type]
@@ -306,7 +306,7 @@ def test_a_send_without_an_answer_is_looked_for_and_done_once(cluster: Cluster, 
                 cuts.append(pool.submit(cut, what, len(network.broker.requests(RequestCode.SEND_BATCH_MESSAGE))))
             return send(*arguments, **more)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Sender, "_settle_and_look", spy)
+        monkeypatch.setattr(Sender, "_look", spy)
         monkeypatch.setattr("orderedmq.rocketmq.messages.sender.message_requests.send", lossy)
         cuts: list[Future[None]] = []
         with ThreadPoolExecutor(1) as pool:
@@ -323,18 +323,18 @@ def test_a_broker_that_stands_still_during_a_send_stores_it_once(world: World, m
     """When it goes on it still finds the request that was given up."""
     monkeypatch.setattr("orderedmq.rocketmq.messages.sender._SEND_TIMEOUT", 0.5)
     gave_up = threading.Event()
-    look, send = Sender._settle_and_look, message_requests.send
+    settle, send = Sender.settle, message_requests.send
 
-    def looking(*arguments: Any) -> int | None:
+    def settling(*arguments: Any) -> None:
         gave_up.set()
-        return look(*arguments)
+        settle(*arguments)
 
     def sent(*arguments: Any, **more: Any) -> Any:
         if not gave_up.is_set():
             world.cluster.broker.pause()
         return send(*arguments, **more)
 
-    monkeypatch.setattr(Sender, "_settle_and_look", looking)
+    monkeypatch.setattr(Sender, "settle", settling)
     monkeypatch.setattr("orderedmq.rocketmq.messages.sender.message_requests.send", sent)
     with ThreadPoolExecutor(1) as pool:
         for number in range(2):

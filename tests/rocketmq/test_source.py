@@ -25,9 +25,9 @@ from ordered_source.stream_reader import POLL_INTERVAL, StreamReader
 from orderedmq.broker import Broker
 from orderedmq.core.lock import LockToken
 from orderedmq.errors import DataLossError
-from orderedmq.rocketmq.admin import delete_at_broker
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.messages.topic_changes import delete_at_broker
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire import group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode

@@ -39,6 +39,7 @@ def main() -> int:
             print(f"\r{total.seeds:,} of {asked.seeds:,}", end="", file=sys.stderr, flush=True)
     running.close()
     took = time.monotonic() - began
+    print(f"order per key: {total.keys()}")
     print(f"{total}; {took:.0f} s, {total.seeds / took:.0f} seeds/s")
     return int(bool(total.failures))
 

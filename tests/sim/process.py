@@ -10,12 +10,15 @@ from types import SimpleNamespace
 from typing import Any, Final, Protocol
 from unittest import mock
 
+import pyarrow as pa
+
 from ordered_source import group_session, stream_reader, topic_watch
 from ordered_source.renewal import Renewal
 from orderedmq.broker import EMBEDDED, QueueBounds, TopicInfo
 from orderedmq.conditions import StoreCondition
 from orderedmq.core.lock import Client, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
+from orderedmq.core.parking import is_parked
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import StoreError
 from orderedmq.model import MessageQueue
@@ -191,7 +194,23 @@ class Process:
         """Allow everything."""
 
     def bounds(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
+        if self.world.lots is None and any(map(is_parked, queues)):
+            # No scenario without lots asks more of the network than it did before there were any.
+            return {}
         return self._call(self.world.bounds, queues)
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: Sequence[str],
+        anchor: str | None = None,
+    ) -> pa.RecordBatch:
+        assert self.world.lots is not None
+        assert is_parked(queue)
+        return self._call(self.world.lots.pull, queue, offset, offset + max_messages)
 
     # -- Groups --------------------------------------------------------------------------------------------------------------
 

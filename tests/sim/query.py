@@ -19,6 +19,7 @@ from orderedmq.core.lock import LockToken
 from orderedmq.core.ownership import Owner
 from orderedmq.errors import OrderedMQError, SinkError
 from orderedmq.model import OffsetRange
+from tests.sim.key_task import Around, Keys, KeyTask
 from tests.sim.process import Killed, Network, Process
 from tests.sim.sink import Run, Sink
 from tests.sim.task import ListenerTask, Task
@@ -29,7 +30,10 @@ SCHEMA: Final = StructType([StructField("queue_offset", LongType())])
 
 @dataclass(frozen=True)
 class Kind:
-    """The kind of queries in a world. ``atomic``: their sink is atomic; ``listener``: they run an orderly listener."""
+    """The kind of queries in a world. ``atomic``: their sink is atomic; ``listener``: they run an orderly listener.
+
+    ``keys``: its order is per key.
+    """
 
     shared: bool
     strategy: str
@@ -38,6 +42,7 @@ class Kind:
     max_rows: int | None
     batch_size: int
     auto_commit: bool
+    keys: Keys | None = None
 
 
 @dataclass
@@ -62,6 +67,8 @@ class Query:
         self.strategy = kind.strategy
         self.name, self.kind, self.world, self.network, self.sink, self.random = name, kind, world, network, sink, random
         self.settings = OrderlySettings(kind.batch_size, suspend_current_queue_time_millis=1000, max_reconsume_times=3)
+        #: What its tasks share with those of the others, with order per key.
+        self.around: Around | None = None
         self.twin = twin
         self.checkpoint: CheckpointLocation = CheckpointLocation() if twin is None else twin.checkpoint
         #: Number of batches that this run knows to be logged, and to be committed.
@@ -77,6 +84,7 @@ class Query:
         self.busy = False
         #: Whether the query took a step since its invariants were checked.
         self.moved = False
+        self.checks = 0
         self.process: Process | None = None
         self.reader: StreamReader | None = None
         #: Some runs end when they have nothing more to read.
@@ -125,6 +133,8 @@ class Query:
         out = {"path": f"/simulation/{self.name}", "topic": TOPIC, "consumerGroup": GROUP, "lockTimeout": "300ms"}
         if self.kind.shared:
             out |= {"assignment": "shared", "allocateMessageQueueStrategy": self.strategy}
+        if self.kind.keys is not None:
+            out |= {"parkingLot": "true", "parkingLotMaxMessages": str(self.kind.keys.settings.parking_lot_max_messages)}
         return out
 
     def connect(self) -> Process:
@@ -142,7 +152,9 @@ class Query:
             getattr(self, f"_{self.phase}")()
         except OrderedMQError as error:
             self.world.note(f"{self.name}: fails: {type(error).__name__}.{error.sub}")
-            self.leave(terminated=True)
+            if self.process is not None:
+                # Otherwise it was killed while one of its tasks waited for the broker.
+                self.leave(terminated=True)
         except Killed:
             self.crash()
         finally:
@@ -192,15 +204,21 @@ class Query:
             self.world.fail(f"{self.name}: a queue has two partitions")
         self.phase = "running"
         if self.world.trace is not None:
-            spans = " ".join(f"{task.token.queue.queue_id}:{task.span.begin}-{task.span.end}" for task in self.tasks)
+            spans = " ".join(task.reads() for task in self.tasks)
             self.world.note(f"{self.name}: batch {self.run.batch} reads {spans or 'nothing'}")
 
     def _task(self, partition: QueuePartition) -> Task:
         span, token = OffsetRange(partition.begin, partition.end), partition.token
         assert token is not None
-        if not 0 <= span.begin < span.end <= self.world.ends[token.queue]:
+        lot, kind = partition.lot, self.kind
+        empty = span.begin == span.end and (lot is None or lot.begin == lot.end)
+        if empty or not 0 <= span.begin <= span.end <= self.world.ends[token.queue]:
             self.world.fail(f"{self.name}: {token.queue} is to be read from {span.begin} to {span.end}")
-        kind = self.kind
+        if kind.keys is not None:
+            assert lot is not None
+            assert self.around is not None
+            settings = kind.keys.settings
+            return KeyTask(self.world, self.sink, self.run, span, token, settings, lot, self.around, staged=kind.atomic)
         if not kind.listener:
             return Task(self.world, self.sink, self.run, span, token, staged=kind.atomic)
         auto, staged = kind.auto_commit, kind.atomic
@@ -229,6 +247,9 @@ class Query:
                 raise
         self.world.note(f"{self.name}: batch {self.run.batch} is out")
         self.phase = "committing"
+        if self.kind.keys is not None and self.random.random() < 4 * self.network.mishap:
+            self.world.note(f"{self.name}: is killed before Spark commits batch {self.run.batch}")
+            raise Killed
 
     def _committing(self) -> None:
         if self.checkpoint.committed >= self.logged:
@@ -358,7 +379,9 @@ class Query:
     def invariants(self) -> None:
         self.moved = False
         owner = self.owner
-        if owner is not None:
+        self.checks += 1
+        # Lots double the queues, and what this costs.
+        if owner is not None and (self.kind.keys is None or self.checks % 3 == 0):
             owner._check()
         for task in self.tasks:
             task.invariants()
@@ -369,9 +392,8 @@ class Query:
         def repeats(task: Task) -> bool:
             return task.staged or not self.alone
 
-        out = self.world.group_offsets.get(token.queue, 0)
         return any(
-            task.token == token and task.checked is not None and not task.done and (task.span.end > out or not repeats(task))
+            task.token == token and task.checked is not None and not task.done and (task.unpublished() or not repeats(task))
             for task in (*self.tasks, *self.zombies)
         )
 

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -27,11 +28,13 @@ class Report:
     messages: int = 0
     grants: int = 0
     repeats: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
 
     def add(self, other: Report) -> None:
         for name in ("seeds", "steps", "messages", "grants", "repeats"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.reached += other.reached
         self.failures |= other.failures
 
     def __str__(self) -> str:
@@ -39,6 +42,10 @@ class Report:
             f"{self.seeds:,} seeds, {self.steps:,} steps: {self.messages:,} messages, {self.grants:,} locks granted, "
             f"{self.repeats:,} repeats in at-least-once sinks, {len(self.failures)} failures"
         )
+
+    def keys(self) -> str:
+        """What happened to listeners with order per key."""
+        return ", ".join(f"{name} {count:,}" for name, count in sorted(self.reached.items()))
 
 
 def run(seed: int, steps: int = STEPS) -> Report:
@@ -50,7 +57,9 @@ def run(seed: int, steps: int = STEPS) -> Report:
     except (AssertionError, OrderedMQError, LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         failures[seed] = f"{type(error).__name__}: {error}"
     world = simulation.world
-    return Report(1, simulation.steps, sum(world.ends.values()), len(world.moves), world.ledger.repeats, failures)
+    return Report(
+        1, simulation.steps, sum(world.ends.values()), len(world.moves), world.ledger.repeats, world.reached, failures
+    )
 
 
 def trace(seed: int, steps: int = STEPS) -> list[str]:

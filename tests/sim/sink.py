@@ -59,6 +59,8 @@ class Sink:
         for queue, (span, token) in sources.items():
             self.world.ledger.out(run.query, token, span)
             self.world.forward(queue, span.end)
+        if self.world.keys is not None:
+            self.world.keys.moved([token for _, token in sources.values()])
 
     def _require_new(self, run: Run, sources: Sources) -> None:
         for queue, (span, _) in sources.items():

@@ -39,16 +39,26 @@ class Task:
         span = self.span
         return f"{self.run.query}'s task of batch {self.run.batch}, {self.token.queue} {span.begin}-{span.end} under {self.token.epoch}"
 
+    def reads(self) -> str:
+        return f"{self.token.queue.queue_id}:{self.span.begin}-{self.span.end}"
+
+    def unpublished(self) -> bool:
+        """Whether the group's offset has not reached the end of what the task reads."""
+        return self.span.end > self.world.group_offsets.get(self.token.queue, 0)
+
     def step(self, random: Random) -> None:
         """Check the lock when it is due, then work on some messages. Raises LockError LOST."""
         now = self.world.now
         if self.checked is None:
             self.check()
-            self.sink.register(self.run, self.span, self.token)
+            self.register()
             self.start()
         elif now - self.checked > CHECK_INTERVAL:
             self.check()
         self.work(random)
+
+    def register(self) -> None:
+        self.sink.register(self.run, self.span, self.token)
 
     def check(self) -> None:
         if not self.world.check(self.token):

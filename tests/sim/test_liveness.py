@@ -26,7 +26,9 @@ class Group:
     """Up to four queries of one group, without random faults."""
 
     def __init__(self, strategy: str) -> None:
-        kind = replace(Scenario.of(0).kind, shared=True, strategy=strategy, atomic=True, listener=False, max_rows=None)
+        kind = replace(
+            Scenario.of(0).kind, keys=None, shared=True, strategy=strategy, atomic=True, listener=False, max_rows=None
+        )
         self.simulation = Simulation(
             Scenario(0, calm=True, members=4, queues=8, seeks=False, stranger=False, twin=False, kind=kind)
         )

@@ -10,6 +10,8 @@ from itertools import product
 
 import pytest
 
+from tests.sim.conftest import SEEDS
+from tests.sim.key_judge import REACHED
 from tests.sim.runs import Many, Report, command, run, trace
 from tests.sim.simulation import STEPS, Scenario
 
@@ -23,7 +25,7 @@ def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happe
         if len(total.failures) > 20:
             break
     with capsys.disabled():
-        print(f"\nsimulation: {total}")
+        print(f"\nsimulation: {total}\norder per key: {total.keys()}")
     if total.failures:
         seed = min(total.failures)
         lines = "\n".join(trace(seed)[-120:])
@@ -31,6 +33,8 @@ def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happe
         pytest.fail(f"seed {seed}: {total.failures[seed]}\n{command(seed)}\nfailed: {others}\n{lines}")
     assert total.seeds == seeds.count
     assert total.steps >= total.seeds * STEPS
+    missed = [name for name in REACHED if not total.reached[name]]
+    assert not missed or seeds.count < SEEDS, f"listeners with order per key never came to: {', '.join(missed)}"
 
 
 def test_a_seed_is_one_run():
@@ -48,3 +52,8 @@ def test_seeds_are_of_all_kinds():
     assert any(one.seeks for one in scenarios)
     assert any(one.stranger for one in scenarios)
     assert any(one.twin for one in scenarios)
+    keys = [one for one in scenarios if one.kind.keys is not None]
+    assert {(one.calm, one.kind.shared, one.kind.atomic) for one in keys} == set(product((False, True), repeat=3))
+    assert {one.kind.keys.settings.on_exhausted for one in keys if one.kind.keys} == {"dead_letter", "hold"}
+    assert any(one.twin for one in keys)
+    assert any(one.stranger for one in keys)

@@ -6,18 +6,24 @@ whatever the rules say. A contradiction is a Violation, raised where it happens.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import LockCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
+from orderedmq.core.parking import guarding, is_parked
 from orderedmq.errors import LockError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
+
+if TYPE_CHECKING:
+    from tests.sim.key_judge import KeyJudge
+    from tests.sim.lots import Lots
 
 GROUP: Final = "billing"
 TOPIC: Final = "orders"
@@ -77,6 +83,11 @@ class World:
         self.trace: list[str] | None = None
         self.history: list[dict[str, Any]] = []
         self.broken: str | None = None
+        #: The parking lots and their judge, where listeners have order per key.
+        self.lots: Lots | None = None
+        self.keys: KeyJudge | None = None
+        #: How often what the simulation is there for happened.
+        self.reached: Counter[str] = Counter()
 
     # -- for the simulation --------------------------------------------------------------------------------------------------
 
@@ -94,6 +105,10 @@ class World:
 
     def wall(self) -> float:
         return self.now + self.wall_offset
+
+    def milliseconds(self) -> int:
+        """The broker's time: ms since 1970."""
+        return int(self.wall() * 1000)
 
     def advance(self, seconds: float) -> None:
         """Let time pass; processes that are not frozen renew when their renewal is due."""
@@ -153,7 +168,14 @@ class World:
         return self.changes
 
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueBounds]:
-        return {queue: QueueBounds(0, self.ends[queue]) for queue in queues}
+        return {queue: at for queue in queues if (at := self._bounds(queue)) is not None}
+
+    def _bounds(self, queue: MessageQueue) -> QueueBounds | None:
+        if queue in self.ends:
+            return QueueBounds(0, self.ends[queue])
+        if self.lots is None or not self.lots.made:
+            return None
+        return QueueBounds(self.lots.begins.get(queue, 0), self.lots.end(queue))
 
     # -- the Groups protocol ---------------------------------------------------------------------------------------------------
 
@@ -201,6 +223,8 @@ class World:
         self.holdings[queue] = Holding(client, self.now)
         self._put(queue, after)
         self.moves.append((queue, client.client_id))
+        if self.lots is not None and before is not None and before.owner != client.owner and self.lots.live(queue):
+            self.reached["handed over with a lot"] += 1
         event = {"event": "grant", "group": GROUP, "queue": str(queue), "epoch": after.epoch, "owner": client.owner}
         self.history.append(event)
 
@@ -248,10 +272,11 @@ class World:
             self._put(token.queue, after)
 
     def stale(self, tokens: Iterable[LockToken]) -> list[LockToken]:
-        return [token for token in tokens if not rules.is_held(self.locks.get(token.queue), token)]
+        return [token for token in tokens if not self.check(token)]
 
     def check(self, token: LockToken) -> bool:
-        return rules.is_held(self.locks.get(token.queue), token)
+        leader = guarding(token)
+        return rules.is_held(self.locks.get(leader.queue), leader)
 
     def offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
         known = self.group_offsets
@@ -263,15 +288,19 @@ class World:
         for token, offset in offsets.items():
             self.accepted(token)
             self.forward(token.queue, offset)
+        if self.keys is not None:
+            self.keys.moved(offsets)
 
     def require_current(self, token: LockToken) -> None:
-        if not rules.is_current(self.locks.get(token.queue), token):
+        leader = guarding(token)
+        if not rules.is_current(self.locks.get(leader.queue), leader):
             raise LockError(LockCondition.LOST, f"{token.queue} was lost by {token.client_id}")
 
     def accepted(self, token: LockToken) -> None:
         """A change under ``token`` was accepted. Fail if the queue was granted under a later epoch."""
-        if token.epoch < self.highest[token.queue]:
-            self.fail(f"{token.queue}: accepted under epoch {token.epoch}, {self.highest[token.queue]} was granted before")
+        highest = self.highest[guarding(token).queue]
+        if token.epoch < highest:
+            self.fail(f"{token.queue}: accepted under epoch {token.epoch}, {highest} was granted before")
 
     def forward(self, queue: MessageQueue, offset: int) -> None:
         known = self.group_offsets.get(queue)
@@ -279,8 +308,10 @@ class World:
             return
         self.changes += 1
         self.group_offsets[queue] = offset
-        if offset > self.ledger.processed[queue]:
-            self.fail(f"{queue}: the group is at {offset}, processed is {self.ledger.processed[queue]}")
+        if offset > self.ledger.processed.get(queue, 0):
+            self.fail(f"{queue}: the group is at {offset}, processed is {self.ledger.processed.get(queue, 0)}")
+        if self.lots is not None and is_parked(queue):
+            self.lots.passed(queue, known or 0)
         self.history.append({"event": "offset", "group": GROUP, "queue": str(queue), "offset": offset})
 
     def _put(self, queue: MessageQueue, lock: QueueLock) -> None:
@@ -333,9 +364,12 @@ class Ledger:
     def out(self, query: str, token: LockToken, span: OffsetRange) -> None:
         """Messages came out. Fail if one comes before its predecessor or, if ``exact``, a second time."""
         queue = token.queue
-        if span.begin > self.seen[queue]:
-            self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {self.seen[queue]} never came out")
-        self.seen[queue] = max(span.end, self.seen[queue])
+        if is_parked(queue):
+            self.processed.setdefault(queue, 0)
+        seen = self.seen.setdefault(queue, 0) if is_parked(queue) else self.seen[queue]
+        if span.begin > seen:
+            self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {seen} never came out")
+        self.seen[queue] = max(span.end, seen)
         if token.epoch <= self.before_seek.get(queue, 0):
             return
         at = self.processed[queue]
@@ -343,13 +377,15 @@ class Ledger:
             self.world.fail(f"{queue}: {query} delivers from {span.begin} on, but {at} did not come out yet")
         if span.begin < at:
             group = self.world.group_offsets.get(queue, 0)
-            if self.strict and token.epoch == self.world.highest[queue] and span.begin < group:
+            if self.strict and token.epoch == self.world.highest[guarding(token).queue] and span.begin < group:
                 self.world.fail(f"{queue}: {query} delivers {span.begin} again, the group is at {group} already")
             if self.exact:
                 self.world.fail(f"{queue}: {query} delivers {span.begin} to {span.end - 1} again, {at - 1} was there before")
             self.repeats += min(span.end, at) - span.begin
         if span.end > at:
             self.processed[queue] = span.end
+            if is_parked(queue):
+                return
             rows = [[str(queue), offset, *message(queue, offset)] for offset in range(at, span.end)]
             self.world.history.append({"event": "deliver", "lane": str(queue), "rows": rows})
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import re
 import shutil
+import sys
+import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from packaging.requirements import Requirement
+from pyspark.sql import SparkSession
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -25,6 +31,8 @@ VARYING = re.compile(r"(?<=belong to query )[0-9a-f]{6}|(?<=ends in )\d+(?= s)")
 #: Needs a cluster: tests/rocketmq/test_notebook.py runs it.
 ON_A_CLUSTER = FOLDER / "04-rocketmq.ipynb"
 WITHOUT_A_CLUSTER = [path for path in NOTEBOOKS if path != ON_A_CLUSTER]
+#: Runs as a reader runs it. The others do so in the long tier: a kernel has a JVM of its own, which takes most of the time.
+IN_A_KERNEL = FOLDER / "01-explore.ipynb"
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -67,17 +75,24 @@ def test_what_a_cell_printed_is_the_same_wherever_the_kernel_cut_it() -> None:
     assert said([whole]) == said([cut]) == ["paid\nshipped\n"]
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[Any]]:
-    """The cells of the notebooks that need no cluster, with their outputs; all run in one kernel with one JVM."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        return run(WITHOUT_A_CLUSTER, tmp_path_factory.mktemp("notebooks"), monkeypatch)
-
-
-@pytest.mark.parametrize("path", WITHOUT_A_CLUSTER, ids=lambda path: path.stem)
 @pytest.mark.timeout(400)
-def test_a_notebook_runs_and_says_what_its_kept_outputs_say(path: Path, ran: dict[Path, list[Any]]) -> None:
-    assert_says_what_is_kept(path, ran[path])
+def test_a_notebook_runs_and_says_what_its_kept_outputs_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_says_what_is_kept(IN_A_KERNEL, run([IN_A_KERNEL], tmp_path, monkeypatch)[IN_A_KERNEL])
+
+
+@pytest.mark.parametrize("path", [path for path in WITHOUT_A_CLUSTER if path != IN_A_KERNEL], ids=lambda path: path.stem)
+@pytest.mark.timeout(400)
+def test_a_notebooks_cells_say_what_its_kept_outputs_say(
+    path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_in_this_session(path, spark, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_notebooks_run_one_after_another_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, cells in run(WITHOUT_A_CLUSTER, tmp_path, monkeypatch).items():
+        assert_says_what_is_kept(path, cells)
 
 
 def run(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Path, list[Any]]:
@@ -96,6 +111,43 @@ def run(paths: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> d
     resources = {"metadata": {"path": str(folder)}}
     NotebookClient(all_cells, timeout=180, kernel_name="python3", resources=resources, allow_errors=True).execute()
     return cells
+
+
+class Shared:
+    """The tests' session, which outlives the notebook."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._spark, name)
+
+    def stop(self) -> None:
+        """Another test needs it."""
+
+
+def run_in_this_session(path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the cells in this process and session, and compare what they print with their kept outputs.
+
+    A notebook in a kernel starts a JVM of its own.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.syspath_prepend(str(FOLDER))
+    shop = importlib.import_module("shop")
+    monkeypatch.setattr(shop, "local_spark", lambda *_, **__: Shared(spark))
+    # As in a kernel: what Spark sends to its workers is found in __main__, and sent by value.
+    names: dict[str, Any] = {"__name__": "__main__"}
+    try:
+        for cell in code_cells(path):
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(cell.source, path.name, "exec"), names)
+            assert VARYING.sub("…", printed.getvalue()) == said([cell])[0], cell.source
+    finally:
+        for query in spark.streams.active:
+            query.stop()
+        for module in ("shop", "pictures"):
+            sys.modules.pop(module, None)
 
 
 def assert_says_what_is_kept(path: Path, fresh: list[Any]) -> None:
@@ -129,7 +181,7 @@ def test_no_picture_is_shown_twice() -> None:
         for line in cell.source.splitlines()
         if line.startswith("pictures.")
     ]
-    assert len(shown) >= 9
+    assert len(shown) >= 12
     assert len(shown) == len(set(shown))
 
 

@@ -27,6 +27,7 @@ from orderedmq.cli.top import _view
 from orderedmq.core.listener import dead_letter_properties
 from orderedmq.core.lock import Client, LockToken
 from orderedmq.core.membership import Subscription
+from orderedmq.core.parking import Put, Ticket, companion, parked_queue
 from orderedmq.errors import OptionError
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.tools.dead_letters import NOTED, REPLAY_GROUP
@@ -335,6 +336,61 @@ def test_delete_says_what_there_was(run: Run, text: Run, broker: Broker) -> None
     assert [row["group"] for row in run("group", "list")] == ["h"]
     assert "GROUP.MISSING" in run("group", "delete", "g", code=3)
     assert "offsets of 1 queues" in text("group", "delete", "h")
+
+
+# Parked messages.
+
+
+@pytest.fixture
+def parked(broker: Broker) -> MessageQueue:
+    """The first queue of topic a, of which group g has parked two messages and processed the rest."""
+    queue = broker.log.queues("a")[0]
+    client = broker.groups.join("query")
+    [token] = take(broker, "g", client, queue)
+    broker.groups.park(token, [Put(queue, at, Ticket(at, 1, 1, 9)) for at in (0, 2, 1)])
+    broker.groups.commit({token: 3, companion(token): 1})
+    broker.groups.unlock([token])
+    broker.groups.leave(client)
+    return queue
+
+
+def test_a_seek_asks_what_becomes_of_parked_messages(run: Run, broker: Broker, parked: MessageQueue) -> None:
+    lot = parked_queue("g", parked)
+    known = {lot: 1, parked: 3}
+    for dry in ([], ["--dry-run"]):
+        said = run("group", "seek", "g", "--to", "earliest", *dry, code=1)
+        assert "GROUP.PARKED" in said
+        assert "2 parked messages of queue a/embedded/0" in said
+        assert "--parked keep or --parked drop" in said
+        assert "--parked" in run("group", "seek", "g", "--to", "earliest", "--parked", "lose", *dry, code=2)
+    run("group", "seek", "g", "--to", "earliest", "--parked", "drop", "--dry-run")
+    assert broker.admin.group_offsets("g") == known
+    run("group", "seek", "g", "--to", '{"a": {"embedded": {"1": 2}}}')
+    rows = run("group", "seek", "g", "--to", "earliest", "--parked", "keep")
+    assert [(row["topic"], row["queue_id"], row["old"], row["new"]) for row in rows] == [("a", 0, 3, 0), ("a", 1, 2, 0)]
+    assert broker.groups.offsets("g", [lot]) == {lot: 1}
+    run("group", "seek", "g", "--to", "latest", "--parked", "drop")
+    assert broker.groups.offsets("g", [lot, parked]) == {lot: 3, parked: 3}
+    run("group", "seek", "g", "--to", "earliest")
+
+
+def test_parking_lots_are_not_sought(run: Run, broker: Broker, parked: MessageQueue) -> None:
+    topic = parked_queue("g", parked).topic
+    for where in (["earliest", "--topic", topic], [f'{{"{topic}": {{"embedded": {{"0": 0}}}}}}']):
+        for more in ([], ["--parked", "keep"], ["--dry-run"]):
+            said = run("group", "seek", "g", "--to", *where, *more, code=2)
+            assert "TOPIC.RESERVED" in said
+            assert topic in said
+
+
+def test_a_group_with_parked_messages_is_deleted_only_by_force(run: Run, broker: Broker, parked: MessageQueue) -> None:
+    said = run("group", "delete", "g", code=1)
+    assert "GROUP.PARKED" in said
+    assert "2 parked messages of queue a/embedded/0" in said
+    assert "--force" in said
+    assert len(offsets(broker)) == 2
+    assert run("group", "delete", "g", "--force") == [{"group": "g", "deleted": 1, "offsets": {"a": {"embedded": {"0": 3}}}}]
+    assert [topic.name for topic in broker.log.topics()] == ["a"]
 
 
 # Locks.

@@ -10,9 +10,11 @@ from types import ModuleType
 
 import pyarrow as pa
 import pytest
+from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
 import orderedmq
+from ordered_source import LagListener
 from orderedmq.cli import COMMANDS, GROUPS, app
 from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.options.declared import option_table
@@ -77,7 +79,7 @@ def test_the_page_of_the_command_has_every_command(generate: ModuleType) -> None
     made = generate.fill(page("reference/cli.md"))
     for name in (*GROUPS, *COMMANDS):
         assert f"## orderedmq {name}\n" in made
-    for name in ("topic create", "group seek", "lock release", "dlq replay"):
+    for name in ("topic create", "group seek", "lock release", "parked drop", "dlq replay"):
         assert f"### orderedmq {name}\n" in made
     assert "| `--dry-run` |" in made
     # An option of all commands stands at the top, and again where it means something else.
@@ -149,3 +151,10 @@ def test_a_snippet_is_python_and_is_run_by_a_test(path: Path) -> None:
 def test_no_document_names_a_folder_of_its_authors_machine() -> None:
     for path in DOCUMENTS:
         assert not re.search(r"(?<![\w.])/(?:root|work|Users|private)\b", path.read_text()), path
+
+
+def test_the_page_of_monitoring_has_every_metric() -> None:
+    registry = CollectorRegistry()
+    LagListener(registry=registry)
+    exported = {metric.name + ("_total" if metric.type == "counter" else "") for metric in registry.collect()}
+    assert set(re.findall(r"^\| `(orderedmq_\w+)` \|", page("guides/monitoring.md"), re.MULTILINE)) == exported

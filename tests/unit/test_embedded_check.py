@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from orderedmq.broker import SinkBatch
+from orderedmq.broker import SinkBatch, TopicInfo
 from orderedmq.core.membership import Subscription
+from orderedmq.core.parking import Put, Ticket, parked_queue
 from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.embedded.layout import Chunk, QueueState
+from orderedmq.embedded.log import put_queues
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.model import MessageQueue
 from tests.contract.support import BIG, locked, queues_of, refused, rows
 
 Q0, Q1 = (MessageQueue("orders", "embedded", number) for number in range(2))
+P1 = parked_queue("h", Q1)
 K0 = layout.queue_key(Q0)
 
 
@@ -44,6 +47,9 @@ def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
             receipt = staging.receipt()
             if number == 0:
                 broker.outbox.publish(SinkBatch("s", 0), [receipt])
+        [other] = locked(broker, "h", me, [Q1])
+        broker.groups.park(other, [Put(Q1, 0, Ticket(0, 1, 1, 9)), Put(Q1, 1, Ticket(1, 1, 1, 9))])
+        broker.groups.park(other, [Put(P1, 0, Ticket(0, 2, 2, 9))])
         yield broker
 
 
@@ -144,12 +150,29 @@ def member_text(value: bytes) -> Callable[[Transaction], None]:
 
 def letter(offset: int, at: int, group: str = "g", queue: MessageQueue = Q0) -> Callable[[Transaction], None]:
     def damage(txn: Transaction) -> None:
-        txn.put("dead", layout.dead_key(group, queue, offset), layout.number(at))
+        txn.put("dead", layout.message_key(group, queue, offset), layout.number(at))
 
     return damage
 
 
+def copied(source: MessageQueue, offset: int, at: int) -> Callable[[Transaction], None]:
+    def damage(txn: Transaction) -> None:
+        txn.put("parked", layout.message_key("h", source, offset), layout.number(at))
+
+    return damage
+
+
+def lots_of_nothing(txn: Transaction) -> None:
+    put_queues(txn, TopicInfo("%PARKED%h%other", 1, "1" * 16))
+
+
 DAMAGE: list[tuple[Callable[[Transaction], object], str]] = [
+    (copied(Q1, 0, 3), f"message 0 of queue {Q1} of group 'h' was parked at 3 of queue {P1}, which does not have it"),
+    (copied(P1, 0, 9), f"message 0 of queue {P1} of group 'h' was parked at 9 of queue {P1}, which does not have it"),
+    (copied(Q1, 99, 0), f"message 99 of queue {Q1} of group 'h' was parked, but does not exist"),
+    (copied(Q1, 0, 1), f"was parked at 1 of queue {P1}, as was message 0 of queue {Q1}"),
+    (copied(Q0._replace(topic="x"), 0, 0), "of queue x/embedded/0 of group 'h' was parked, but does not exist"),
+    (lots_of_nothing, "queue %PARKED%h%other/embedded/0 is the parking lot of a queue that does not exist"),
     (lambda txn: txn.delete("index", layout.index_key(K0, BIG)), f"has a chunk at {2 * BIG} where one at {BIG} is expected"),
     (change(rows=BIG - 1), f"of other length than {BIG - 1}"),
     (change(rows=0), "empty chunk"),

@@ -22,6 +22,7 @@ import pytest
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import SourceRun
+from orderedmq.core.parking import Put, Ticket, parked_queue
 from orderedmq.embedded import layout
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
@@ -262,6 +263,9 @@ class Writes:
         self.client = broker.groups.join("me")
         self.token: LockToken | None = None
         broker.log.append(self.queue, rows(["first"]))
+        self.lot = parked_queue("parking", self.queue)
+        [self.parking] = locked(broker, "parking", self.client, [self.queue])
+        broker.groups.park(self.parking, [Put(self.queue, 0, Ticket(0, 1, 1, 9))])
 
     def append(self) -> None:
         self.broker.log.append(self.queue, rows([os.urandom(1000).hex()]))
@@ -297,8 +301,13 @@ class Writes:
         self.number += 1
         self.broker.admin.seek(f"{'s' * 100}{self.number}", {self.queue: 1})
 
+    def park(self) -> None:
+        """Again, behind the others: the lot grows."""
+        last = self.broker.log.bounds([self.lot])[self.lot].max_offset - 1
+        self.broker.groups.park(self.parking, [Put(self.lot, last, Ticket(0, 1, 1, 9, os.urandom(500).hex()))])
 
-KINDS = ["append", "stage", "publish", "lock", "commit", "create_topic", "seek"]
+
+KINDS = ["append", "stage", "publish", "lock", "commit", "create_topic", "seek", "park"]
 
 
 def fill(broker: EmbeddedBroker, write: Callable[[], object]) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pytest
@@ -113,6 +114,11 @@ def old(tmp_path: Path) -> Path:
     return path
 
 
+def known(answers: dict[str, Any]) -> Any:
+    """The answers as JSON, without those about parked messages, which that code did not know."""
+    return json.loads(json.dumps({name: answer for name, answer in answers.items() if "%PARKED%" not in name}))
+
+
 def test_a_store_of_the_first_format_is_upgraded_and_has_all_that_it_had(old: Path):
     answers = json.loads((FORMAT_1 / "answers.json").read_text())
     token, partition, staged = answers["receipt"]
@@ -122,10 +128,10 @@ def test_a_store_of_the_first_format_is_upgraded_and_has_all_that_it_had(old: Pa
     assert (old / "data.mdb").read_bytes() == before, "a check upgrades nothing"
     for _ in range(2):
         with EmbeddedBroker(old, clock=FixedClock()) as broker:
-            assert json.loads(json.dumps(read_all(broker))) == answers["read"]
+            assert known(read_all(broker)) == answers["read"]
         assert check(old) == []
     with EmbeddedBroker(old, clock=FixedClock()) as broker:
-        written = json.loads(json.dumps(write_all(broker, receipt)))
+        written = known(write_all(broker, receipt))
         del written["identity"]
         assert written == answers["written"]
     assert check(old) == []

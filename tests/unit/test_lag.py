@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
 
-from orderedmq.core.lag import QueueLag, describe, is_ours, lag_of, lag_of_query
+from ordered_source.lag_listener import LagListener
+from orderedmq.core.lag import ParkedCounts, QueueLag, describe, is_ours, lag_of, lag_of_query, parked_of_query
 from orderedmq.core.offsets import Checkpoint, offsets_to_json
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue
@@ -113,3 +118,95 @@ def test_a_line_has_the_total_and_the_worst_queue() -> None:
     )
     assert describe({q(0): QueueLag(5, 5)}) == "lag 0 messages in 1 queues"
     assert describe({}) == "lag of 0 queues not known"
+
+
+# What is parked.
+
+
+def with_lot(parked: Any, *, text: bool = True) -> dict[str, Any]:
+    """The progress of a source with a parking lot."""
+    made = source({0: 10}, {0: 12}, text=False)
+    made["latestOffset"]["parked"] = parked
+    return made | {name: json.dumps(made[name]) for name in ("endOffset", "latestOffset") if text}
+
+
+def counts(messages: int, keys: int, oldest: int | None, retries: int) -> dict[str, Any]:
+    return ParkedCounts(messages, keys, oldest, retries)._asdict()
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_what_is_parked_is_the_sum_over_the_sources_with_a_parking_lot(text: bool) -> None:
+    sources = [
+        with_lot(counts(3, 2, 7000, 5), text=text),
+        source({0: 1}, {0: 2}, text=text),
+        with_lot(counts(1, 1, 4000, 2), text=text),
+        with_lot(counts(0, 0, None, 0), text=text),
+    ]
+    assert parked_of_query(sources) == (4, 3, 4000, 7)
+    assert parked_of_query(sources[3:]) == (0, 0, None, 0)
+    assert lag_of_query(sources[:1]) == {q(0): QueueLag(10, 12)}
+
+
+def test_without_a_parking_lot_nothing_is_said_of_one() -> None:
+    assert parked_of_query([source({0: 1}, {0: 2})]) is None
+    # A batch that is repeated after a restart.
+    assert parked_of_query([with_lot(counts(3, 2, 7000, 5)) | {"latestOffset": "null"}]) is None
+    assert parked_of_query([other.values[0] for other in FOREIGN]) is None  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("parked", [3, {"messages": 3}, {**counts(1, 1, 1, 1), "more": 1}])
+def test_parked_messages_that_make_no_sense_are_said(parked: Any) -> None:
+    with pytest.raises(OffsetError, match="progress"):
+        parked_of_query([with_lot(parked)])
+
+
+def test_a_line_says_what_is_parked() -> None:
+    lags = {q(0): QueueLag(5, 5)}
+    assert describe(lags, ParkedCounts(1200, 3, 7000, 9)) == "lag 0 messages in 1 queues, parked 1200 messages of 3 keys"
+    assert describe(lags, ParkedCounts(0, 0, None, 0)) == describe(lags, None) == describe(lags)
+
+
+class Source(dict[str, Any]):
+    """A source's progress as Spark gives it to a listener."""
+
+    numInputRows = 1
+
+
+def progress(*sources: dict[str, Any], name: str = "billing", run: int = 1) -> Any:
+    found = [Source(one) for one in sources]
+    made = SimpleNamespace(sources=found, name=name, id=UUID(int=9), runId=UUID(int=run), batchId=0, batchDuration=10)
+    return SimpleNamespace(progress=made)
+
+
+def gauges(registry: CollectorRegistry) -> dict[str, float]:
+    """The gauges of what is parked, without the common beginning of their names."""
+    found = (sample for metric in registry.collect() for sample in metric.samples if "_parked_" in sample.name)
+    return {sample.name.removeprefix("orderedmq_parked_") + "/" + sample.labels["query"]: sample.value for sample in found}
+
+
+def test_gauges_show_what_is_parked_by_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 10.0)
+    registry = CollectorRegistry()
+    listener = LagListener(registry=registry, log=False)
+    listener.onQueryProgress(progress(with_lot(counts(3, 2, 7500, 5)), source({0: 1}, {0: 2})))
+    listener.onQueryProgress(progress(with_lot(counts(1, 1, 9000, 2)), name="other", run=2))
+    billing = {"messages/billing": 3, "keys/billing": 2, "oldest_age_seconds/billing": 2.5, "retries/billing": 5}
+    other = {"messages/other": 1, "keys/other": 1, "oldest_age_seconds/other": 1.0, "retries/other": 2}
+    assert gauges(registry) == billing | other
+    listener.onQueryTerminated(SimpleNamespace(runId=UUID(int=2)))  # type: ignore[arg-type]
+    assert gauges(registry) == billing
+    listener.onQueryProgress(progress(with_lot(counts(0, 0, None, 0))))
+    assert gauges(registry) == {"messages/billing": 0, "keys/billing": 0, "retries/billing": 0}
+    # The latest offset is not known of a batch that is repeated.
+    listener.onQueryProgress(progress(with_lot(counts(3, 2, 7500, 5)) | {"latestOffset": None}))
+    assert gauges(registry) == {}
+    listener.close()
+    assert list(registry.collect()) == []
+
+
+def test_a_query_without_a_parking_lot_has_no_gauges_of_one() -> None:
+    registry = CollectorRegistry()
+    listener = LagListener(registry=registry, log=False)
+    listener.onQueryProgress(progress(source({0: 1}, {0: 2})))
+    assert gauges(registry) == {}
+    assert registry.get_sample_value("orderedmq_batches_total", {"query": "billing"}) == 1

@@ -24,8 +24,9 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.declared import OPTIONS, Role, option_table
+from orderedmq.options.offsets_json import EARLIEST, LATEST, parse_offsets_json
 from orderedmq.options.sink import SinkOptions, SortColumn
-from orderedmq.options.source import EARLIEST, LATEST, EndingOffsets, SourceOptions, StartingOffsets, parse_offsets_json
+from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
 from orderedmq.options.values import integer, parse_bool, parse_duration, parse_path, parse_size, parse_timestamp
 
 STREAM = {"path": "/data/omq", "topic": "orders", "consumerGroup": "billing"}

@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import UNLOCK_DELAY, Client, Instant, LockToken, QueueLock, Refusal
 from orderedmq.core.offsets import Checkpoint, OffsetMap, ranges
-from orderedmq.core.ownership import Behind, Commit, Lock, Owned, Owner, Policy
+from orderedmq.core.owned_queue import Owned
+from orderedmq.core.ownership import Behind, Commit, Lock, Owner, Policy
 from orderedmq.errors import OffsetError
 from orderedmq.model import MessageQueue, OffsetRange
 

@@ -51,6 +51,7 @@ def test_rights_are_spelled_as_the_brokers_tools_take_them() -> None:
     assert rights.spell(wanted, 1) == "topicPerms invoices=PUB|SUB; groupPerms billing-out=SUB"
     assert rights.spell(rights.of_source(["a", "b"], None), 2) == "Topic:a Sub,Get; Topic:b Sub,Get; Group:TOOLS_CONSUMER Sub"
     assert rights.spell(rights.of_dead_letters("g"), 1) == "topicPerms %DLQ%g=SUB; groupPerms g=SUB"
+    assert rights.spell(rights.of_parking("g", "t"), 2) == "Topic:%PARKED%g%t Pub,Sub,Get; Group:g Sub"
 
 
 def test_what_to_type_keeps_what_the_account_has() -> None:

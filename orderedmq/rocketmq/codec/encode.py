@@ -8,7 +8,7 @@ batch. Properties that RocketMQ would silently change are refused: the error nam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from orderedmq.conditions import MessageCondition
 from orderedmq.core.message_rows import reserved
 from orderedmq.errors import MessageError
-from orderedmq.model import MAX_BODY_BYTES, is_reserved
+from orderedmq.model import MAX_BODY_BYTES, PROPERTIES_TYPE, is_reserved
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.gather import Int64s, contents
 
@@ -89,6 +89,15 @@ def encode(
         }
         mark = _Mark(counted[0], counted[1] + begin) if counted is not None else None
         yield from _encode_group(rows.slice(begin, count), part, where, first, begin, mark)
+
+
+def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
+    """Return properties of rows as columns for ``extra``: `encode` would remove reserved ones from a producer's properties."""
+    given: list[dict[str, str]] = [{} for _ in range(rows.num_rows)]
+    index = rows.schema.get_field_index("properties")
+    if index >= 0:
+        given = [dict(pairs or ()) for pairs in rows.column(index).cast(PROPERTIES_TYPE).to_pylist()]
+    return {name: pa.array([one.get(name) for one in given], pa.string()) for name in wanted}
 
 
 def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:

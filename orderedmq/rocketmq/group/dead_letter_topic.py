@@ -24,8 +24,8 @@ from orderedmq.core.listener import dead_letter_id
 from orderedmq.core.message_rows import normalise
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import GroupError, RocketMQError
-from orderedmq.model import DEAD_LETTER_PREFIX, PROPERTIES_TYPE, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
-from orderedmq.rocketmq.codec.encode import SendBody, encode
+from orderedmq.model import DEAD_LETTER_PREFIX, RESERVED_PROPERTIES, RETRY_PREFIX, MessageQueue
+from orderedmq.rocketmq.codec.encode import SendBody, encode, property_columns
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
@@ -187,12 +187,8 @@ class DeadLetterTopic:
 
 
 def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]:
-    """Return properties that name each letter's origin. `encode` would remove them from a producer's own properties."""
-    given: list[dict[str, str]] = [{} for _ in range(letters.num_rows)]
-    index = letters.schema.get_field_index("properties")
-    if index >= 0:
-        given = [dict(pairs or ()) for pairs in letters.column(index).cast(PROPERTIES_TYPE).to_pylist()]
-    found = {name: pa.array([one.get(name) for one in given], pa.string()) for name in _ORIGIN}
+    """Return properties that name each letter's origin."""
+    found = property_columns(letters, _ORIGIN)
     # Properties that Java's tools look for in a dead letter.
     found["RETRY_TOPIC"] = pa.array([queue.topic] * letters.num_rows, pa.string())
     found["DLQ_ORIGIN_TOPIC"] = found["RETRY_TOPIC"]

@@ -11,7 +11,6 @@ detect them.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -21,9 +20,9 @@ import pyarrow as pa
 from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, Refusal
 from orderedmq.core.lock import Client as Identity
 from orderedmq.core.membership import Member, Subscription
+from orderedmq.core.parking import Put, guarding
 from orderedmq.errors import (
     GroupError,
-    LockError,
     OrderedMQError,
     RocketMQError,
     RocketMQUnavailableError,
@@ -33,11 +32,13 @@ from orderedmq.errors import (
 from orderedmq.forks import BeginAnew
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules
+from orderedmq.rocketmq.group.commits import Commits
 from orderedmq.rocketmq.group.dead_letter_topic import DeadLetterTopic
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.group.lock_rules import lock_name
 from orderedmq.rocketmq.group.membership import Directory, MemberClient
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
+from orderedmq.rocketmq.group.parking_lots import ParkingLots
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import LEAST_TIMEOUT, Deadline
@@ -62,13 +63,13 @@ class RocketMQGroups:
         self._client = client
         self._offsets = GroupOffsets(client)
         self._dead_letters = DeadLetterTopic(client, log, self._offsets)
+        self._parking_lots = ParkingLots(client, log, self._offsets)
         self._directory = Directory(client)
         self._epochs = lock_rules.Epochs()
         self._member_clients: dict[str, MemberClient] = {}
         self._own_clients: set[str] = set()  # Clients of this process, including those that have left.
         self._held_locks = HeldLocks()
-        # Queries and their renewals both write offsets: an older offset must not arrive after a newer one.
-        self._committing = threading.Lock()
+        self._commits = Commits(self._offsets)
         #: Seconds for which a lock is trusted without a renewal.
         self.trust = HOLDER_TRUST
         #: Seconds for which `stale` reuses a fence that it has read.
@@ -234,7 +235,9 @@ class RocketMQGroups:
                 kept = [token for token in kept if token not in gone]
                 for token in kept:
                     locks[token].confirmed = at
-                gone.update(self._commit_again([locks[token] for token in kept], left))
+                lost = self._commits.repeat([locks[token] for token in kept], self._held_locks, left)
+                self.unlock(lost)
+                gone.update(lost)
             except RocketMQUnavailableError as error:
                 failed = error
         for token in gone:
@@ -242,25 +245,6 @@ class RocketMQGroups:
         if failed is not None and not gone:
             raise failed
         return [token for token in tokens if token in gone]
-
-    def _commit_again(self, locks: Sequence[HeldLock], seconds: float) -> list[LockToken]:
-        """Commit again what a killed broker forgot: the offsets of its last 5 s. Returns tokens found to be lost."""
-        done = {lock.token.queue: lock for lock in locks if lock.committed is not None}
-        # A commit in progress writes the newest offsets, and a renewal has no time to wait for it.
-        if not done or not self._committing.acquire(blocking=False):
-            return []
-        group = locks[0].token.group
-        try:
-            known = self._offsets.read(group, list(done), seconds)
-            behind = {queue: at for queue, lock in done.items() if (at := lock.committed or 0) > known.get(queue, -1)}
-            self._offsets.move(group, behind, self._held_locks.queues(group), seconds)
-        except LockError:
-            lost = [done[queue].token for queue in behind]
-            self.unlock(lost)
-            return lost
-        finally:
-            self._committing.release()
-        return []
 
     def check(self, token: LockToken) -> bool:
         """See `Groups.check`. Outside the client's own process this prolongs the lock: brokers offer no other request."""
@@ -271,6 +255,12 @@ class RocketMQGroups:
         return self._stale(tokens, self.fence_age)
 
     def _stale(self, tokens: Sequence[LockToken], fence_age: float = 0.0) -> list[LockToken]:
+        """Return the tokens that are stale; those of parking lots with the tokens of their queues."""
+        guards = {token: guarding(token) for token in tokens}
+        gone = self._stale_locks(list(dict.fromkeys(guards.values())), fence_age)
+        return [token for token in tokens if guards[token] in gone]
+
+    def _stale_locks(self, tokens: Sequence[LockToken], fence_age: float) -> set[LockToken]:
         now = time.monotonic()
         gone: set[LockToken] = set()
         foreign: list[LockToken] = []
@@ -291,7 +281,7 @@ class RocketMQGroups:
         asked = [token for token in foreign if token not in gone and self._is_member(token, deadline)]
         held = {token for token in asked if self._still_granted(token)}
         gone.update(token for token in foreign if token not in held)
-        return [token for token in tokens if token in gone]
+        return gone
 
     def _still_granted(self, token: LockToken) -> bool:
         names = {token.queue: lock_name(token.client_id, token.epoch)}
@@ -343,36 +333,13 @@ class RocketMQGroups:
     def commit(self, offsets: Mapping[LockToken, int]) -> None:
         """See `Groups.commit`. Offsets move only forward from what this process knows; brokers accept any offset."""
         self._require(offsets, "committed")
-        with self._committing:
-            for group, of_group in by_group(offsets).items():
-                self._commit(group, {token: offsets[token] for token in of_group})
-
-    def _commit(self, group: str, offsets: Mapping[LockToken, int]) -> None:
-        locks = {token: self._held_locks.own(token) for token in offsets}
-        unknown = [token.queue for token, held in locks.items() if held is None or held.committed is None]
-        known = self._offsets.read(group, unknown) if unknown else {}
-        moves: dict[MessageQueue, int] = {}
-        for token, held in locks.items():
-            at = known.get(token.queue) if held is None or held.committed is None else held.committed
-            if at is None or offsets[token] > at:
-                moves[token.queue] = offsets[token]
-            elif held is not None:
-                held.committed = at
-        self._offsets.move(group, moves, self._held_locks.queues(group))
-        for token, held in locks.items():
-            if held is not None and token.queue in moves:
-                held.committed = moves[token.queue]
+        self._commits.move(offsets, self._held_locks)
 
     def reset(self, offsets: Mapping[LockToken, int]) -> int:
         self._require(offsets, "reset")
         raised = 0
         for group, tokens in sorted(by_group(offsets).items()):
-            with self._committing:
-                self._offsets.move(group, {token.queue: offsets[token] for token in tokens}, self._held_locks.queues(group))
-                for token in tokens:
-                    held = self._held_locks.own(token)
-                    if held is not None:
-                        held.committed = offsets[token]
+            self._commits.reset(group, {token: offsets[token] for token in tokens}, self._held_locks)
             raised = self._offsets.raise_reset_number(group, [token.queue for token in tokens])
         return raised
 
@@ -384,6 +351,20 @@ class RocketMQGroups:
         if self._stale([token]):
             raise lock_rules.lost_lock(token, f"{len(offsets)} of its messages were put aside", self.trust)
         return self._dead_letters.put(token.group, token.queue, letters, offsets)
+
+    def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
+        """See `Groups.park`, but not all or none: after an error the first of ``puts`` may be parked, and a repeat finds them.
+
+        The lock is checked before each request. Also raises RocketMQError NO_PERMISSION, and MessageError PROPERTIES_TOO_LARGE
+        for a message whose properties leave no room for its ticket.
+        """
+
+        def require_lock() -> None:
+            if self._stale([token]):
+                raise lock_rules.lost_lock(token, f"{len(puts)} of its messages were parked", self.trust)
+
+        require_lock()
+        return self._parking_lots.park(token.group, guarding(token).queue, puts, require_lock)
 
     def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
         """Check tokens and offsets. Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""
@@ -404,7 +385,8 @@ class RocketMQGroups:
 
     def _in_child(self) -> None:
         """Start empty in the child of a fork: clients and locks are the parent's."""
-        self._member_clients, self._own_clients, self._held_locks, self._committing = {}, set(), HeldLocks(), threading.Lock()
+        self._member_clients, self._own_clients, self._held_locks = {}, set(), HeldLocks()
+        self._commits = Commits(self._offsets)
 
 
 _all: Final = BeginAnew(RocketMQGroups._in_child)

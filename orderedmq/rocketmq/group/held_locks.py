@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orderedmq.core.lock import HOLDER_TRUST, LockToken
 from orderedmq.model import MessageQueue
@@ -17,8 +17,8 @@ class HeldLock:
 
     token: LockToken
     confirmed: float
-    #: The group's offset as last committed, reset or read under this lock; None before the first commit or reset.
-    committed: int | None = None
+    #: The group's offsets of the queue and its parking lot, as last committed, reset or read under this lock.
+    committed: dict[MessageQueue, int] = field(default_factory=dict)
     #: When the queue's fence was last found below the token's epoch (monotonic seconds).
     fence_read: float = float("-inf")
 

@@ -67,7 +67,8 @@ class RocketMQLog:
         self._client = client
         self._puller = Puller(client, settings)
         self._by_settings: dict[PullSettings, RocketMQLog] = {}
-        self._sender = Sender(client, self._puller)
+        #: Appends without the checks of `append`, for topics that no producer may write.
+        self.sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
         #: By topic and anchor: when they were compared, and whether the topic is another one.
@@ -222,7 +223,7 @@ class RocketMQLog:
         )
         return {queue: QueueBounds(*pair) for queue, pair in zip(asked, zip(found[0::2], found[1::2]))}
 
-    def _bounds_of(self, queue: MessageQueue) -> QueueBounds:
+    def bounds_of(self, queue: MessageQueue) -> QueueBounds:
         """Return a queue's bounds. Raises TopicError MISSING or NO_SUCH_QUEUE."""
         found = self.bounds([queue])
         if queue not in found:
@@ -235,7 +236,7 @@ class RocketMQLog:
 
     def offset_at(self, queue: MessageQueue, timestamp: int) -> int:
         """See `Log.offset_at`. Brokers keep milliseconds, which are compared as µs."""
-        bounds = self._bounds_of(queue)
+        bounds = self.bounds_of(queue)
         ms = -(-timestamp // _US_PER_MS)
         hint = self._client.call(
             message_requests.search_offset(queue, max(0, ms)),
@@ -342,7 +343,7 @@ class RocketMQLog:
         check_topic(queue.topic, writing=True)
         self.require(queue)
         try:
-            return self._sender.append(queue, rows)
+            return self.sender.append(queue, rows)
         except TopicError:
             self.forget(queue.topic)
             raise missing_topic(queue.topic) from None

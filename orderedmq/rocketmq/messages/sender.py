@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
@@ -79,8 +80,12 @@ class Sender:
         """Append rows; see `Log.append`. Raises RocketMQError or RocketMQUnavailableError; some rows may be stored then."""
         checked = normalise(rows, f"queue {queue}")
         keys = self.unique_keys(checked.num_rows)
+        return self.append_encoded(queue, encode(checked, keys, f"queue {queue}"), keys)
+
+    def append_encoded(self, queue: MessageQueue, encoded: Iterable[SendBody], keys: pa.Array) -> OffsetRange:
+        """Append what `encode` yields, as `append`. ``keys`` are the rows' UNIQ_KEYs, which no other message has."""
         # All rows are encoded before any is sent, so that a row that cannot be sent refuses the others, too.
-        bodies = list(encode(checked, keys, f"queue {queue}"))
+        bodies = list(encoded)
         if not bodies:
             end = self._ask_end(queue)
             return OffsetRange(end, end)
@@ -108,25 +113,34 @@ class Sender:
         request is in flight for the queue.
         """
         deadline = Deadline.after(_PATIENCE)
-        request = send_request(queue, body, PRODUCER_GROUP)
         while True:
             try:
-                limit = min(deadline, Deadline.after(_SEND_TIMEOUT))
-                return self._client.call(request, limit, topic=queue.topic, broker_name=queue.broker_name).queue_offset
+                return self.send_once(queue, body, deadline)
             except RocketMQUnavailableError as error:
-                if time.monotonic() >= deadline:
+                if not error.outcome_unknown or time.monotonic() >= deadline:
                     raise
-                if not error.outcome_unknown:
-                    continue
-            found = self._settle_and_look(queue, key, begin, deadline)
+            self.settle(queue, deadline)
+            found = self._look(queue, key, begin)
             if found is not None:
                 return found
 
-    def _settle_and_look(self, queue: MessageQueue, key: str, begin: int, deadline: float) -> int | None:
-        """Wait until the request cannot be in flight any more; return the offset of the message with ``key``.
+    def send_once(self, queue: MessageQueue, body: SendBody, deadline: float) -> int:
+        """Send one body; return its first offset. Repeats requests that a broker did not carry out, until the deadline.
 
-        None if there is no such message at ``begin`` or behind.
+        Raises RocketMQUnavailableError with ``outcome_unknown`` if no answer came. Before it is sent again, `settle`, and look
+        whether it is stored.
         """
+        request = send_request(queue, body, PRODUCER_GROUP)
+        while True:
+            limit = min(deadline, Deadline.after(_SEND_TIMEOUT))
+            try:
+                return self._client.call(request, limit, topic=queue.topic, broker_name=queue.broker_name).queue_offset
+            except RocketMQUnavailableError as error:
+                if error.outcome_unknown or time.monotonic() >= deadline:
+                    raise
+
+    def settle(self, queue: MessageQueue, deadline: float) -> None:
+        """Wait until a request without an answer cannot be in flight any more: it is refused, or stored and readable."""
         try:
             address = self._client.address(queue.topic, queue.broker_name, deadline)
             self._client.drop(address)
@@ -136,6 +150,9 @@ class Sender:
         # Wait for an answer first: a broker that was paused or cut off handles earlier requests only when it works again.
         self._ask_end(queue)
         time.sleep(SETTLE_SECONDS)
+
+    def _look(self, queue: MessageQueue, key: str, begin: int) -> int | None:
+        """Return the offset of the message with ``key``; None if there is no such message at ``begin`` or behind."""
         end = self._ask_end(queue)
         at = begin
         while at < end:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
+from orderedmq.core.parking import parked_topic
 from orderedmq.model import DEAD_LETTER_PREFIX
 from orderedmq.rocketmq.wire.codes import RequestCode
 
@@ -143,6 +144,7 @@ def grant(acl: int, account: str | None, rights: Iterable[Right]) -> str:
 SINK: Final = "a sink"
 SOURCE: Final = "a source"
 LISTENER: Final = "a listener that puts messages aside"
+PARKING: Final = "a listener with order per key"
 
 
 def of_sink(topic: str, group: str) -> list[Right]:
@@ -159,6 +161,15 @@ def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
 def of_dead_letters(group: str) -> list[Right]:
     """Return the rights that a listener needs besides a source's: to find the messages that it has put aside before."""
     return of_source([DEAD_LETTER_PREFIX + group], group)
+
+
+def of_parking(group: str, topic: str) -> list[Right]:
+    """Return the rights that a listener with order per key needs besides a listener's: to park messages of ``topic``.
+
+    It also needs Create, or an administrator, if the parking lot's topic does not exist yet.
+    """
+    lots = parked_topic(group, topic)
+    return [Right("Topic", lots, "Pub"), *of_source([lots], group)]
 
 
 _READ: Final[tuple[Action, ...]] = ("Sub", "Get")

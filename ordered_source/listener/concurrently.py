@@ -1,0 +1,104 @@
+"""``consume_concurrently``: runs a Python listener over messages in no order, in Spark's tasks: RocketMQ's concurrent listener."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+from ordered_source.listener import key_shell
+from ordered_source.listener.key_shell import Answer, Kind
+from ordered_source.listener.lying import Lying
+from ordered_source.listener.messages import Message
+from ordered_source.listener.tasks import NEEDED, require_columns
+from orderedmq.core import key_order
+from orderedmq.core.concurrently import (
+    ConcurrentRange,
+    ConcurrentSettings,
+    ConsumeConcurrentlyContext,
+    ConsumeConcurrentlyHook,
+    ConsumeConcurrentlyStatus,
+)
+from orderedmq.core.key_order import Batch, Outcome
+from orderedmq.core.listener import call
+from orderedmq.endpoint import Credentials, TlsOptions
+from orderedmq.model import MessageQueue
+
+log = logging.getLogger("orderedmq")
+
+NAME: Final = "consume_concurrently"
+
+#: (messages, context) → status.
+ConcurrentListener = Callable[[Sequence[Any], ConsumeConcurrentlyContext], ConsumeConcurrentlyStatus | None]
+
+
+def consume_concurrently(
+    df: DataFrame,
+    listener: ConcurrentListener | type,
+    *,
+    consume_message_batch_max_size: int = 1,
+    concurrency: int = 1,
+    max_reconsume_times: int = 16,
+    hooks: Sequence[ConsumeConcurrentlyHook] = (),
+    credentials: Credentials | None = None,
+    tls: TlsOptions | None = None,
+) -> DataFrame:
+    """Run ``listener(messages, context) -> ConsumeConcurrentlyStatus`` over queues, in no order: MessageListenerConcurrently.
+
+    ``df`` is a stream of the source with ``parkingLot=true`` and ``includeLockToken=true``, or with a schema that names topic,
+    broker_name, queue_id, queue_offset, body and lock_token. ``messages`` is a sequence of 1 to
+    ``consume_message_batch_max_size`` (at most 1024) messages with fields named like the columns; ``context`` is a
+    ConsumeConcurrentlyContext. Up to ``concurrency`` batches of a queue are at the listener at once, in threads: it must be
+    thread-safe, or a class, of which each thread makes an object as with `consume_orderly`. ``hooks`` are called before and
+    after each call, in its thread.
+
+    Each message that was not consumed (RECONSUME_LATER, None, an exception, or an index above ``context.ack_index``) is put
+    into the group's parking lot alone. It comes back after 10 s, 30 s, 1 min … 2 h, or after the delay level that the listener
+    chose (``context.delay_level_when_next_consume``). After ``max_reconsume_times`` retries (-1: 16, as in RocketMQ) it goes to
+    the topic %DLQ%<group>.
+
+    Returns a DataFrame with a row per message: topic string, broker_name string, queue_id int, begin_offset long, end_offset
+    long (exclusive), status string, attempts int, duration double (seconds), error string, sharding_key string, due_timestamp
+    timestamp. The status is SUCCESS, DEAD_LETTER, PARKED, DROPPED or REPEATED, as with `consume_orderly`. Write the rows
+    somewhere: the listener runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source.
+
+    Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
+    UNSUPPORTED for rows that were read without a lock or a parking lot, MISSING without the ``credentials`` that the source
+    used, LockError LOST if another owner may have the queue.
+    """
+    require_columns(df, NEEDED, NAME)
+    settings = ConcurrentSettings(consume_message_batch_max_size, concurrency, max_reconsume_times)
+    return key_shell.run(df, Concurrently(listener, settings, tuple(hooks), credentials, tls))
+
+
+class Concurrently(Kind[ConcurrentRange]):
+    """``consume_concurrently``."""
+
+    def __init__(
+        self,
+        listener: ConcurrentListener | type,
+        settings: ConcurrentSettings,
+        hooks: Sequence[ConsumeConcurrentlyHook] = (),
+        credentials: Credentials | None = None,
+        tls: TlsOptions | None = None,
+    ) -> None:
+        super().__init__(NAME, listener, settings.concurrency, credentials, tls, alone=True)
+        self._settings, self._hooks = settings, hooks
+
+    def engine(
+        self, queue: MessageQueue, now: float, room: int, lot: Sequence[key_order.Message], lying: Lying
+    ) -> ConcurrentRange:
+        settings = replace(self._settings, parking_lot_max_messages=room)
+        return ConcurrentRange(queue, settings, now, lot, lying.offsets)
+
+    def call(self, listener: Any, messages: Sequence[Message], queue: MessageQueue) -> Answer:
+        context = ConsumeConcurrentlyContext(queue)
+        status, error = call(listener, messages, context, self._hooks, log.warning, ConsumeConcurrentlyStatus)
+        return status, error, context
+
+    def consumed(self, engine: ConcurrentRange, batch: Batch, answer: Answer, now: float) -> list[Outcome]:
+        status, error, context = answer
+        return engine.consumed(batch, status, error, now, context.ack_index, context.delay_level_when_next_consume)

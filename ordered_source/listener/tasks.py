@@ -1,0 +1,92 @@
+"""What the shells of all listeners share: the columns they need, the lock of a task's rows, and dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from ordered_source import lock_token
+from ordered_source.columns import LOCK_TOKEN
+from ordered_source.listener.messages import Message
+from ordered_source.lock_token import Lock
+from orderedmq.broker import Broker
+from orderedmq.conditions import OptionCondition, SchemaCondition
+from orderedmq.core.listener import dead_letter_properties
+from orderedmq.core.lock import LockToken
+from orderedmq.endpoint import Credentials, TlsOptions
+from orderedmq.errors import LockError, OptionError, OrderedMQError, SchemaError
+from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+
+#: Required columns: a message's queue, offset, body and lock.
+NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
+
+
+def require_columns(df: DataFrame, needed: Sequence[str], listener: str) -> None:
+    """Check that the DataFrame has these columns. Raises SchemaError MISSING_COLUMN."""
+    missing = [name for name in needed if name not in df.columns]
+    if missing:
+        raise SchemaError(
+            SchemaCondition.MISSING_COLUMN,
+            f"{listener} needs the columns {', '.join(missing)}, the DataFrame has {', '.join(df.columns)}: read with "
+            "includeLockToken=true, and do not drop these columns",
+        )
+
+
+def lock_of(
+    queue: MessageQueue, text: str | None, credentials: Credentials | None, tls: TlsOptions | None, listener: str, *, lot: bool
+) -> Lock:
+    """Return the broker and the lock under which the rows were read.
+
+    ``lot``: whether the listener needs a parking lot. Raises OptionError UNSUPPORTED for rows that were read without a lock, or
+    with a parking lot where none is needed and the reverse, else as `lock_token.decode`.
+    """
+    if text is None:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            f"{listener} got rows of queue {queue} that were read without a lock: use a stream with a consumerGroup, neither a "
+            "batch read nor messageModel=broadcasting",
+        )
+    lock = lock_token.decode(text, queue, credentials, tls, listener=listener.partition("(")[0])
+    if lot and lock.lot is None:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            f"{listener} got rows of queue {queue} that were read without a parking lot: what fails has no place to wait in; read with "
+            "parkingLot=true",
+        )
+    if not lot and lock.lot is not None:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            f"{listener} got rows of queue {queue} that were read with parkingLot=true, among them those of the parking lot, which come "
+            'again out of the order of the queue: give consume_orderly order="key", or read without parkingLot',
+        )
+    return lock
+
+
+def put_aside(broker: Broker, token: LockToken, messages: Sequence[Message], error: str | None, retries: int) -> str | None:
+    """Write messages to the dead letters. Return None, or the error's text if the write fails. Raises LockError.
+
+    ``retries`` is added to their ``reconsume_times``.
+    """
+    letters = []
+    for message in messages:
+        found = {name: getattr(message, name, None) for name in ("tags", "keys", "sharding_key", "properties", "message_id")}
+        properties = dead_letter_properties(
+            token.queue,
+            message.queue_offset,
+            message_id=found["message_id"] or "",
+            reconsume_times=(getattr(message, "reconsume_times", 0) or 0) + retries,
+            error=error or "",
+            properties=dict(found["properties"] or {}),
+        )
+        letters.append({"body": message.body, **found, "properties": list(properties.items())})
+    rows = pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA)
+    try:
+        broker.groups.dead_letter(token, rows, [message.queue_offset for message in messages])
+    except LockError:
+        raise
+    except OrderedMQError as refused:
+        return str(refused)
+    return None

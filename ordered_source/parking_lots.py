@@ -1,0 +1,133 @@
+"""The parking lots of a streaming query's queues: what lies in them, and which a micro-batch reads.
+
+The parking lot of a queue is planned in the batch in which its first key is due, or in which an operator's order lies there: all
+of it, whether due or not, because what is not due is moved behind. It has to wait while it has a message at or behind the
+queue's position. An owner that died had parked that message from a range which this query processes again, and the key's
+older messages of that range have to come first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from orderedmq import lots
+from orderedmq.broker import Broker, Log
+from orderedmq.core.lag import ParkedCounts
+from orderedmq.core.offsets import OffsetMap
+from orderedmq.core.owned_queue import Owned
+from orderedmq.core.ownership import Owner
+from orderedmq.core.parked_rows import Lot
+from orderedmq.core.parking import is_parked, parked_queue
+from orderedmq.core.parking_errors import has_parked
+from orderedmq.errors import GroupError
+from orderedmq.model import MessageQueue
+from orderedmq.options.source import SourceOptions
+
+log = logging.getLogger("orderedmq")
+
+
+@dataclass(frozen=True)
+class BatchLots:
+    """What the next batch does with the lots of the owned queues.
+
+    ``counts``: messages to read per lot. ``full``: queues of which nothing is read, because their lots are full. ``next_due``: when
+    the first of the other lots is due, in ms since 1970; None: never by itself.
+    """
+
+    counts: Mapping[MessageQueue, int]
+    full: frozenset[MessageQueue]
+    next_due: int | None
+
+
+NO_LOTS = BatchLots({}, frozenset(), None)
+
+
+class ParkingLots:
+    """Reads the lots of a query's queues, each message once, and says what to plan."""
+
+    def __init__(self, source: Log, room: int) -> None:
+        self._log = source
+        self._room = room
+        self._lots: dict[MessageQueue, Lot] = {}
+        self._warned: set[MessageQueue] = set()
+
+    def plan(self, owner: Owner, ends: OffsetMap, now: int) -> BatchLots:
+        """Return what to do with the lots that end at ``ends``. ``now``: ms since 1970."""
+        self._lots = {queue: lot for queue, lot in self._lots.items() if queue in owner.owned}
+        counts: dict[MessageQueue, int] = {}
+        full: set[MessageQueue] = set()
+        waiting: list[int] = []
+        for queue, owned in owner.owned.items():
+            if owned.leader is None or owned.position is None:
+                continue
+            end = ends.get(queue, owned.position)
+            if end <= owned.position:
+                self._lots.pop(queue, None)
+                continue
+            lot = self._read(queue, owned, end)
+            leader = owner.owned[owned.leader]
+            begun = leader.position is not None and lot.max_offset < leader.position
+            due = lot.next_due()
+            if begun and due is not None and due <= now:
+                counts[queue] = end - owned.position
+            elif begun and due is not None:
+                waiting.append(due)
+            if begun and lot.messages >= self._room:
+                full.add(leader.queue)
+        self._warn(full)
+        return BatchLots(counts, frozenset(full), min(waiting, default=None))
+
+    def summary(self) -> ParkedCounts:
+        """Return what lay in the lots when the last batch was planned."""
+        lots = self._lots.values()
+        oldest = min((lot.oldest for lot in lots if lot.oldest is not None), default=None)
+        return ParkedCounts(
+            sum(lot.messages for lot in lots),
+            sum(len(lot.keys) for lot in lots),
+            None if oldest is None else oldest // 1000,
+            sum(lot.retries for lot in lots),
+        )
+
+    def _read(self, queue: MessageQueue, owned: Owned, end: int) -> Lot:
+        assert owned.position is not None
+        lot = self._lots.get(queue)
+        if lot is None or lot.begin != owned.position:
+            lot = self._lots[queue] = Lot(owned.position)
+        lots.read(self._log, lot, queue, end)
+        return lot
+
+    def _warn(self, full: set[MessageQueue]) -> None:
+        for queue in sorted(full - self._warned):
+            log.warning(
+                "the parking lot of queue %s has %d messages or more: nothing more of the queue is read until some of them are decided; "
+                "mend what fails, drop what cannot be mended (orderedmq parked drop), or raise parkingLotMaxMessages",
+                queue, self._room,
+            )  # fmt: skip
+        self._warned = full
+
+
+def require_none(broker: Broker, options: SourceOptions, topics: Iterable[str]) -> None:
+    """Require that nothing of the topics is parked, for a query that does not read parking lots. Raises GroupError PARKED."""
+    group = options.consumer_group
+    if group is None:
+        return
+    parked: dict[str, int] = {}
+    for topic in topics:
+        try:
+            queues = [parked_queue(group, queue) for queue in broker.log.queues(topic)]
+        except GroupError:
+            # No lot can have so long a name.
+            continue
+        bounds = broker.log.bounds(queues)
+        known = broker.groups.offsets(group, list(bounds)) if bounds else {}
+        lying = sum(at.max_offset - known.get(queue, at.min_offset) for queue, at in bounds.items())
+        if lying:
+            parked[topic] = lying
+    if parked:
+        raise has_parked(group, parked)
+
+
+def without_lots(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    return [queue for queue in queues if not is_parked(queue)]

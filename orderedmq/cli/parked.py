@@ -1,0 +1,218 @@
+"""``orderedmq parked``: shows messages that wait in parking lots, and tells their owners to try, drop or hold them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Annotated, Any, Final
+
+import typer
+
+from orderedmq.broker import Broker
+from orderedmq.cli import completion, queue_names
+from orderedmq.cli.groups import Group
+from orderedmq.cli.queue_names import queue_fields
+from orderedmq.cli.shell import Column, Shell, command, commands, duration, escaped, moment, number
+from orderedmq.cli.topics import Yes
+from orderedmq.core.parking import OrderAction
+from orderedmq.model import MessageQueue, check_group
+from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
+
+app = commands("Parked messages: keys that wait because a message of them failed. List, retry, drop and hold.")
+
+#: Maximum characters of an error in a table.
+_PREVIEW: Final = 48
+
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--topic",
+        help="Only messages of this topic, or of this queue of it.",
+        metavar="TOPIC[/BROKER/QUEUE]",
+        show_default=False,
+        autocompletion=completion.topics,
+    ),
+]
+Keys = Annotated[
+    list[str] | None, typer.Option("--key", help="This sharding key; may be repeated.", metavar="KEY", show_default=False)
+]
+Offsets = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--offset", min=0, help="The message without a key at this offset; may be repeated.", metavar="N", show_default=False
+    ),
+]
+Everything = Annotated[bool, typer.Option("--all", help="All parked keys.")]
+
+
+def _row(group: str, one: ParkedKey, now: float) -> dict[str, Any]:
+    wait = one.due_in(now)
+    return {
+        "group": group,
+        **queue_fields(one.queue),
+        "sharding_key": one.key,
+        "offset": one.offset,
+        "messages": one.messages,
+        "state": one.state,
+        "due": moment(one.due and one.due * 1000),
+        "due_in": None if wait is None else round(wait, 3),
+        "attempts": one.ticket.attempts,
+        "times_parked": one.ticket.puts,
+        "error": one.ticket.error or None,
+        "oldest": moment(one.ticket.stored or None),
+    }
+
+
+def _shown(row: dict[str, Any], one: ParkedKey, now: float) -> dict[str, Any]:
+    """Return the row for people, who see times as durations, and the offset of a message without a key in the place of its key."""
+    age = duration(max(0.0, now - one.ticket.stored / 1e6)) if one.ticket.stored else None
+    key = f"offset {one.offset}" if one.key is None else one.key
+    return {**row, "sharding_key": key, "due": _due(row), "oldest": age, "error": row["error"] and _preview(row["error"])}
+
+
+def _due(row: dict[str, Any]) -> str:
+    if row["state"] != "waiting":
+        return str(row["state"])
+    return f"in {duration(row['due_in'])}" if row["due_in"] else "now"
+
+
+def _preview(text: str) -> str:
+    line = " ".join(escaped(text[: _PREVIEW + 1]).splitlines())
+    return line if len(line) <= _PREVIEW else f"{line[: _PREVIEW - 1]}…"
+
+
+@command(app, "list")
+def list_parked(shell: Shell, group: Group, topic: Where = None) -> None:
+    """Show the parked keys of a group: how many messages of each wait, when it is tried again, and why its first message failed.
+
+    A key that is held waits for parked retry. A message without a key is a key of its own, known by its offset.
+    """
+    check_group(group)
+    with shell.broker() as broker:
+        found = _parked(broker, group, topic)
+    now = time.time()
+    rows = [_row(group, one, now) for one in found]
+    if not shell.json:
+        rows = [_shown(row, one, now) for row, one in zip(rows, found, strict=True)]
+    columns = (
+        *queue_names.columns(rows),
+        Column("sharding_key", "key"),
+        Column("messages", "parked", number, right=True),
+        Column("due", "due", right=True),
+        Column("attempts", "tries", number, right=True),
+        Column("oldest", "oldest", right=True, spare=1),
+        Column("error", "error"),
+    )
+    shell.show(rows, columns, none=f"nothing is parked in group {group}", one_line=True)
+
+
+@command(app, "retry")
+def retry(
+    shell: Shell,
+    group: Group,
+    key: Keys = None,
+    offset: Offsets = None,
+    everything: Everything = False,
+    topic: Where = None,
+) -> None:
+    """Let parked keys be tried now, and those that are held again.
+
+    The query that owns the queue does so in its next micro-batch, in the order of the key. A message that fails again is parked
+    again.
+    """
+    check_group(group)
+    with shell.broker() as broker:
+        _order(shell, broker, group, "retry", chosen(group, _parked(broker, group, topic), key or (), offset or (), everything))
+
+
+@command(app, "hold")
+def hold(
+    shell: Shell,
+    group: Group,
+    key: Keys = None,
+    offset: Offsets = None,
+    everything: Everything = False,
+    topic: Where = None,
+) -> None:
+    """Keep parked keys until parked retry lets them go. Newer messages of these keys are parked behind.
+
+    The query that owns the queue takes note in its next micro-batch.
+    """
+    check_group(group)
+    with shell.broker() as broker:
+        _order(shell, broker, group, "hold", chosen(group, _parked(broker, group, topic), key or (), offset or (), everything))
+
+
+@command(app, "drop")
+def drop(
+    shell: Shell,
+    group: Group,
+    key: Keys = None,
+    offset: Offsets = None,
+    everything: Everything = False,
+    topic: Where = None,
+    yes: Yes = False,
+) -> None:
+    """Drop the messages of parked keys that are parked now: no listener sees them again. Asks first.
+
+    The query that owns the queue does so in its next micro-batch. Messages that come later are processed.
+    """
+    check_group(group)
+    with shell.broker() as broker:
+        those = chosen(group, _parked(broker, group, topic), key or (), offset or (), everything)
+        if those:
+            shell.ask(f"Drop {_count(those)} of group {group} from {_queues(those)}? No listener sees them again.", yes)
+        _order(shell, broker, group, "drop", those)
+
+
+def _parked(broker: Broker, group: str, topic: str | None) -> list[ParkedKey]:
+    """Return the parked keys, those of one topic or queue if it is named. Raises GroupError MISSING, TopicError, OptionError."""
+    name = None if topic is None else queue_names.topic_of(topic)
+    found = parked_keys(broker, group)
+    if topic is None or name is None:
+        return found
+    queues = set(queue_names.find_all(topic, broker.log.queues(name)))
+    return [one for one in found if one.queue in queues]
+
+
+def _order(shell: Shell, broker: Broker, group: str, action: OrderAction, those: list[ParkedKey]) -> None:
+    alive = owned(broker, group)
+    give(broker, group, action, those)
+    queues = sorted({one.queue for one in those})
+    row = {
+        "group": group,
+        "action": action,
+        "keys": len(those),
+        "messages": sum(one.messages for one in those),
+        "queues": [{**queue_fields(queue), "owned": alive.get(queue, False)} for queue in queues],
+    }
+    if not those:
+        shell.done(row, f"nothing is parked in group {group}")
+        return
+    who = f"the owner of {_named(queues)} does so in its next micro-batch"
+    shell.done(row, f"ordered to {action} {_count(those)} of group {group}; {who}")
+    alone = [queue for queue in queues if not alive.get(queue, False)]
+    if alone:
+        shell.note(f"no query owns {_named(alone)} in group {group} now: the next one that does carries the order out")
+
+
+def _count(those: list[ParkedKey]) -> str:
+    messages = sum(one.messages for one in those)
+    said = f"{messages:,} parked message{'' if messages == 1 else 's'}"
+    keys = [one for one in those if one.key is not None]
+    if len(those) == 1:
+        return f"{said} of key {escaped(repr(those[0].key))}" if keys else f"{said} without a key"
+    return f"{said} of {len(those):,} keys"
+
+
+def _queues(those: list[ParkedKey]) -> str:
+    counted = Counter[MessageQueue]()
+    for one in those:
+        counted[one.queue] += one.messages
+    return _named(sorted(counted))
+
+
+def _named(queues: list[MessageQueue]) -> str:
+    if len(queues) == 1:
+        return f"queue {queues[0]}"
+    return f"queues {', '.join(map(str, queues[:3]))}{' and others' if queues[3:] else ''}"

@@ -1,0 +1,261 @@
+"""Parked messages as Arrow rows: what is read from a parking lot, and what is written to it. Pure."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, Put, Ticket
+from orderedmq.model import (
+    PARKED_ALONE,
+    PARKED_ATTEMPTS,
+    PARKED_DUE,
+    PARKED_FROM,
+    PARKED_OFFSET,
+    PARKED_ORDER,
+    PARKED_PROPERTIES,
+    PARKED_STORED,
+    MessageQueue,
+)
+from orderedmq.schema import MESSAGE_SCHEMA, PRODUCER_COLUMNS, PRODUCER_SCHEMA, PROPERTIES_TYPE
+
+#: The columns of a lot that `Lot.add` needs.
+LOT_COLUMNS: Final = ("queue_offset", "sharding_key", "properties")
+#: The columns of a message that `to_park` needs.
+SOURCE_COLUMNS: Final = (*PRODUCER_COLUMNS, "message_id", "born_timestamp", "store_timestamp")
+#: The columns of a lot that `restore` needs.
+RESTORE_COLUMNS: Final = ("queue_offset", *PRODUCER_COLUMNS)
+
+
+def lane_key(key: str | None, offset: int, alone: bool = False) -> object:
+    """Return what a message's order belongs to: its sharding key, or the message itself, by its offset, if it has none.
+
+    ``alone``: a listener without order has parked it (`parking.Ticket`).
+    """
+    return offset if key is None or alone else key
+
+
+@dataclass(slots=True)
+class Parked:
+    """A key that has parked messages.
+
+    ``due``: when its first message is due that no operator has dropped. ``begin``: where that message lies in the lot. ``offsets``:
+    of all its messages in the queue, in ascending order; ``dropped`` of them are dropped.
+    """
+
+    due: int
+    begin: int
+    offsets: list[int] = field(default_factory=list)
+    dropped: int = 0
+
+
+class Lot:
+    """The keys of a parking lot from one of its offsets to another, read from its messages in order.
+
+    Where two messages of the lot have the same offset in the queue, the first counts: a task that moved some messages behind
+    the others may have died before it was done, and its successor finds both. The last one is their place, from which the
+    message is parked again: from the place of the first it was parked already.
+
+    A key's messages may lie in another order than they have in the queue: a dead owner's successor parks a message between those that
+    were parked before and those that the dead owner had parked from its range. Their order is that of the queue.
+
+    An order concerns the messages that lay in the lot when it was given, those that a task was moving at that time included.
+    """
+
+    def __init__(self, begin: int) -> None:
+        #: The lot is known from ``begin`` up to ``end``.
+        self.begin = self.end = begin
+        self.keys: dict[object, Parked] = {}
+        #: Offset in the queue → offset in the lot of its first copy, and of its last one where there are several.
+        self.places: dict[int, int] = {}
+        self.copies: dict[int, int] = {}
+        #: The greatest offset in the queue; -1: nothing is parked.
+        self.max_offset = -1
+        #: Whether operators have appended orders, and the last one of each key: where it lies, and what it says.
+        self.ordered = False
+        #: Failed calls of the messages that lie first of their keys, and when the oldest of these was stored, in µs since 1970.
+        self.retries = 0
+        self.oldest: int | None = None
+        self._orders: dict[object, tuple[int, str]] = {}
+        self._dropped: set[int] = set()
+        #: Offset in the queue of the message that `Parked.begin` tells the place of.
+        self._heads: dict[object, int] = {}
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Add the next rows of the lot (at least LOT_COLUMNS)."""
+        if not rows.num_rows:
+            return
+        at, keys = rows.column("queue_offset").to_pylist(), rows.column("sharding_key").to_pylist()
+        offsets, dues = _numbers(rows, PARKED_OFFSET, -1), _numbers(rows, PARKED_DUE, BEHIND)
+        orders = pc.map_lookup(rows.column("properties"), PARKED_ORDER, "first")
+        self.ordered = self.ordered or orders.null_count < len(orders)
+        sources = _places_in_lot(rows) if self.ordered else [-1] * len(at)
+        heads: list[int] = []
+        every = zip(at, keys, offsets, dues, orders.to_pylist(), sources, _alone(rows), strict=True)
+        for number, (place, key, offset, due, order, source, alone) in enumerate(every):
+            lane = lane_key(key, offset, alone)
+            if order is not None:
+                self._order(lane, place, order)
+            elif offset in self.places:
+                self.copies[offset] = place
+            else:
+                if lane not in self.keys:
+                    heads.append(number)
+                self._message(lane, place, offset, due, source)
+        self.end = at[-1] + 1
+        if heads:
+            properties = rows.column("properties")
+            self._sum(properties if len(heads) == len(properties) else properties.take(pa.array(heads)))
+
+    def _sum(self, heads: pa.MapArray) -> None:
+        """Add the first messages of keys to the sums: those that lie first, even if a successor parked an older one behind."""
+        attempts, stored = (pc.map_lookup(heads, name, "first").cast(pa.int64()) for name in (PARKED_ATTEMPTS, PARKED_STORED))
+        self.retries += pc.sum(attempts).as_py() or 0
+        oldest = pc.min(stored.filter(pc.greater(stored, 0))).as_py()
+        if oldest is not None:
+            self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+
+    def _order(self, lane: object, place: int, action: str) -> None:
+        self._orders[lane] = place, action
+        parked = self.keys.get(lane)
+        if parked is not None:
+            parked.due = _DUE[action]
+            if action == "drop":
+                self._dropped.update(parked.offsets)
+                parked.dropped = len(parked.offsets)
+
+    def _message(self, lane: object, place: int, offset: int, due: int, source: int) -> None:
+        self.places[offset] = place
+        self.max_offset = max(self.max_offset, offset)
+        parked = self.keys.get(lane)
+        if parked is None:
+            parked = self.keys[lane] = Parked(due, place)
+        ordered, action = self._orders.get(lane, (-1, ""))
+        concerned = 0 <= source < ordered
+        if parked.dropped == len(parked.offsets):
+            parked.due, parked.begin, self._heads[lane] = _DUE[action] if concerned else due, place, offset
+        elif offset < self._heads[lane]:
+            parked.begin, self._heads[lane] = place, offset
+        if concerned and action == "drop":
+            self._dropped.add(offset)
+            parked.dropped += 1
+        insort(parked.offsets, offset)
+
+    @property
+    def messages(self) -> int:
+        """The number of parked messages."""
+        return len(self.places)
+
+    def next_due(self) -> int | None:
+        """Return when the first key is due, in ms since 1970; None if none will be. An order is carried out at once."""
+        if self.ordered:
+            return BEHIND
+        return min((one.due for one in self.keys.values() if one.due != HELD), default=None)
+
+    def ticket(self, place: int, lane: object, ticket: Ticket) -> Ticket | None:
+        """Return the ticket of the message at ``place`` as the orders have it; None for a second copy."""
+        if self.places.get(ticket.offset) != place:
+            return None
+        if ticket.offset in self._dropped:
+            return replace(ticket, due=DROPPED)
+        parked = self.keys[lane]
+        return replace(ticket, due=parked.due) if place == parked.begin else ticket
+
+    def place(self, offset: int) -> int:
+        """Return the place in the lot from which the message with this offset in the queue is parked again."""
+        return self.copies.get(offset, self.places[offset])
+
+
+_DUE: Final = {"retry": BEHIND, "hold": HELD, "drop": DROPPED}
+
+
+def to_park(rows: pa.RecordBatch, puts: Sequence[Put]) -> pa.RecordBatch:
+    """Return the rows (PRODUCER_COLUMNS) to append to the lot. ``rows`` (SOURCE_COLUMNS) has the message of each put."""
+    properties = []
+    columns = [rows.column(name).to_pylist() for name in ("properties", "message_id")]
+    times = [rows.column(name).cast(pa.int64()).to_pylist() for name in ("born_timestamp", "store_timestamp")]
+    for put, own, message_id, born, stored in zip(puts, *columns, *times, strict=True):
+        known = dict(own or ())
+        if PARKED_OFFSET in known:
+            then = Ticket.from_properties(known)
+            message_id, born, stored = then.message_id, then.born, then.stored
+        ticket = replace(put.ticket, message_id=message_id or "", born=born or 0, stored=stored or 0)
+        mine = {name: value for name, value in known.items() if name not in PARKED_PROPERTIES}
+        properties.append(list({**mine, **ticket.to_properties(), PARKED_FROM: put.place}.items()))
+    arrays = [
+        pa.array(properties, PROPERTIES_TYPE)
+        if name == "properties"
+        else rows.column(name).cast(PRODUCER_SCHEMA.field(name).type)
+        for name in PRODUCER_COLUMNS
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=PRODUCER_SCHEMA)
+
+
+def order_rows(orders: Sequence[Order]) -> pa.RecordBatch:
+    """Return the rows (PRODUCER_COLUMNS) of orders to append to the lot."""
+    rows = [{"body": b"", "sharding_key": one.key, "properties": list(one.to_properties().items())} for one in orders]
+    return pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA)
+
+
+def restore(rows: pa.RecordBatch, queue: MessageQueue, lot: Lot) -> tuple[pa.RecordBatch, list[tuple[int, Ticket]]]:
+    """Return the messages that these rows of the lot (RESTORE_COLUMNS) were, and the place and ticket of each.
+
+    The messages have all columns of MESSAGE_SCHEMA, as they were when they were sent to ``queue``, and ``reconsume_times`` is the
+    number of their failed calls. ``lot`` knows the whole range that is read. Orders and second copies are left out.
+    """
+    at, keys = rows.column("queue_offset").to_pylist(), rows.column("sharding_key").to_pylist()
+    chosen: list[int] = []
+    tickets: list[tuple[int, Ticket]] = []
+    properties: list[list[tuple[str, str]]] = []
+    for number, (place, key, items) in enumerate(zip(at, keys, rows.column("properties").to_pylist(), strict=True)):
+        found = dict(items)
+        if PARKED_ORDER in found:
+            continue
+        own = Ticket.from_properties(found)
+        ticket = lot.ticket(place, lane_key(key, own.offset, own.alone), own)
+        if ticket is None:
+            continue
+        chosen.append(number)
+        tickets.append((lot.place(own.offset), ticket))
+        properties.append([(name, value) for name, value in items if name not in PARKED_PROPERTIES])
+    taken = rows.take(pa.array(chosen, pa.int64()))
+    of = [ticket for _, ticket in tickets]
+    values: dict[str, Sequence[object]] = {
+        "topic": [queue.topic] * len(of),
+        "broker_name": [queue.broker_name] * len(of),
+        "queue_id": [queue.queue_id] * len(of),
+        "queue_offset": [one.offset for one in of],
+        "message_id": [one.message_id for one in of],
+        "born_timestamp": [one.born for one in of],
+        "store_timestamp": [one.stored for one in of],
+        "reconsume_times": [one.attempts for one in of],
+        "properties": properties,
+    }
+    arrays = [
+        pa.array(values[field.name], field.type) if field.name in values else taken.column(field.name)
+        for field in MESSAGE_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=MESSAGE_SCHEMA), tickets
+
+
+def _places_in_lot(rows: pa.RecordBatch) -> list[int]:
+    """Return the place in the lot that each row was copied from; -1 for one that came from the queue."""
+    sources = pc.map_lookup(rows.column("properties"), PARKED_FROM, "first").to_pylist()
+    return [int(one[2:]) if one is not None and one.startswith("P:") else -1 for one in sources]
+
+
+def _alone(rows: pa.RecordBatch) -> list[bool]:
+    """Return of which rows nothing of their keys waits for them."""
+    found: list[bool] = pc.map_lookup(rows.column("properties"), PARKED_ALONE, "first").is_valid().to_pylist()
+    return found
+
+
+def _numbers(rows: pa.RecordBatch, name: str, default: int) -> list[int]:
+    found = pc.map_lookup(rows.column("properties"), name, "first").cast(pa.int64())
+    out: list[int] = pc.fill_null(found, default).to_pylist()
+    return out

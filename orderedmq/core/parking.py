@@ -1,0 +1,203 @@
+"""The parking lot of a queue: where parked messages lie, what they say of themselves, and who may change them. Pure.
+
+Queue Q of a topic, read by group G, has the parking lot P(Q): the queue with the same broker and number in the topic
+``%PARKED%<G>%<topic>``. Only the owner of Q parks messages in P and commits offsets of P, under Q's lock (`guarding`). No other
+state exists: a key is parked if P has a message of it from the group's offset in P to P's end.
+
+A parked message is the message with its own columns and a Ticket in reserved properties. To park a message, the broker copies
+it from where it lies: from Q, or from P if it was parked before and is parked again. That place (queue and offset) identifies
+the copy. A message that was parked from a place already is not parked from there again, so a batch that runs again parks
+nothing twice. A place below the group's offset of its queue is settled: nothing is parked from there any more.
+
+Operators do not write to P what an owner would have to agree with. They append an Order: a message without a body that tells
+the owner to try, drop or hold a key. The owner carries it out when it next reads P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from orderedmq.conditions import GroupCondition
+from orderedmq.core.listener import MAX_ERROR_BYTES, clip
+from orderedmq.core.lock import LockToken
+from orderedmq.errors import GroupError
+from orderedmq.model import (
+    MAX_NAME_LENGTH,
+    PARKED_ALONE,
+    PARKED_ATTEMPTS,
+    PARKED_BORN,
+    PARKED_DUE,
+    PARKED_ERROR,
+    PARKED_ID,
+    PARKED_OFFSET,
+    PARKED_ORDER,
+    PARKED_PREFIX,
+    PARKED_PUTS,
+    PARKED_STORED,
+    MessageQueue,
+)
+
+#: Messages per parking lot above which no key is parked any more.
+DEFAULT_ROOM: Final = 10_000
+#: The due time, in ms since 1970, of a message that waits behind another of its key and has no time of its own.
+BEHIND: Final = 0
+#: The due time of a message that is held until somebody releases it.
+HELD: Final = -1
+#: The due time of a message that an operator has dropped.
+DROPPED: Final = -2
+#: Seconds of RocketMQ's delay levels 1 to 18 (broker option messageDelayLevel).
+DELAY_LEVELS: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+#: The level of the first retry of RocketMQ's concurrent consumer (ConsumeMessageConcurrentlyService: 3 + reconsumeTimes).
+FIRST_LEVEL: Final = 3
+
+OrderAction = Literal["retry", "drop", "hold"]
+#: What a seek of a queue does with its parked messages: they come back when they are due, or they are skipped. None: it is refused
+#: if there are any (GroupError PARKED).
+AtSeek = Literal["keep", "drop"] | None
+
+
+def parked_topic(group: str, topic: str) -> str:
+    """Return the topic of the group's parking lots for ``topic``.
+
+    Raises GroupError BAD_NAME if that name is longer than a topic's may be, or if it would not tell the group from the topic.
+    """
+    if "%" in group:
+        raise GroupError(
+            GroupCondition.BAD_NAME,
+            f"consumer group {group!r} cannot have parking lots, whose names separate group and topic by '%'; choose a group name "
+            "without '%', or order=\"queue\"",
+        )
+    name = f"{PARKED_PREFIX}{group}%{topic}"
+    if len(name) > MAX_NAME_LENGTH:
+        raise GroupError(
+            GroupCondition.BAD_NAME,
+            f"the parking lot of consumer group {group!r} for topic {topic!r} would be named {name!r}, which has {len(name)} characters; "
+            f'a topic\'s name may have {MAX_NAME_LENGTH}: choose a shorter group name, or order="queue"',
+        )
+    return name
+
+
+def origin(name: str) -> tuple[str, str] | None:
+    """Return group and topic of a topic of parking lots, None for another topic: the inverse of `parked_topic`."""
+    if not name.startswith(PARKED_PREFIX):
+        return None
+    group, _, topic = name[len(PARKED_PREFIX) :].partition("%")
+    return (group, topic) if group and topic else None
+
+
+def parked_queue(group: str, queue: MessageQueue) -> MessageQueue:
+    """Return P(Q), the parking lot of ``queue``. Raises GroupError BAD_NAME."""
+    return queue._replace(topic=parked_topic(group, queue.topic))
+
+
+def is_parked(queue: MessageQueue) -> bool:
+    """Whether the queue is a parking lot, of any group."""
+    return queue.topic.startswith(PARKED_PREFIX)
+
+
+def leader_of(group: str, queue: MessageQueue) -> MessageQueue:
+    """Return the queue whose parking lot of ``group`` is ``queue``; ``queue`` itself if it is none."""
+    found = origin(queue.topic)
+    return queue._replace(topic=found[1]) if found is not None and found[0] == group else queue
+
+
+def guarding(token: LockToken) -> LockToken:
+    """Return the token of the lock that guards the token's queue: for a parking lot that of its queue, otherwise the token itself."""
+    leader = leader_of(token.group, token.queue)
+    return token if leader == token.queue else replace(token, queue=leader)
+
+
+def companion(token: LockToken) -> LockToken:
+    """Return the token for the parking lot of the token's queue: the inverse of `guarding`."""
+    return replace(token, queue=parked_queue(token.group, token.queue))
+
+
+def delay(puts: int) -> int:
+    """Return the seconds until a message is due that was put into the lot ``puts`` times before: 10 s, 30 s, 1 min … 2 h."""
+    return DELAY_LEVELS[min(FIRST_LEVEL - 1 + puts, len(DELAY_LEVELS) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a parked message says of itself.
+
+    ``offset``: in its queue. ``attempts``: failed calls in all. ``puts``: how often it failed so that it was parked. ``due``: ms
+    since 1970, BEHIND, HELD or DROPPED. ``alone``: nothing of its key waits for it, because a listener without order parked it.
+    ``message_id``, ``born`` and ``stored`` (µs since 1970) are those of the message that was sent: the broker that parks it fills
+    them in.
+    """
+
+    offset: int
+    attempts: int
+    puts: int
+    due: int
+    error: str = ""
+    message_id: str = ""
+    born: int = 0
+    stored: int = 0
+    alone: bool = False
+
+    def is_due(self, now: int) -> bool:
+        """Whether the time of a key whose head this is has come; ``now`` in ms since 1970."""
+        return self.due == DROPPED or (self.due != HELD and self.due <= now)
+
+    def to_properties(self) -> dict[str, str]:
+        """Return the reserved properties of the parked message, except its place."""
+        return {
+            PARKED_OFFSET: str(self.offset),
+            PARKED_ATTEMPTS: str(self.attempts),
+            PARKED_PUTS: str(self.puts),
+            PARKED_DUE: str(self.due),
+            PARKED_ERROR: clip(self.error, MAX_ERROR_BYTES),
+            PARKED_ID: self.message_id,
+            PARKED_BORN: str(self.born),
+            PARKED_STORED: str(self.stored),
+            **({PARKED_ALONE: "true"} if self.alone else {}),
+        }
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> Ticket:
+        """Return the inverse of ``to_properties``. Raises KeyError or ValueError for a message that was not parked."""
+        return cls(
+            int(properties[PARKED_OFFSET]),
+            int(properties[PARKED_ATTEMPTS]),
+            int(properties[PARKED_PUTS]),
+            int(properties[PARKED_DUE]),
+            properties.get(PARKED_ERROR, ""),
+            properties.get(PARKED_ID, ""),
+            int(properties.get(PARKED_BORN, 0)),
+            int(properties.get(PARKED_STORED, 0)),
+            PARKED_ALONE in properties,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """A message to be parked: the place from which it is copied, Q or P(Q) and an offset there, and its ticket."""
+
+    source: MessageQueue
+    at: int
+    ticket: Ticket
+
+    @property
+    def place(self) -> str:
+        """The place as text, which the parked message keeps (`PARKED_FROM`): ``Q:17`` or ``P:4``."""
+        return f"{'P' if is_parked(self.source) else 'Q'}:{self.at}"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an operator wants of a parked key: try it now, drop its messages, or hold it.
+
+    ``key`` None means the message without a key, or parked alone, at ``offset`` of the queue. The order concerns the messages that
+    lie before it.
+    """
+
+    action: OrderAction
+    key: str | None
+    offset: int = -1
+
+    def to_properties(self) -> dict[str, str]:
+        return {PARKED_ORDER: self.action, PARKED_OFFSET: str(self.offset)}

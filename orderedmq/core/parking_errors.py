@@ -1,0 +1,62 @@
+"""The errors that keep parked messages from being lost or overtaken. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from orderedmq.conditions import GroupCondition, TopicCondition
+from orderedmq.errors import GroupError, Remedy, TopicError
+
+
+def has_parked(group: str, parked: Mapping[str, int]) -> GroupError:
+    """A query without parking lots would overtake what its group has parked. ``parked``: the number of messages by topic."""
+    of = ", ".join(f"{count:,} of topic {topic!r}" for topic, count in sorted(parked.items()))
+    return GroupError(
+        GroupCondition.PARKED,
+        f"group {group!r} has parked messages, {of}: a query without a parking lot would process newer messages of their keys first; set "
+        f'parkingLot=true and use consume_orderly(..., order="key"), or drop them (orderedmq parked drop {group} --all)',
+    )
+
+
+def seek_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
+    """A seek does not say what becomes of the messages that the group has parked from the queues."""
+    return GroupError(
+        GroupCondition.PARKED,
+        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which a seek keeps or drops: kept, they come back when "
+        "they are due; dropped, nobody sees them again",
+        Remedy('pass parked="keep" or parked="drop"', "give --parked keep or --parked drop"),
+    )
+
+
+def delete_with_parked(group: str, messages: int, queues: Sequence[object]) -> GroupError:
+    """A group cannot be deleted without a word while it has parked messages: they would be lost."""
+    return GroupError(
+        GroupCondition.PARKED,
+        f"group {group!r} has {messages:,} parked messages of {_queues(queues)}, which nobody sees again if it is deleted",
+        Remedy(
+            "let a query of the group process them, or pass force=True",
+            "let a query of the group process them, or give --force",
+        ),
+    )
+
+
+def lot_in_use(topic: str, group: str, messages: int) -> GroupError:
+    """A topic of parking lots cannot be deleted while something is parked there."""
+    return GroupError(
+        GroupCondition.PARKED,
+        f"group {group!r} has {messages:,} parked messages in topic {topic!r}; let a query of the group process them, or delete the group",
+    )
+
+
+def is_parking_lot(topic: str, group: str) -> TopicError:
+    """A topic of parking lots has no settings, and its messages are those that its group's queries park and process."""
+    return TopicError(
+        TopicCondition.RESERVED,
+        f"topic {topic!r} has the parked messages of consumer group {group!r}: it has no settings, grows with its topic, and its messages "
+        "are deleted when the group has processed them; set the group's offsets of the topic itself",
+    )
+
+
+def _queues(queues: Sequence[object]) -> str:
+    shown = ", ".join(str(queue) for queue in queues[:3])
+    return f"queue {shown}" if len(queues) == 1 else f"queues {shown}{' and others' if len(queues) > 3 else ''}"

@@ -1,0 +1,132 @@
+"""Parking lots in the store: parks messages, forgets what is settled, and counts what is parked (rules: core/parking.py).
+
+The database ``parked`` has where each parked message was copied from, so that it is copied once. A record is forgotten when the
+group's offset passes that place. A lot's messages are deleted when the group's offset moves, up to where it was before: the
+batch between may be repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from orderedmq.broker import TopicInfo
+from orderedmq.core.parked_rows import LOT_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, to_park
+from orderedmq.core.parking import Order, Put, origin, parked_queue
+from orderedmq.embedded import index, layout
+from orderedmq.embedded.log import append_rows, made, put_queues, rows_at, rows_between, topic_of
+from orderedmq.embedded.transaction import Transaction
+from orderedmq.model import PARKED_PREFIX, MessageQueue
+
+
+def put(
+    txn: Transaction, group: str, queue: MessageQueue, puts: Sequence[Put], settled: Mapping[MessageQueue, int], now: int
+) -> list[bool]:
+    """Park messages of ``queue``, or of its lot, and return for each whether it lies in the lot. ``now`` is in µs since 1970.
+
+    ``settled``: the group's offsets of the queue and its lot. Raises DataLossError AGED_OUT or BEYOND_END.
+    """
+    lot = parked_queue(group, queue)
+    new: dict[bytes, Put] = {}
+    answers = []
+    for one in puts:
+        if one.source not in (queue, lot):
+            raise ValueError(f"{one.source} is neither queue {queue} nor its parking lot {lot}")
+        key = layout.message_key(group, one.source, one.at)
+        unsettled = one.at >= settled.get(one.source, 0)
+        if unsettled and key not in new and not _lies(txn, key, settled.get(lot, 0)):
+            new[key] = one
+        answers.append(unsettled)
+    if new:
+        topic = _lots(txn, queue, lot)
+        rows = to_park(_copied(txn, list(new.values())), list(new.values()))
+        begin = append_rows(txn, topic, lot, rows, now).begin
+        for number, key in enumerate(new):
+            txn.put("parked", key, layout.number(begin + number))
+    return answers
+
+
+def _lies(txn: Transaction, key: bytes, begin: int) -> bool:
+    """Whether what was parked from a place still lies in the lot, which begins at ``begin``. A seek may have dropped it."""
+    place = txn.get("parked", key)
+    return place is not None and layout.to_number(place) >= begin
+
+
+def _lots(txn: Transaction, queue: MessageQueue, lot: MessageQueue) -> TopicInfo:
+    """Return the topic of the group's lots. It is made if it is missing, and has as many queues as the topic of ``queue``."""
+    queues = topic_of(txn, queue.topic).queues
+    topic = made(txn, lot.topic, queues)
+    if topic.queues >= queues:
+        return topic
+    grown = replace(topic, queues=queues)
+    put_queues(txn, grown, topic.queues)
+    return grown
+
+
+def _copied(txn: Transaction, puts: Sequence[Put]) -> pa.RecordBatch:
+    """Return the messages (SOURCE_COLUMNS) at the places, in the order of ``puts``."""
+    places: dict[MessageQueue, dict[int, int]] = {}
+    for number, one in enumerate(puts):
+        places.setdefault(one.source, {})[one.at] = number
+    found, order = [], []
+    for source, numbers in places.items():
+        found.append(rows_at(txn, source, sorted(numbers), SOURCE_COLUMNS))
+        order += [numbers[at] for at in sorted(numbers)]
+    behind = sorted(range(len(order)), key=order.__getitem__)
+    return pa.concat_batches(found).take(pa.array(behind, pa.int64()))
+
+
+def order(txn: Transaction, group: str, queue: MessageQueue, orders: Sequence[Order], now: int) -> None:
+    """Append orders to the lot of ``queue``. Raises TopicError MISSING or NO_SUCH_QUEUE if nothing was ever parked there."""
+    lot = parked_queue(group, queue)
+    topic = topic_of(txn, lot.topic)
+    index.state(txn, lot)
+    append_rows(txn, topic, lot, order_rows(orders), now)
+
+
+def exists(txn: Transaction, lot: MessageQueue) -> bool:
+    return txn.get("queues", layout.queue_key(lot)) is not None
+
+
+def forget(txn: Transaction, group: str, queue: MessageQueue, offset: int) -> None:
+    """Forget what was parked from places of ``queue`` below the group's new offset."""
+    settled = []
+    for key, _ in txn.scan("parked", layout.group_key(group, queue)):
+        if layout.index_offset(key) >= offset:
+            break
+        settled.append(key)
+    for key in settled:
+        txn.delete("parked", key)
+
+
+def trim(txn: Transaction, lot: MessageQueue, before: int | None, offset: int) -> None:
+    """Delete a lot's messages below its former and its new offset: the batch between may be repeated."""
+    index.retire(txn, lot, before=min(before or 0, offset), most=index.RETIRE_AT_ONCE)
+
+
+def count(txn: Transaction, lot: MessageQueue, at: int | None) -> int:
+    """Return how many messages are parked in the lot. ``at``: the group's offset of it. A lot that does not exist has none."""
+    if not exists(txn, lot):
+        return 0
+    bounds = index.state(txn, lot)
+    found = Lot(max(bounds.min_offset, at or 0))
+    for rows in rows_between(txn, lot, found.begin, bounds.max_offset, LOT_COLUMNS):
+        found.add(rows)
+    return found.messages
+
+
+def of_group(txn: Transaction, group: str) -> list[TopicInfo]:
+    """Return the topics of the group's parking lots."""
+    return [topic_of(txn, name) for name, (owner, _) in _origins(txn) if owner == group]
+
+
+def of_topic(txn: Transaction, topic: str) -> list[TopicInfo]:
+    """Return the topics of all groups' parking lots for ``topic``."""
+    return [topic_of(txn, name) for name, (_, leader) in _origins(txn) if leader == topic]
+
+
+def _origins(txn: Transaction) -> list[tuple[str, tuple[str, str]]]:
+    names = [key.decode() for key, _ in txn.scan("topics", PARKED_PREFIX.encode())]
+    return [(name, found) for name in names if (found := origin(name)) is not None]

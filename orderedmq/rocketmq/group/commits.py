@@ -1,0 +1,84 @@
+"""Commits the offsets of a group's queues and parking lots, and commits again what a killed broker forgot."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from orderedmq.core.lock import LockToken
+from orderedmq.core.parking import guarding, is_parked
+from orderedmq.errors import LockError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_group
+from orderedmq.rocketmq.group.offsets import GroupOffsets
+
+
+class Commits:
+    """Moves group offsets for tokens that hold their locks. Thread-safe.
+
+    What was last committed under a lock is kept with the lock (`HeldLock.committed`).
+    """
+
+    def __init__(self, offsets: GroupOffsets) -> None:
+        self._offsets = offsets
+        # Queries and their renewals both write offsets: an older offset must not arrive after a newer one.
+        self._committing = threading.Lock()
+
+    def move(self, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
+        """Move offsets forward from what this process knows. Raises LockError LOST if RocketMQ's own tools reset the group."""
+        with self._committing:
+            for group, of_group in by_group(offsets).items():
+                self._move(group, {token: offsets[token] for token in of_group}, held_locks)
+
+    def _move(self, group: str, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
+        locks = {token: held_locks.own(guarding(token)) for token in offsets}
+        last = {token: held.committed.get(token.queue) if held is not None else None for token, held in locks.items()}
+        unknown = [token.queue for token, at in last.items() if at is None]
+        known = self._offsets.read(group, unknown) if unknown else {}
+        moves = {}
+        for token, held in locks.items():
+            at = last[token]
+            if at is None:
+                at = known.get(token.queue)
+            if at is None or offsets[token] > at:
+                moves[token.queue] = offsets[token]
+            elif held is not None:
+                held.committed[token.queue] = at
+        self._offsets.move(group, moves, held_locks.queues(group))
+        for token, held in locks.items():
+            if held is not None and token.queue in moves:
+                held.committed[token.queue] = moves[token.queue]
+
+    def reset(self, group: str, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
+        """Set offsets of one group in any direction. Raises as `move`."""
+        with self._committing:
+            self._offsets.move(group, {token.queue: at for token, at in offsets.items()}, held_locks.queues(group))
+            for token, at in offsets.items():
+                held = held_locks.own(guarding(token))
+                if held is not None:
+                    held.committed[token.queue] = at
+
+    def repeat(self, locks: Sequence[HeldLock], held_locks: HeldLocks, seconds: float) -> list[LockToken]:
+        """Commit again what a killed broker forgot: the offsets of its last 5 s. Returns tokens found to be lost.
+
+        ``locks`` are of one group.
+        """
+        # A commit in progress writes the newest offsets, and a renewal has no time to wait for it.
+        if not self._committing.acquire(blocking=False):
+            return []
+        behind: dict[MessageQueue, int] = {}
+        done: dict[MessageQueue, tuple[int, LockToken]] = {}
+        try:
+            done = {queue: (at, lock.token) for lock in locks for queue, at in lock.committed.items()}
+            if done:
+                group = locks[0].token.group
+                known = self._offsets.read(group, list(done), seconds)
+                behind = {queue: at for queue, (at, _) in done.items() if at > known.get(queue, -1)}
+                # A lot without an offset may be a new one of that name: the offset would hide what is parked there.
+                behind = {queue: at for queue, at in behind.items() if known.get(queue) or not is_parked(queue)}
+                self._offsets.move(group, behind, held_locks.queues(group), seconds)
+        except LockError:
+            return list(dict.fromkeys(done[queue][1] for queue in behind))
+        finally:
+            self._committing.release()
+        return []

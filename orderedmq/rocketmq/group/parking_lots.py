@@ -1,0 +1,306 @@
+"""Parking lots at the brokers: the topics %PARKED%<group>%<topic>, and the messages that are parked in them (core/parking.py).
+
+A broker appends what it is sent and knows no identity. So before a message is parked, its place is searched for among the
+messages from the group's offset in the lot to the lot's end (property PARKED_FROM). What this process has read or sent is
+remembered, and only the rest is read again. After a send without an answer the connection is dropped, and the lot is read again
+before anything else is sent, as the sink does (sink/queue_writer.py).
+
+Nothing keeps another process out but the queue's lock, which is checked before each request. Two processes that park at the
+same time may park a message twice: `parked_rows.Lot` counts the first copy.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.broker import QueueBounds
+from orderedmq.conditions import MessageCondition, RocketMQCondition, TopicCondition
+from orderedmq.core.listener import clip
+from orderedmq.core.parked_rows import SOURCE_COLUMNS, to_park
+from orderedmq.core.parking import Put, parked_queue
+from orderedmq.core.pull_settings import PullSettings
+from orderedmq.errors import MessageError, RocketMQError, RocketMQUnavailableError, TopicError, aged_out, beyond_end
+from orderedmq.forks import BeginAnew
+from orderedmq.model import PARKED_ERROR, PARKED_FROM, PARKED_PROPERTIES, PROPERTIES_TYPE, MessageQueue, is_reserved
+from orderedmq.pulls import pulls
+from orderedmq.rocketmq.codec.encode import encode, property_columns
+from orderedmq.rocketmq.codec.properties import KEYS, MAX_SENT_BYTES, SHARDING_KEY, TAGS, UNIQ_KEY
+from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
+from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.messages.topic_changes import await_registration, queue_counts
+from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.wire import admin_requests, rights
+
+#: Seconds for parking with all tries.
+_PATIENCE: Final = 60.0
+#: Seconds for making the lots at another broker, which may be away: it is not needed now.
+_OTHERS_TIMEOUT: Final = 2.0
+#: Bytes of bodies that are copied at once, about, and the first number of messages, while their size is not known.
+_COPY_BYTES: Final = 16 * 1024 * 1024
+_FIRST_COPY: Final = 64
+_MOST_COPIED: Final = 4096
+#: Places so near to each other are read by one pull: a broker returns 32 messages anyway.
+_NEAR: Final = 32
+_NO_LIMIT: Final = 1 << 40
+#: Settled messages that are remembered at most.
+_MOST_SETTLED: Final = 10_000
+#: Bytes of the two separators of a property.
+_SEPARATORS: Final = 2
+_COLUMNS: Final = {"tags": TAGS, "keys": KEYS, "sharding_key": SHARDING_KEY}
+
+
+@dataclass
+class _Known:
+    """What this process knows of a lot from ``begin`` up to ``end``.
+
+    ``places``: where its messages were copied from, and where they lie; of several copies the last one. ``last``: the message id
+    of the last message; "" if none was read. ``sent``: the end of what this process has sent.
+    """
+
+    begin: int
+    end: int
+    places: dict[str, int] = field(default_factory=dict)
+    last: str = ""
+    sent: int = 0
+
+
+class ParkingLots:
+    """Parks messages of a group's queues. Thread-safe."""
+
+    def __init__(self, client: Client, log: RocketMQLog, offsets: GroupOffsets) -> None:
+        self._client = client
+        self._log = log
+        self._offsets = offsets
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        self._known: dict[MessageQueue, _Known] = {}
+        self._locks: defaultdict[MessageQueue, threading.Lock] = defaultdict(threading.Lock)
+
+    def park(self, group: str, queue: MessageQueue, puts: Sequence[Put], require_lock: Callable[[], None]) -> list[bool]:
+        """See `RocketMQGroups.park`. ``require_lock`` raises if the queue's lock is lost."""
+        lot = parked_queue(group, queue)
+        for put in puts:
+            if put.source not in (queue, lot):
+                raise ValueError(f"{put.source} is neither queue {queue} nor its parking lot {lot}")
+        if not puts:
+            return []
+        # Check the rights first: what is parked without them could not be found again.
+        access.require(self._client, rights.of_parking(group, queue.topic), rights.PARKING)
+        with self._locks[lot]:
+            settled = self._offsets.read(group, [queue, lot])
+            answers = [put.at >= settled.get(put.source, 0) for put in puts]
+            wanted: dict[str, Put] = {}
+            for put, lies in zip(puts, answers, strict=True):
+                if lies:
+                    wanted.setdefault(put.place, put)
+            if wanted:
+                self._park(group, queue, lot, wanted, settled.get(lot, 0), require_lock)
+        return answers
+
+    def _park(
+        self,
+        group: str,
+        queue: MessageQueue,
+        lot: MessageQueue,
+        wanted: Mapping[str, Put],
+        settled: int,
+        require_lock: Callable[[], None],
+    ) -> None:
+        """Append the messages that do not lie in the lot, which has them by their places."""
+        log = self._log.reading(PullSettings(group))
+        deadline = Deadline.after(_PATIENCE)
+        deleted = False
+        while True:
+            try:
+                known = self._look(log, lot, settled)
+                # A copy below the group's offset was processed, or dropped by a seek: it is not parked any more.
+                new = [put for place, put in wanted.items() if known.places.get(place, -1) < settled]
+                self._require(group, queue, lot, new)
+                count = _FIRST_COPY
+                while new:
+                    size = self._send(log, lot, new[:count], known, deadline, require_lock)
+                    new, count = new[count:], max(1, min(_COPY_BYTES * count // max(size, 1), _MOST_COPIED))
+                log.sender.await_visible(lot, known.sent)
+                return
+            except TopicError as error:
+                # Somebody deleted the lot: it is made again, once.
+                if error.sub != TopicCondition.MISSING or deleted:
+                    raise
+                self._log.forget(lot.topic)
+                self._known.pop(lot, None)
+                settled, deleted = self._offsets.read(group, [lot]).get(lot, 0), True
+            except RocketMQUnavailableError as error:
+                if not error.outcome_unknown or time.monotonic() >= deadline:
+                    raise
+                log.sender.settle(lot, deadline)
+
+    # -- the topic
+
+    def _require(self, group: str, queue: MessageQueue, lot: MessageQueue, puts: Sequence[Put]) -> None:
+        """Require the messages to be there, and make the lot's topic if it is missing, or grow it if it lacks this queue.
+
+        Raises DataLossError AGED_OUT or BEYOND_END.
+        """
+        if not puts:
+            return
+        bounds = self._log.bounds([queue, lot])
+        for put in puts:
+            there = bounds.get(put.source) or self._log.bounds_of(put.source)
+            if put.at < there.min_offset:
+                raise aged_out(put.source, put.at, there.min_offset)
+            if put.at >= there.max_offset:
+                raise beyond_end(put.source, there.max_offset, f"message {put.at} was to be parked", self._log.tail_loss)
+        if lot not in bounds:
+            self._make(group, queue, lot)
+
+    def _make(self, group: str, queue: MessageQueue, lot: MessageQueue) -> None:
+        """Give the lot's topic as many queues at each broker as the topic of ``queue`` has there. Other brokers may be away."""
+        wanted, there = queue_counts(self._log, queue.topic), queue_counts(self._log, lot.topic)
+        wanted[lot.broker_name] = max(wanted.get(lot.broker_name, 0), lot.queue_id + 1)
+        for broker_name, queues in wanted.items():
+            if queues > there.get(broker_name, 0):
+                here = broker_name == lot.broker_name
+                try:
+                    self._make_at(broker_name, queue.topic, lot.topic, queues, GROUP_TIMEOUT if here else _OTHERS_TIMEOUT)
+                except RocketMQUnavailableError:
+                    if here:
+                        raise
+        await_registration(lambda: lot.queue_id < queue_counts(self._log, lot.topic).get(lot.broker_name, 0), lot.topic)
+        if self._offsets.read(group, [lot]).get(lot):
+            # Before 5.0 a broker keeps the offset of an earlier topic of that name. It would hide what is parked.
+            self._offsets.write(group, {lot: 0})
+
+    def _make_at(self, broker_name: str, topic: str, lots: str, queues: int, seconds: float) -> None:
+        request = admin_requests.create_topic(lots, queues)
+        try:
+            self._client.call(request, Deadline.after(seconds), topic=topic, broker_name=broker_name)
+        except RocketMQError as error:
+            if error.sub != RocketMQCondition.NO_PERMISSION:
+                raise
+            command = f"mqadmin updateTopic -c CLUSTER -t {lots} -r {queues} -w {queues}"
+            raise RocketMQError(
+                error.sub, f"{error.message}; or have an administrator make the parking lots: {command}"
+            ) from error
+
+    # -- looking
+
+    def _look(self, log: RocketMQLog, lot: MessageQueue, settled: int) -> _Known:
+        """Return what lies in the lot from the group's offset ``settled`` to its end."""
+        bounds = self._log.bounds([lot]).get(lot, QueueBounds(0, 0))
+        least = max(bounds.min_offset, min(settled, bounds.max_offset))
+        known = self._known.pop(lot, None)
+        fits = known is not None and known.begin <= least <= known.end <= bounds.max_offset
+        if known is None or not fits or least - known.begin > _MOST_SETTLED:
+            known = _Known(least, least)
+        # Its last message shows whether the lot is still the one that is known, or was deleted and created again.
+        check = bool(known.last) and known.end > bounds.min_offset
+        at = known.end - 1 if check else known.end
+        for rows in pulls(log, lot, at, bounds.max_offset, _MOST_COPIED, _NO_LIMIT, ("message_id", "properties")):
+            ids = rows.column("message_id")
+            if check and ids[0].as_py() != known.last:
+                return self._look(log, lot, settled)
+            places = pc.map_lookup(rows.column("properties"), PARKED_FROM, "first").to_pylist()
+            known.places.update({place: at + number for number, place in enumerate(places) if place is not None})
+            at += rows.num_rows
+            known.end, known.last, check = at, ids[-1].as_py(), False
+        self._known[lot] = known
+        return known
+
+    # -- copying
+
+    def _send(
+        self,
+        log: RocketMQLog,
+        lot: MessageQueue,
+        puts: Sequence[Put],
+        known: _Known,
+        deadline: float,
+        require_lock: Callable[[], None],
+    ) -> int:
+        """Park messages, and return the bytes of their bodies."""
+        where = f"the parking lot {lot}"
+        messages = _copies(log, puts)
+        # The copy keeps the message's own key: RocketMQ's tools find it by that.
+        keys = pc.coalesce(property_columns(messages, [UNIQ_KEY])[UNIQ_KEY], log.sender.unique_keys(len(puts)))
+        rows = _fit(to_park(messages, puts), keys, puts, where)
+        for body in list(encode(rows, keys, where, extra=property_columns(rows, PARKED_PROPERTIES))):
+            require_lock()
+            begin = log.sender.send_once(lot, body, deadline)
+            parked = puts[body.first : body.first + body.rows]
+            known.places.update({put.place: begin + number for number, put in enumerate(parked)})
+            known.sent = begin + body.rows
+            # Operators' orders may lie in between: the next look reads them.
+            if begin == known.end:
+                known.end, known.last = known.sent, keys[body.first + body.rows - 1].as_py()
+        return int(pc.sum(pc.binary_length(rows.column("body"))).as_py())
+
+
+_all: Final = BeginAnew(ParkingLots._begin)
+
+
+def _copies(log: RocketMQLog, puts: Sequence[Put]) -> pa.RecordBatch:
+    """Return the messages (SOURCE_COLUMNS) at the places, in the order of ``puts``."""
+    places: dict[MessageQueue, dict[int, int]] = {}
+    for number, put in enumerate(puts):
+        places.setdefault(put.source, {})[put.at] = number
+    found, order = [], []
+    for source, numbers in places.items():
+        for begin, end in _runs(sorted(numbers)):
+            for rows in pulls(log, source, begin, end, end - begin, _NO_LIMIT, SOURCE_COLUMNS):
+                chosen = [at for at in range(begin, begin + rows.num_rows) if at in numbers]
+                found.append(rows.take(pa.array([at - begin for at in chosen], pa.int64())))
+                order += [numbers[at] for at in chosen]
+                begin += rows.num_rows
+    return pa.concat_batches(found).take(pa.array(np.argsort(order)))
+
+
+def _runs(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield ranges [begin, end) that have all the offsets, which are in order, and few others."""
+    begin = end = offsets[0]
+    for at in offsets:
+        if at - end >= _NEAR:
+            yield begin, end
+            begin = at
+        end = at + 1
+    yield begin, end
+
+
+def _fit(rows: pa.RecordBatch, keys: pa.Array, puts: Sequence[Put], where: str) -> pa.RecordBatch:
+    """Shorten error texts such that RocketMQ can carry each row's properties. Raises MessageError PROPERTIES_TOO_LARGE."""
+    column = rows.column("properties")
+    properties = column.to_pylist()
+    changed = False
+    texts = [(name, rows.column(of).to_pylist()) for of, name in _COLUMNS.items()] + [(UNIQ_KEY, keys.to_pylist())]
+    for row, pairs in enumerate(properties):
+        carried = [pair for pair in pairs if pair[0] in PARKED_PROPERTIES or not is_reserved(pair[0])]
+        carried += [(name, values[row]) for name, values in texts]
+        size = sum(len(name.encode()) + len(value.encode()) + _SEPARATORS for name, value in carried if value)
+        if size <= MAX_SENT_BYTES:
+            continue
+        found = dict(pairs)
+        room = len(found[PARKED_ERROR].encode()) - (size - MAX_SENT_BYTES)
+        if room < 0:
+            raise MessageError(
+                MessageCondition.PROPERTIES_TOO_LARGE,
+                f"message {puts[row].at} of queue {puts[row].source} cannot be put into {where}: its properties leave no room for those of a "
+                f'parked message ({-room} bytes too many); send smaller ones, or use order="queue"',
+            )
+        properties[row] = list({**found, PARKED_ERROR: clip(found[PARKED_ERROR], room)}.items())
+        changed = True
+    if not changed:
+        return rows
+    index = rows.schema.get_field_index("properties")
+    return rows.set_column(index, rows.schema.field(index), pa.array(properties, PROPERTIES_TYPE))

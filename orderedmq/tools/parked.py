@@ -1,0 +1,228 @@
+"""The parked messages of a group: finds its parking lots, tells what lies in them, and gives orders to their owners.
+
+Rules: `core.parking`. A lot is read from the group's offset of it to its end, as its owner reads it. The command never moves or
+deletes a parked message: it appends orders, which the owner carries out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from orderedmq import lots
+from orderedmq.broker import Broker
+from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
+from orderedmq.core.parked_rows import LOT_COLUMNS, Lot, lane_key
+from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket, leader_of, origin, parked_queue
+from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
+from orderedmq.model import PARKED_ORDER, MessageQueue
+from orderedmq.pulls import pulls
+
+State = Literal["waiting", "held", "dropped"]
+
+#: Seconds for which a listing of the topics is used again.
+LISTING_AGE: Final = 10.0
+#: How often a lot is read anew that its owner has just shortened.
+_TRIES: Final = 3
+#: Queues that an error names.
+_CHOICES: Final = 8
+
+
+class LotReader:
+    """Reads the parking lots of groups, and each message once: a later look goes on where the last one ended."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._lots: dict[tuple[str, MessageQueue], Lot] = {}
+        self._listed: tuple[float, list[str]] | None = None
+
+    def look(self, group: str) -> dict[MessageQueue, Lot]:
+        """Return the group's lots that are not empty, by the queues whose messages they have. Raises as `pulls`."""
+        found: dict[MessageQueue, Lot] = {}
+        parked = [queue for topic in self._topics(group) for queue in self._queues(topic)]
+        for attempt in range(_TRIES):
+            try:
+                found = dict(self._read(group, parked))
+                break
+            except DataLossError:
+                # The owner may have moved the group's offset since it was read, and the broker deleted what lies before.
+                if attempt == _TRIES - 1:
+                    raise
+        self._lots = {place: lot for place, lot in self._lots.items() if place[0] != group or place[1] in found}
+        return {leader_of(group, queue): lot for queue, lot in found.items()}
+
+    def _topics(self, group: str) -> list[str]:
+        now = time.monotonic()
+        if self._listed is None or now >= self._listed[0] + LISTING_AGE:
+            self._listed = now, [topic.name for topic in self._broker.log.topics()]
+        return [name for name in self._listed[1] if (of := origin(name)) is not None and of[0] == group]
+
+    def _queues(self, topic: str) -> list[MessageQueue]:
+        try:
+            return self._broker.log.queues(topic)
+        except TopicError as error:
+            if error.sub != TopicCondition.MISSING:
+                raise
+            # It was deleted since it was listed.
+            return []
+
+    def _read(self, group: str, parked: Sequence[MessageQueue]) -> Iterator[tuple[MessageQueue, Lot]]:
+        if not parked:
+            return
+        # The offsets first: they only grow.
+        offsets = self._broker.groups.offsets(group, parked)
+        for queue, at in self._broker.log.bounds(parked).items():
+            begin = max(offsets.get(queue, at.min_offset), at.min_offset)
+            if begin >= at.max_offset:
+                continue
+            lot = self._lots.get((group, queue))
+            if lot is None or lot.begin != begin or lot.end > at.max_offset:
+                lot = self._lots[group, queue] = Lot(begin)
+            lots.read(self._broker.log, lot, queue, at.max_offset)
+            if lot.messages:
+                yield queue, lot
+
+
+@dataclass
+class ParkedKey:
+    """A key with parked messages; ``key`` None: a message without one. A message that was parked alone is a key of its own.
+
+    ``offset`` and ``ticket`` are those of its first message. ``dropped``: the messages that an order has dropped and the owner
+    has not taken out yet. ``messages`` are the others, or all if all were dropped.
+    """
+
+    queue: MessageQueue
+    key: str | None
+    offset: int
+    ticket: Ticket
+    messages: int = 0
+    dropped: int = 0
+
+    @property
+    def state(self) -> State:
+        if self.ticket.due == DROPPED:
+            return "dropped"
+        return "held" if self.ticket.due == HELD else "waiting"
+
+    @property
+    def due(self) -> int | None:
+        """When the key is due, in ms since 1970. None: at once, or never."""
+        return self.ticket.due if self.ticket.due > BEHIND else None
+
+    def due_in(self, now: float) -> float | None:
+        """Return the seconds until the key is due, 0 if it is due, None if it never will be. ``now``: seconds since 1970."""
+        return due_in(None if self.state == "held" else self.ticket.due, now)
+
+    def order(self, action: OrderAction) -> Order:
+        by_key = self.key is not None and not self.ticket.alone
+        return Order(action, self.key if by_key else None, -1 if by_key else self.offset)
+
+
+def due_in(due: int | None, now: float) -> float | None:
+    """Return the seconds until a due time (`Lot.next_due`), None if there is none. ``now``: seconds since 1970."""
+    return None if due is None else max(0.0, due / 1000 - now)
+
+
+def parked_keys(broker: Broker, group: str) -> list[ParkedKey]:
+    """Return the group's parked keys, by queue and in the order in which they were parked. Raises GroupError MISSING."""
+    found = LotReader(broker).look(group)
+    if not found:
+        broker.admin.group_offsets(group)
+    return [key for queue in sorted(found) for key in _keys(broker, group, queue, found[queue])]
+
+
+def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[ParkedKey]:
+    """Read the lot a second time, for what `Lot` does not keep: the tickets."""
+    keys: dict[object, ParkedKey] = {}
+    parked = parked_queue(group, queue)
+    for rows in pulls(broker.log, parked, lot.begin, lot.end, lots.LOT_PULL, lots.LOT_PULL_BYTES, LOT_COLUMNS):
+        for place, key, properties in zip(*(rows.column(name).to_pylist() for name in LOT_COLUMNS), strict=True):
+            noted = dict(properties)
+            if PARKED_ORDER in noted:
+                continue
+            own = Ticket.from_properties(noted)
+            lane = lane_key(key, own.offset, own.alone)
+            ticket = lot.ticket(place, lane, own)
+            if ticket is None:
+                continue
+            known = keys.setdefault(lane, ParkedKey(queue, key, own.offset, ticket))
+            # Dropped messages come last, the others in the order of the queue, in which they do not always lie.
+            if (ticket.due == DROPPED, own.offset) < (known.ticket.due == DROPPED, known.offset):
+                known.offset, known.ticket = own.offset, ticket
+            known.dropped += ticket.due == DROPPED
+            known.messages += ticket.due != DROPPED
+    for one in keys.values():
+        one.messages = one.messages or one.dropped
+    return list(keys.values())
+
+
+def chosen(
+    group: str, parked: Sequence[ParkedKey], keys: Sequence[str], offsets: Sequence[int], everything: bool
+) -> list[ParkedKey]:
+    """Return the keys that an order is meant for, without those that were dropped.
+
+    ``offsets`` are those of messages without a key. Raises OptionError CONFLICT or MISSING, GroupError NOT_PARKED, TopicError
+    AMBIGUOUS if a key is parked from several topics, or messages without a key at an offset of several queues.
+    """
+    if everything == bool(keys or offsets):
+        raise OptionError(
+            OptionCondition.CONFLICT if everything else OptionCondition.MISSING,
+            "give either --key or --offset, once or several times, or --all",
+        )
+    if everything:
+        return [one for one in parked if one.state != "dropped"]
+    found: list[ParkedKey] = []
+    for key in dict.fromkeys(keys):
+        those = [one for one in parked if one.key == key]
+        _require(group, those, f"messages of key {key!r}", "were")
+        topics = sorted({one.queue.topic for one in those})
+        if len(topics) > 1:
+            raise TopicError(
+                TopicCondition.AMBIGUOUS,
+                f"messages of key {key!r} are parked from several topics: give --topic with {_one_of(topics)}",
+            )
+        found += those
+    for offset in dict.fromkeys(offsets):
+        those = [one for one in parked if (one.key is None or one.ticket.alone) and one.offset == offset]
+        _require(group, those, f"message without a key at offset {offset}", "was")
+        if len(those) > 1:
+            raise TopicError(
+                TopicCondition.AMBIGUOUS,
+                f"messages without a key are parked from offset {offset} of {len(those)} queues: give --topic with "
+                f"{_one_of([str(one.queue) for one in those])}",
+            )
+        found += those
+    return found
+
+
+def _require(group: str, those: Sequence[ParkedKey], what: str, was: str) -> None:
+    if not those:
+        raise GroupError(
+            GroupCondition.NOT_PARKED,
+            f"group {group!r} has no parked {what}; orderedmq parked list {group} shows what is parked",
+        )
+    if all(one.state == "dropped" for one in those):
+        raise GroupError(
+            GroupCondition.NOT_PARKED,
+            f"the parked {what} of group {group!r} {was} dropped before; the owner of the queue takes note when it next plans a micro-batch",
+        )
+
+
+def _one_of(names: Sequence[str]) -> str:
+    return " or ".join(names[:_CHOICES]) + (" …" if names[_CHOICES:] else "")
+
+
+def give(broker: Broker, group: str, action: OrderAction, those: Sequence[ParkedKey]) -> None:
+    """Append an order for each key, queue by queue."""
+    of_queues: dict[MessageQueue, list[Order]] = {}
+    for one in those:
+        of_queues.setdefault(one.queue, []).append(one.order(action))
+    for queue, orders in of_queues.items():
+        broker.admin.order_parked(group, queue, orders)
+
+
+def owned(broker: Broker, group: str) -> Mapping[MessageQueue, bool]:
+    """Return the queues of the group that have a lock, and whether its owner is alive, as far as the broker can tell."""
+    return {lock.queue: lock.alive is not False for lock in broker.admin.locks(group) if lock.held}

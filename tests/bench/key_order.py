@@ -1,0 +1,219 @@
+"""Order per key: what keys at once gain, what the engine costs, what one poisoned key and a full parking lot cost the others."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+import orderedmq
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from orderedmq.broker import Broker
+from orderedmq.core.lock import LockToken
+from orderedmq.core.parking import Put, Ticket
+from orderedmq.model import MessageQueue
+from tests.bench.measure import Bench, Figure, interleaved
+
+QUEUES: Final = 4
+SCHEMA: Final = (
+    "topic string, broker_name string, queue_id int, queue_offset long, body binary, sharding_key string, "
+    "store_timestamp timestamp, lock_token string"
+)
+#: What a call waits, in seconds: a payment, a database.
+WAIT: Final = 0.01
+POISON: Final = "poison"
+LOT: Final = 10_000
+HOUR_MS: Final = 3_600_000
+
+
+def _fill(broker: Broker, topic: str, rows: int, keys: int) -> None:
+    """A topic with ``rows`` messages of ``keys`` keys, each in one queue, in turn."""
+    broker.admin.create_topic(topic, QUEUES)
+    for number, queue in enumerate(broker.log.queues(topic)):
+        names = [f"key-{number}-{key % (keys // QUEUES):05d}" for key in range(rows // QUEUES)]
+        broker.log.append(
+            queue, pa.record_batch({"body": pa.array([b"x" * 100] * len(names), pa.binary()), "sharding_key": names})
+        )
+
+
+def _waits(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    time.sleep(WAIT)
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+def _accepts(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+    return ConsumeOrderlyStatus.SUCCESS
+
+
+def _through(bench: Bench, path: Path, topic: str, rows: int, listener: Any, **how: Any) -> dict[str, float]:
+    """Messages a second through a listener, inside the micro-batch."""
+    option = {"parkingLot": "true"} if how.get("order") == "key" else {}
+    heard = bench.source(SCHEMA, path, topic, **option).transform(consume_orderly, listener, **how)
+    return {"rate": 1e6 * bench.drain(heard, "noop", rows)["micro-batch"]}
+
+
+def waiting(bench: Bench) -> list[Figure]:
+    """A listener that waits 10 ms, 1,000 keys in 4 queues."""
+    path = bench.fresh("store")
+    few, many = (400, 6_400) if bench.quick else (1_200, 19_200)
+    with orderedmq.connect(path) as broker:
+        _fill(broker, "few", few, 1000)
+        _fill(broker, "many", many, 1000)
+    found = interleaved(
+        bench.rounds,
+        {
+            "queue": partial(_through, bench, path, "few", few, _waits),
+            "key": partial(_through, bench, path, "many", many, _waits, order="key", concurrency=16),
+        },
+    )
+    mine, peer = (found[name]["rate"] for name in ("key", "queue"))
+    what = "a listener that waits 10 ms, concurrency 16, against order per queue"
+    return [Figure("order per key", what, mine, "messages/s", peer, mine / peer, 12.0)]
+
+
+def engine(bench: Bench) -> list[Figure]:
+    """A listener that does nothing: batches of 32 of 64 keys, and calls of one message of 1,000 keys in 16 threads."""
+    path = bench.fresh("store")
+    rows = bench.rows // 40
+    with orderedmq.connect(path) as broker:
+        _fill(broker, "t", rows, 64)
+        _fill(broker, "u", rows, 1000)
+    batch = {"consume_message_batch_max_size": 32}
+    found = interleaved(
+        bench.rounds,
+        {
+            "queue": partial(_through, bench, path, "t", rows, _accepts, **batch),
+            "key": partial(_through, bench, path, "t", rows, _accepts, order="key", **batch),
+            "threads": partial(_through, bench, path, "u", rows, _accepts, order="key", concurrency=16),
+        },
+    )
+    mine, peer = (found[name]["rate"] / 1000 for name in ("key", "queue"))
+    # Two cores run two tasks at once.
+    each = found["threads"]["rate"] / 2000
+    return [
+        Figure("order per key", "a listener that does nothing, batches of 32, against order per queue", mine, "k messages/s", peer,
+               mine / peer, 0.7),
+        Figure("order per key", "one message a call, concurrency 16, per task, against 30 k", each, "k messages/s", 30.0, each / 30, 1.0),
+    ]  # fmt: skip
+
+
+class _Clocked:
+    """Fails for the poisoned key; writes down how long the others waited, in seconds from append to call."""
+
+    def __init__(self) -> None:
+        self.file = Path(os.environ["ORDEREDMQ_BENCH_WAITS"], f"{os.getpid()}-{threading.get_ident()}").open("a")  # noqa: SIM115
+
+    def __call__(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        now = time.time()
+        if messages[0].sharding_key == POISON:
+            raise ValueError("it cannot be parsed")
+        self.file.write("".join(f"{now - one.store_timestamp.timestamp()}\n" for one in messages))
+        self.file.flush()
+        return ConsumeOrderlyStatus.SUCCESS
+
+
+@contextlib.contextmanager
+def _traffic(path: Path, every: float, keys: Callable[[int], list[str]]) -> Iterator[None]:
+    """Append a chunk to the only queue of topic t each ``every`` seconds."""
+    stop = threading.Event()
+
+    def produce() -> None:
+        with orderedmq.connect(path) as broker:
+            (queue,) = broker.log.queues("t")
+            turn = 0
+            while not stop.wait(every):
+                names = keys(turn)
+                bodies = pa.array([b"x" * 100] * len(names), pa.binary())
+                broker.log.append(queue, pa.record_batch({"body": bodies, "sharding_key": names}))
+                turn += 1
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def poisoned(bench: Bench) -> list[Figure]:
+    """One poisoned key of 1,000: the wait of the others, and the micro-batch once the key is parked."""
+
+    def run(first: str) -> dict[str, float]:
+        path, waits = bench.fresh("store"), bench.fresh("waits")
+        waits.mkdir()
+        os.environ["ORDEREDMQ_BENCH_WAITS"] = str(waits)
+        with orderedmq.connect(path) as broker:
+            broker.admin.create_topic("t", 1)
+
+        def keys(turn: int) -> list[str]:
+            # Each key comes once in 100 turns of 10; the first of them is the poisoned one.
+            return [first if (turn * 10 + one) % 1000 == 0 else f"key-{(turn * 10 + one) % 1000}" for one in range(10)]
+
+        how = {"order": "key", "concurrency": 8, "in_batch_attempts": 2, "suspend_current_queue_time_millis": 10}
+        heard = bench.source(SCHEMA, path, "t", parkingLot="true").transform(consume_orderly, _Clocked, **how)
+        with _traffic(path, 0.1, keys):
+            took = bench.paced(heard, "noop", 20 if bench.quick else 120)["triggerExecution"]
+        seen = [float(line) for file in waits.iterdir() for line in file.read_text().split()]
+        # The first messages wait for Spark's workers to start.
+        return {"p99": float(np.percentile(seen[len(seen) // 4 :], 99)), "batch": took}
+
+    found = interleaved(bench.rounds, {"poison": partial(run, POISON), "none": partial(run, "key-0")}, warm=False)
+    with_it, without = found["poison"], found["none"]
+    return [
+        Figure("one poisoned key", "p99 of the others, from append to the call", 1e3 * with_it["p99"], "ms", 1e3 * without["p99"],
+               with_it["p99"] / without["p99"], 1.2, low=True),
+        Figure("one poisoned key", "a micro-batch, against one without it", with_it["batch"], "ms", without["batch"],
+               with_it["batch"] / without["batch"], 1.1, low=True),
+    ]  # fmt: skip
+
+
+def lot(bench: Bench) -> list[Figure]:
+    """What 10,000 parked messages cost a micro-batch that touches none of them."""
+
+    def run(parked: int) -> dict[str, float]:
+        path = bench.fresh("store")
+        with orderedmq.connect(path) as broker:
+            broker.admin.create_topic("t", 1)
+            (queue,) = broker.log.queues("t")
+            group = f"bench-{bench._number + 1}"
+            if parked:
+                _park(broker, group, queue, parked)
+        heard = bench.source(SCHEMA, path, "t", parkingLot="true", parkingLotMaxMessages=2 * LOT).transform(
+            consume_orderly, _accepts, order="key"
+        )
+        with _traffic(path, 0.2, lambda turn: [f"new-{turn}-{one}" for one in range(10)]):
+            return {"batch": bench.paced(heard, "noop", 10 if bench.quick else 40)["triggerExecution"]}
+
+    found = interleaved(bench.rounds, {"parked": partial(run, LOT), "none": partial(run, 0)}, warm=False)
+    more = found["parked"]["batch"] - found["none"]["batch"]
+    what = f"a micro-batch beside {LOT:,} parked messages, more than without, against 5 ms"
+    return [Figure("parking lot", what, more, "ms", 5.0, more / 5.0, 1.0, low=True)]
+
+
+def _park(broker: Broker, group: str, queue: MessageQueue, count: int) -> None:
+    """Park ``count`` messages of 5 keys, due in an hour, and bring the group to the end of the queue."""
+    names = [f"parked-{one % 5}" for one in range(count)]
+    broker.log.append(queue, pa.record_batch({"body": pa.array([b"x" * 100] * count, pa.binary()), "sharding_key": names}))
+    client = broker.groups.join("bench")
+    token = broker.groups.lock(group, client, [queue])[queue]
+    assert isinstance(token, LockToken)
+    due = int(time.time() * 1000) + HOUR_MS
+    for begin in range(0, count, 256):
+        puts = [Put(queue, at, Ticket(at, 1, 1, due, "no")) for at in range(begin, min(begin + 256, count))]
+        broker.groups.park(token, puts)
+    broker.groups.commit({token: count})
+    broker.groups.unlock([token])
+    broker.groups.leave(client)
+
+
+def figures(bench: Bench) -> list[Figure]:
+    return [*waiting(bench), *engine(bench), *poisoned(bench), *lot(bench)]

@@ -1,0 +1,534 @@
+"""The parking lots of a group: what is parked comes back as it was sent, once, in order, and nothing is lost by the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from orderedmq.broker import Broker, SinkBatch
+from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import SourceRun
+from orderedmq.core.parked_rows import LOT_COLUMNS, RESTORE_COLUMNS, Lot, restore
+from orderedmq.core.parking import BEHIND, HELD, Order, Put, Ticket, companion, parked_queue
+from orderedmq.model import MAX_NAME_LENGTH, MESSAGE_SCHEMA, MessageQueue
+from tests.contract.support import (
+    BIG,
+    FakeClock,
+    bodies,
+    locked,
+    needs,
+    pull,
+    queues_of,
+    read,
+    refused,
+    rows,
+    span,
+    state,
+    users_properties,
+)
+
+LOTS = "%PARKED%g%orders"
+ALL = tuple(MESSAGE_SCHEMA.names)
+
+
+def put(source: MessageQueue, at: int, offset: int | None = None, **ticket: Any) -> Put:
+    """``offset``: of the message in its queue, which is ``at`` unless the message is parked again."""
+    return Put(source, at, Ticket(at if offset is None else offset, **{"attempts": 1, "puts": 1, "due": 9, **ticket}))
+
+
+def park(broker: Broker, token: LockToken, offsets: Iterable[int]) -> list[bool]:
+    return broker.groups.park(token, [put(token.queue, offset) for offset in offsets])
+
+
+def lot_of(broker: Broker, queue: MessageQueue, group: str = "g") -> Lot:
+    """The lot from the group's offset to its end."""
+    place = parked_queue(group, queue)
+    lot = Lot(broker.groups.offsets(group, [place]).get(place, 0))
+    end = broker.log.bounds([place])[place].max_offset
+    while lot.end < end:
+        lot.add(pull(broker, place, lot.end, LOT_COLUMNS))
+    return lot
+
+
+def parked(broker: Broker, queue: MessageQueue, group: str = "g") -> list[dict[str, Any]]:
+    """The messages that lie in the lot, as they come back, each with its ticket."""
+    lot, out = lot_of(broker, queue, group), list[dict[str, Any]]()
+    at = lot.begin
+    while at < lot.end:
+        batch = pull(broker, parked_queue(group, queue), at, RESTORE_COLUMNS)
+        found, tickets = restore(batch, queue, lot)
+        out += [{**row, "ticket": ticket} for row, (_, ticket) in zip(found.to_pylist(), tickets, strict=True)]
+        at += batch.num_rows
+    return out
+
+
+def offsets(broker: Broker, queue: MessageQueue, group: str = "g") -> list[int]:
+    """Of the messages that lie in the lot, in its order."""
+    return [row["queue_offset"] for row in parked(broker, queue, group)]
+
+
+def everything(broker: Broker) -> Any:
+    return state(broker, [topic.name for topic in broker.log.topics()]), broker.log.change()
+
+
+# -- what is parked
+
+
+def test_the_first_parked_message_makes_a_lot_for_each_queue_of_its_topic(broker: Broker, token: LockToken):
+    assert park(broker, token, [3]) == [True]
+    topic = broker.log.topic(LOTS)
+    assert (topic.queues, topic.retention_seconds, topic.retention_bytes) == (3, None, None)
+    assert bodies(broker, parked_queue("g", token.queue)) == ["3"]
+    assert len(bodies(broker, token.queue)) == 10, "what is parked stays where it was as well"
+    assert broker.groups.offsets("g", [token.queue]) == {}
+
+
+def test_a_parked_message_is_in_all_its_columns_the_message_that_was_sent(broker: Broker, clock: FakeClock, token: LockToken):
+    columns = {
+        "tags": ["t", None],
+        "keys": [None, "k1 k2"],
+        "sharding_key": ["s", None],
+        "properties": [[("own", "x"), ("ä\u202e", "ö")], None],
+    }
+    broker.log.append(token.queue, rows([b"\0\xff", "two"], **columns))
+    sent = pull(broker, token.queue, 10, ALL).to_pylist()
+    clock.pass_(5)
+    puts = [put(token.queue, 10, attempts=4, puts=2, due=77, error="why \u202e"), put(token.queue, 11)]
+    assert broker.groups.park(token, puts) == [True, True]
+    found = parked(broker, token.queue)
+    tickets = [row.pop("ticket") for row in found]
+    assert [row.pop("reconsume_times") for row in found] == [4, 1]
+    assert [row.pop("reconsume_times") for row in sent] == [0, 0]
+    assert users_properties(found) == users_properties(sent)
+    assert [(one.offset, one.attempts, one.puts, one.due, one.error) for one in tickets] == [
+        (10, 4, 2, 77, "why \u202e"),
+        (11, 1, 1, 9, ""),
+    ]
+
+
+def test_a_message_that_is_parked_again_is_still_the_message_that_was_sent(broker: Broker, clock: FakeClock, token: LockToken):
+    lot = parked_queue("g", token.queue)
+    park(broker, token, [3, 4])
+    [before, _] = parked(broker, token.queue)
+    clock.pass_(5)
+    assert broker.groups.park(token, [put(lot, 0, 3, attempts=2, puts=2, due=HELD)]) == [True]
+    broker.groups.commit({companion(token): 1})
+    [behind, again] = parked(broker, token.queue)
+    assert behind["queue_offset"] == 4
+    ticket, former = again.pop("ticket"), before.pop("ticket")
+    assert (again.pop("reconsume_times"), before.pop("reconsume_times")) == (2, 1)
+    assert again == before
+    assert (ticket.attempts, ticket.puts, ticket.due) == (2, 2, HELD)
+    assert (ticket.message_id, ticket.born, ticket.stored) == (former.message_id, former.born, former.stored)
+
+
+def test_messages_are_parked_in_the_order_in_which_they_are_given(broker: Broker, token: LockToken):
+    lot = parked_queue("g", token.queue)
+    park(broker, token, [7, 2, 5])
+    puts = [put(token.queue, 9), put(lot, 1, 2), put(token.queue, 0), put(lot, 0, 7), put(token.queue, 1)]
+    assert broker.groups.park(token, puts) == [True] * 5
+    assert bodies(broker, lot, 3) == ["9", "2", "0", "7", "1"]
+
+
+@needs("chunks")
+def test_messages_are_copied_from_any_number_of_chunks(broker: Broker, token: LockToken):
+    broker.log.append(token.queue, rows(range(10, BIG)))
+    broker.log.append(token.queue, rows(range(BIG, 2 * BIG)))
+    chosen = [2 * BIG - 1, 9, *range(BIG - 3, BIG + 3), 10, 0]
+    assert park(broker, token, chosen) == [True] * len(chosen)
+    assert bodies(broker, parked_queue("g", token.queue)) == [str(offset) for offset in chosen]
+    assert park(broker, token, range(2 * BIG)) == [True] * 2 * BIG
+    assert sorted(offsets(broker, token.queue)) == list(range(2 * BIG))
+
+
+def test_nothing_to_park_makes_no_topic(broker: Broker, token: LockToken):
+    assert park(broker, token, []) == []
+    assert [topic.name for topic in broker.log.topics()] == ["orders"]
+
+
+def test_lots_grow_with_their_topic(broker: Broker, token: LockToken):
+    park(broker, token, [3])
+    broker.admin.add_queues("orders", 5)
+    new = queues_of(broker)[4]
+    broker.log.append(new, rows("a"))
+    [other] = locked(broker, "g", broker.groups.join("other"), [new])
+    assert park(broker, other, [0]) == [True]
+    assert broker.log.topic(LOTS).queues == 5
+    assert (offsets(broker, token.queue), offsets(broker, new)) == ([3], [0])
+
+
+def test_each_group_and_each_queue_has_a_lot_of_its_own(broker: Broker, token: LockToken):
+    second = queues_of(broker)[1]
+    broker.log.append(second, rows(range(10)))
+    me = broker.groups.join("other")
+    [beside] = locked(broker, "g", me, [second])
+    [elsewhere] = locked(broker, "h", me, [token.queue])
+    for one in (token, beside, elsewhere):
+        assert park(broker, one, [3]) == [True]
+    for queue, group in ((token.queue, "g"), (second, "g"), (token.queue, "h")):
+        assert offsets(broker, queue, group) == [3]
+
+
+# -- once
+
+
+def test_what_was_parked_from_its_place_is_not_parked_from_there_again(broker: Broker, token: LockToken):
+    lot = parked_queue("g", token.queue)
+    park(broker, token, [3, 4])
+    broker.groups.park(token, [put(lot, 0, 3)])
+    before = everything(broker)
+    for again in ([put(token.queue, 3), put(token.queue, 4)], [put(token.queue, 4, due=1)], [put(lot, 0, 3)]):
+        assert broker.groups.park(token, again) == [True] * len(again)
+    assert everything(broker) == before
+
+
+def test_a_place_that_is_given_twice_is_parked_once(broker: Broker, token: LockToken):
+    assert broker.groups.park(token, [put(token.queue, 3), put(token.queue, 3, due=1)]) == [True, True]
+    [row] = parked(broker, token.queue)
+    assert row["ticket"].due == 9
+
+
+def test_of_puts_that_are_partly_new_only_these_are_parked(broker: Broker, token: LockToken):
+    park(broker, token, [3, 5])
+    assert park(broker, token, [2, 3, 4, 5, 6]) == [True] * 5
+    assert offsets(broker, token.queue) == [3, 5, 2, 4, 6]
+
+
+def test_a_place_that_the_groups_offset_has_passed_is_settled(broker: Broker, token: LockToken):
+    park(broker, token, [3])
+    broker.groups.commit({token: 5})
+    before = everything(broker)
+    assert park(broker, token, [4, 3, 0]) == [False] * 3
+    assert everything(broker) == before
+    assert park(broker, token, [4, 5, 3, 6]) == [False, True, False, True]
+    assert offsets(broker, token.queue) == [3, 5, 6]
+
+
+def test_a_place_of_a_lot_that_the_groups_offset_has_passed_is_settled_too(broker: Broker, token: LockToken):
+    lot = parked_queue("g", token.queue)
+    park(broker, token, [3, 4, 5])
+    broker.groups.commit({companion(token): 2})
+    assert broker.groups.park(token, [put(lot, 0, 3), put(lot, 1, 4), put(lot, 2, 5)]) == [False, False, True]
+    assert bodies(broker, lot, 2) == ["5", "5"]
+    assert offsets(broker, token.queue) == [5], "of two copies of a message one counts"
+
+
+# -- all or none
+
+
+def test_a_message_that_is_not_there_keeps_the_others_from_being_parked(broker: Broker, token: LockToken):
+    before = everything(broker)
+    with refused("DATA_LOSS.BEYOND_END", token.queue, 10):
+        park(broker, token, [3, 10])
+    assert everything(broker) == before
+    assert park(broker, token, [3, 9]) == [True, True]
+
+
+@needs("trim")
+def test_a_message_that_retention_has_deleted_keeps_the_others_from_being_parked(broker: Broker, token: LockToken):
+    broker.log.append(token.queue, rows([bytes(BIG)] * BIG))
+    broker.admin.trim("orders", {token.queue: 10 + BIG})
+    begin = broker.log.bounds([token.queue])[token.queue].min_offset
+    broker.log.append(token.queue, rows("z"))
+    before = everything(broker)
+    with refused("DATA_LOSS.AGED_OUT", token.queue):
+        park(broker, token, [10 + BIG, begin - 1])
+    assert everything(broker) == before
+
+
+# -- who may
+
+
+@pytest.fixture
+def fenced(broker: Broker) -> None:
+    if not broker.capabilities.fenced:
+        pytest.skip("this kind of broker does not fence")
+
+
+def hand_over(broker: Broker, clock: FakeClock, token: LockToken) -> LockToken:
+    """The token of another owner, who took the queue when the lock's life was over."""
+    clock.pass_(61)
+    return locked(broker, "g", broker.groups.join("them"), [token.queue])[0]
+
+
+@pytest.mark.usefixtures("fenced")
+@pytest.mark.parametrize("repeat", [False, True])
+def test_a_stale_token_parks_nothing(broker: Broker, clock: FakeClock, token: LockToken, repeat: bool):
+    if repeat:
+        park(broker, token, [3])
+    them = hand_over(broker, clock, token)
+    before = everything(broker)
+    with refused("LOCK.LOST", token.queue, "'g'", them.client_id):
+        park(broker, token, [3, 4])
+    assert everything(broker) == before
+
+
+@needs("epochs")
+def test_a_lock_that_nobody_took_still_parks(broker: Broker, clock: FakeClock, token: LockToken):
+    clock.pass_(61)
+    assert park(broker, token, [3]) == [True]
+    broker.groups.unlock([token])
+    assert park(broker, token, [4]) == [True]
+
+
+def test_a_lot_is_held_with_its_queue(broker: Broker, token: LockToken):
+    lot = companion(token)
+    assert broker.groups.check(lot)
+    assert broker.groups.stale([token, lot]) == []
+    broker.groups.unlock([token])
+    assert not broker.groups.check(lot)
+    assert broker.groups.stale([lot, token]) == [lot, token]
+
+
+def test_a_lots_offset_moves_with_its_queues_in_one_commit(broker: Broker, token: LockToken):
+    park(broker, token, [3, 4])
+    broker.groups.commit({token: 8, companion(token): 1})
+    both = [token.queue, companion(token).queue]
+    assert broker.groups.offsets("g", both) == dict(zip(both, (8, 1), strict=True))
+    broker.groups.commit({token: 7, companion(token): 0})
+    assert broker.groups.offsets("g", both) == dict(zip(both, (8, 1), strict=True))
+
+
+@pytest.mark.usefixtures("fenced")
+def test_a_lot_is_handed_over_with_its_queue(broker: Broker, clock: FakeClock, token: LockToken):
+    park(broker, token, [3, 4, 5])
+    broker.groups.commit({token: 6, companion(token): 1})
+    them = hand_over(broker, clock, token)
+    before = everything(broker)
+    for lost in ({companion(token): 3}, {token: 10, companion(token): 3}):
+        with refused("LOCK.LOST", token.queue, them.client_id):
+            broker.groups.commit(lost)
+    assert broker.groups.stale([companion(token), companion(them)]) == [companion(token)]
+    assert not broker.groups.check(companion(token))
+    assert everything(broker) == before
+    assert broker.groups.park(them, [put(companion(them).queue, 1, 4)]) == [True]
+    broker.groups.commit({them: 7, companion(them): 2})
+    assert offsets(broker, token.queue) == [5, 4]
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_publish_moves_the_offsets_of_queue_and_lot_or_none(broker: Broker, clock: FakeClock, token: LockToken, stale: bool):
+    if not broker.capabilities.atomic_publish:
+        pytest.skip("over this kind of broker a publish moves no offsets in its transaction")
+    park(broker, token, [3, 4])
+    target, lot = queues_of(broker)[1], companion(token)
+    run = SourceRun("query", 1, "run")
+    broker.outbox.register(run, token.queue, span(0, 5), token)
+    broker.outbox.register(run, lot.queue, span(0, 2), lot)
+    staging = broker.outbox.open(SinkBatch("sink", 1, run), 0)
+    staging.add(target, rows("ab"))
+    receipt = staging.receipt()
+    if stale:
+        them = hand_over(broker, clock, token)
+        before = everything(broker)
+        with refused("LOCK.LOST", them.client_id):
+            broker.outbox.publish(SinkBatch("sink", 1, run), [receipt])
+        assert everything(broker) == before
+        return
+    assert not broker.outbox.publish(SinkBatch("sink", 1, run), [receipt]).replayed
+    assert broker.groups.offsets("g", [token.queue, lot.queue]) == {token.queue: 5, lot.queue: 2}
+    assert broker.outbox.publish(SinkBatch("sink", 1, run), [receipt]).replayed
+    assert bodies(broker, target) == ["a", "b"]
+    assert (park(broker, token, [4]), broker.groups.park(token, [put(lot.queue, 1, 4)])) == ([False], [False])
+
+
+def test_a_batch_that_is_repeated_after_its_publish_finds_its_part_of_the_lot(broker: Broker, token: LockToken):
+    """The group's offset has moved, Spark has not committed: the same part of the lot is read once more."""
+    park(broker, token, range(10))
+    lot = companion(token)
+    for before, offset in ((0, 4), (4, 7), (7, 10)):
+        broker.groups.commit({lot: offset})
+        assert bodies(broker, lot.queue, before) == [str(number) for number in range(before, 10)]
+
+
+# -- orders
+
+
+def test_an_order_is_read_by_the_owner_of_the_queue(broker: Broker, token: LockToken):
+    broker.log.append(token.queue, rows("abc", sharding_key=["k", "l", "k"]))
+    broker.groups.park(token, [put(token.queue, 10), put(token.queue, 11), put(token.queue, 12, due=BEHIND)])
+    assert lot_of(broker, token.queue).next_due() == 9
+    broker.admin.order_parked("g", token.queue, [Order("hold", "l"), Order("retry", "k")])
+    lot = lot_of(broker, token.queue)
+    assert {key: one.due for key, one in lot.keys.items()} == {"k": BEHIND, "l": HELD}
+    assert (lot.messages, lot.ordered, lot.next_due()) == (3, True, BEHIND)
+    assert [(row["queue_offset"], row["ticket"].due) for row in parked(broker, token.queue)] == [
+        (10, BEHIND),
+        (11, HELD),
+        (12, BEHIND),
+    ]
+
+
+def test_an_order_for_a_message_without_a_key_names_its_offset(broker: Broker, token: LockToken):
+    park(broker, token, [3, 4])
+    broker.admin.order_parked("g", token.queue, [Order("hold", None, 4)])
+    assert [row["ticket"].due for row in parked(broker, token.queue)] == [9, HELD]
+
+
+def test_where_nothing_was_ever_parked_an_order_is_refused(broker: Broker, token: LockToken):
+    before = everything(broker)
+    with refused("TOPIC.MISSING", LOTS):
+        broker.admin.order_parked("g", token.queue, [Order("retry", "k")])
+    assert everything(broker) == before
+
+
+# -- administration
+
+
+@needs("topic settings", "trim")
+def test_retention_deletes_nothing_that_is_parked(broker: Broker, clock: FakeClock, token: LockToken):
+    park(broker, token, [3, 4])
+    broker.admin.alter_topic("orders", retention_seconds=10, retention_bytes=1)
+    clock.pass_(50)
+    broker.log.append(token.queue, rows(["x" * BIG]))
+    clock.pass_(11)
+    broker.log.append(token.queue, rows(["y" * BIG]))
+    broker.admin.trim("orders")
+    assert broker.log.bounds([token.queue])[token.queue].min_offset >= 10
+    park(broker, token, [11])
+    assert offsets(broker, token.queue) == [3, 4, 11]
+    before = everything(broker)
+    for change in (
+        lambda: broker.admin.alter_topic(LOTS, retention_seconds=10),
+        lambda: broker.admin.trim(LOTS),
+        lambda: broker.admin.trim(LOTS, {companion(token).queue: 1}),
+        lambda: broker.admin.add_queues(LOTS, 9),
+    ):
+        with refused("TOPIC.RESERVED", LOTS, "'g'"):
+            change()
+    assert everything(broker) == before
+
+
+@needs("offsets of topics")
+def test_a_deleted_topic_takes_what_all_groups_have_parked_of_it(broker: Broker, token: LockToken):
+    broker.admin.create_topic("more", 1)
+    broker.log.append(queues_of(broker, "more")[0], rows("a"))
+    me = broker.groups.join("other")
+    [other] = locked(broker, "h", me, [token.queue])
+    [kept] = locked(broker, "g", me, queues_of(broker, "more"))
+    for one in (token, other):
+        park(broker, one, [3])
+    park(broker, kept, [0])
+    broker.groups.commit({token: 1, companion(token): 1})
+    broker.groups.unlock([token])
+    broker.admin.delete_topic("orders")
+    assert [topic.name for topic in broker.log.topics()] == ["%PARKED%g%more", "more"]
+    assert offsets(broker, kept.queue) == [0]
+    assert broker.groups.offsets("g", [companion(token).queue]) == {}
+    broker.admin.create_topic("orders", 3)
+    broker.log.append(token.queue, rows(range(10)))
+    [again] = locked(broker, "g", me, [token.queue])
+    assert park(broker, again, [3, 0]) == [True, True]
+    assert offsets(broker, token.queue) == [3, 0]
+
+
+def test_a_lot_that_another_group_reads_has_lots_that_go_with_it(broker: Broker, token: LockToken):
+    park(broker, token, [3, 4])
+    [reader] = locked(broker, "h", broker.groups.join("other"), [companion(token).queue])
+    assert broker.groups.park(reader, [put(companion(token).queue, 1)]) == [True]
+    assert bodies(broker, companion(reader).queue) == ["4"]
+    assert (broker.groups.check(reader), broker.groups.stale([reader, token])) == (True, [])
+    broker.groups.commit({reader: 2})
+    broker.admin.delete_topic("orders")
+    assert broker.log.topics() == []
+
+
+def test_lots_are_deleted_only_when_nothing_is_parked(broker: Broker, token: LockToken):
+    park(broker, token, [3, 4])
+    before = everything(broker)
+    with refused("GROUP.PARKED", "'g'", "2 parked messages", LOTS):
+        broker.admin.delete_topic(LOTS)
+    assert everything(broker) == before
+    broker.groups.commit({token: 5, companion(token): 2})
+    broker.admin.delete_topic(LOTS)
+    assert [topic.name for topic in broker.log.topics()] == ["orders"]
+    assert park(broker, token, [4, 5]) == [False, True]
+    assert offsets(broker, token.queue) == [5]
+
+
+def test_a_group_with_parked_messages_is_deleted_only_by_force(broker: Broker, token: LockToken):
+    me = broker.groups.join("other")
+    [other] = locked(broker, "h", me, [token.queue])
+    park(broker, token, [3, 4])
+    park(broker, other, [3])
+    # Message 4 is of a batch that did not end.
+    broker.groups.commit({token: 4})
+    broker.groups.unlock([token])
+    before = everything(broker)
+    with refused("GROUP.PARKED", "'g'", "2 parked messages", token.queue, "force"):
+        broker.admin.delete_group("g")
+    assert everything(broker) == before
+    broker.admin.delete_group("g", force=True)
+    assert [topic.name for topic in broker.log.topics()] == ["%PARKED%h%orders", "orders"]
+    assert broker.admin.groups() == ["h"]
+    assert offsets(broker, token.queue, "h") == [3]
+    [again] = locked(broker, "g", me, [token.queue])
+    assert park(broker, again, [3]) == [True]
+    assert offsets(broker, token.queue) == [3]
+
+
+def test_a_group_that_has_nothing_parked_any_more_is_deleted_with_its_lots(broker: Broker, token: LockToken):
+    park(broker, token, [3])
+    broker.groups.commit({token: 5, companion(token): 1})
+    broker.groups.unlock([token])
+    broker.admin.delete_group("g")
+    assert [topic.name for topic in broker.log.topics()] == ["orders"]
+
+
+def test_a_seek_says_what_becomes_of_parked_messages(broker: Broker, token: LockToken):
+    second = queues_of(broker)[1]
+    park(broker, token, [3, 4])
+    broker.groups.commit({token: 5})
+    broker.groups.unlock([token])
+    before = everything(broker)
+    with refused("GROUP.PARKED", "'g'", "2 parked messages", token.queue, "keep", "drop"):
+        broker.admin.seek("g", {token.queue: 0, second: 0})
+    assert everything(broker) == before
+    broker.admin.seek("g", {second: 0})
+    broker.admin.seek("g", {token.queue: 10}, parked="keep")
+    assert offsets(broker, token.queue) == [3, 4]
+    lot = companion(token).queue
+    assert broker.groups.offsets("g", [token.queue, lot]) == {token.queue: 10}
+    broker.admin.seek("g", {token.queue: 2}, parked="drop")
+    assert offsets(broker, token.queue) == []
+    assert broker.groups.offsets("g", [token.queue, lot]) == {token.queue: 2, lot: 2}
+    broker.admin.seek("g", {token.queue: 0})
+    broker.admin.seek("g", {token.queue: 0}, parked="drop")
+    assert broker.groups.offsets("g", [token.queue, lot]) == {token.queue: 0, lot: 2}
+
+
+@pytest.mark.parametrize("parked", ["keep", "drop"])
+def test_after_a_seek_a_message_is_parked_from_its_place_again_and_lies_there_once(
+    broker: Broker, token: LockToken, parked: Any
+):
+    """Message 7 is of a batch that did not end: the group's offset has not passed it."""
+    park(broker, token, [3, 7])
+    broker.groups.commit({token: 5})
+    broker.groups.unlock([token])
+    broker.admin.seek("g", {token.queue: 2}, parked=parked)
+    [again] = locked(broker, "g", broker.groups.join("me again"), [token.queue])
+    assert park(broker, again, [3, 7]) == [True, True]
+    assert sorted(offsets(broker, token.queue)) == [3, 7]
+
+
+def test_a_lots_offset_is_not_sought_by_itself(broker: Broker, token: LockToken):
+    park(broker, token, [3])
+    broker.groups.unlock([token])
+    before = everything(broker)
+    for choice in (None, "keep", "drop"):
+        with refused("TOPIC.RESERVED", LOTS):
+            broker.admin.seek("g", {companion(token).queue: 0}, parked=choice, force=True)
+    assert everything(broker) == before
+
+
+@pytest.mark.parametrize("group", ["with%percent", "x" * (MAX_NAME_LENGTH - len("%PARKED%%orders") + 1)])
+def test_a_group_whose_lots_could_have_no_name_parks_nothing(broker: Broker, token: LockToken, group: str):
+    [other] = locked(broker, group, broker.groups.join("other"), [token.queue])
+    before = everything(broker)
+    with refused("GROUP.BAD_NAME", group, 'order="queue"'):
+        park(broker, other, [3])
+    assert everything(broker) == before
+    broker.admin.seek(group, {token.queue: 0}, force=True)
+    assert read(broker, token.queue)

@@ -1,0 +1,124 @@
+"""A listener with order per key that writes down each call, and the judge of what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus
+from orderedmq import lots
+from orderedmq.broker import Broker
+from orderedmq.core.listener import ORIGIN_BROKER, ORIGIN_OFFSET, REAL_QUEUE, REAL_TOPIC
+from orderedmq.core.parked_rows import Lot
+from orderedmq.core.parking import parked_queue
+from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
+from orderedmq.pulls import pulls
+
+#: The environment variable with the folder where calls are written down. Spark's workers inherit it.
+CALLS: Final = "ORDEREDMQ_TEST_CALLS"
+#: Keys of which no message is ever accepted begin so.
+POISON: Final = "poison"
+#: Seconds that a call takes.
+CALL: Final = 0.02
+#: Share of calls that fail at random.
+BAD_LUCK: Final = 0.01
+
+
+class Recorder:
+    """The listener, one object per thread of a worker. A line that was written outlives a kill of the worker."""
+
+    def __init__(self) -> None:
+        self.file = Path(os.environ[CALLS], f"{os.getpid()}-{threading.get_ident()}").open("a")  # noqa: SIM115
+        self.random = random.Random()
+
+    def __call__(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+        key = messages[0].sharding_key
+        offsets = [message.queue_offset for message in messages]
+        # A call takes some time, so that a micro-batch is at work for a while.
+        time.sleep(CALL)
+        ok = not key.startswith(POISON) and self.random.random() >= BAD_LUCK
+        line = {"at": time.monotonic_ns(), "queue": str(context.message_queue), "key": key, "offsets": offsets, "ok": ok}
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+        if not ok:
+            raise RuntimeError("it is not to be")
+        return ConsumeOrderlyStatus.SUCCESS
+
+
+def at_work(folder: Path) -> int | None:
+    """The worker that made a call just now."""
+    found = [(file.stat().st_mtime, file.name) for file in folder.iterdir()]
+    last, name = max(found, default=(0.0, ""))
+    return int(name.partition("-")[0]) if time.time() - last < 2 * CALL else None
+
+
+def calls(folder: Path) -> list[dict[str, Any]]:
+    """All calls, by time."""
+    found = []
+    for file in folder.iterdir():
+        *lines, _ = file.read_text().split("\n")
+        found += [json.loads(line) for line in lines]
+    return sorted(found, key=lambda call: call["at"])
+
+
+def read_lot(broker: Broker, group: str, queue: MessageQueue) -> Lot:
+    """What is parked of a queue now."""
+    parked = parked_queue(group, queue)
+    lot = Lot(broker.groups.offsets(group, [parked]).get(parked, 0))
+    lots.read(broker.log, lot, parked, lots.end_of(broker.log, parked))
+    return lot
+
+
+def dead_letters(broker: Broker, group: str) -> Iterator[tuple[str, str, int]]:
+    """Queue, key and offset of each dead letter, in the order in which they were put aside."""
+    topic = DEAD_LETTER_PREFIX + group
+    if topic not in {one.name for one in broker.log.topics()}:
+        return
+    [queue] = broker.log.queues(topic)
+    at = broker.log.bounds([queue])[queue]
+    for rows in pulls(broker.log, queue, at.min_offset, at.max_offset, 8192, 1 << 24, ("sharding_key", "properties")):
+        for key, items in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+            of = dict(items)
+            yield str(MessageQueue(of[REAL_TOPIC], of[ORIGIN_BROKER], int(of[REAL_QUEUE]))), key, int(of[ORIGIN_OFFSET])
+
+
+def judge(broker: Broker, group: str, queues: Sequence[MessageQueue], folder: Path) -> Counter[str]:
+    """Assert that each message was decided once, in the order of its key, and nothing is parked. Return what was counted."""
+    first: dict[tuple[str, int], int] = {}
+    order: dict[tuple[str, str], list[int]] = defaultdict(list)
+    seen: Counter[str] = Counter()
+    for call in calls(folder):
+        seen["calls"] += 1
+        seen["failures"] += not call["ok"]
+        for offset in call["offsets"] if call["ok"] else ():
+            place = call["queue"], offset
+            seen["repeats"] += place in first
+            if place not in first:
+                first[place] = call["at"]
+                order[call["queue"], call["key"]].append(offset)
+    dead: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for where, key, offset in dead_letters(broker, group):
+        assert (where, offset) not in first, f"{where}:{offset} was accepted and is a dead letter"
+        dead[where, key].append(offset)
+        seen["dead letters"] += 1
+    for of in (order, dead):
+        for lane, offsets in of.items():
+            assert offsets == sorted(set(offsets)), f"{lane}: {offsets}"
+    for queue in queues:
+        end = broker.log.bounds([queue])[queue].max_offset
+        assert broker.groups.offsets(group, [queue]) == {queue: end}
+        assert read_lot(broker, group, queue).messages == 0
+        name = str(queue)
+        decided = sorted(
+            offset for of in (order, dead) for (there, _), offsets in of.items() if there == name for offset in offsets
+        )
+        assert decided == list(range(end)), f"{queue}: {len(decided)} of {end} messages were decided"
+        seen["messages"] += end
+    return seen

@@ -1,0 +1,227 @@
+"""Parking lots on real servers: messages are parked once, whatever becomes of connections, answers, brokers and topics."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from orderedmq.core.parking import BEHIND, Put, Ticket, companion, parked_queue
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.messages.sender import Sender
+from orderedmq.rocketmq.messages.topic_changes import delete_topic, every_master
+from tests.contract.support import SHARED, read, rows
+from tests.rocketmq.group_world import World, condition
+from tests.rocketmq.proxy import Connection, Network, Path, Way
+from tests.waits import until
+
+#: Properties that leave room for a ticket, but not for one with a long error; and that leave none.
+FULL, OVERFULL = 32_000, 32_400
+
+
+class Lots(World):
+    """A topic with messages in its first queue, whose lock a client has."""
+
+    def __init__(self, cluster: Cluster, queues: int = 2, address: str | None = None) -> None:
+        super().__init__(cluster, queues, address)
+        self.send(self.queue, 10)
+        self.client = self.broker.groups.join("me")
+        [self.token] = self.lock(self.broker, self.client, [self.queue])
+        self.lot = parked_queue(self.group, self.queue)
+
+    def park(self, *offsets: int, broker: RocketMQBroker | None = None, error: str = "why") -> list[bool]:
+        return (broker or self.broker).groups.park(self.token, puts(self.queue, offsets, error))
+
+    def parked(self) -> list[str]:
+        """The bodies of the lot, read by a connection that knows nothing yet."""
+        with RocketMQBroker(self.cluster.address) as broker:
+            return [row["body"].decode() for row in read(broker, self.lot, 0, ("body",))]
+
+
+def puts(source: MessageQueue, offsets: Sequence[int], error: str = "why") -> list[Put]:
+    return [Put(source, at, Ticket(at, 1, 1, BEHIND, error)) for at in offsets]
+
+
+@pytest.fixture
+def usual(cluster: Cluster) -> Iterator[Lots]:
+    with Lots(cluster) as made:
+        yield made
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------------------
+
+
+#: What becomes of the second of two requests, and how many are sent then in all.
+CUTS: list[tuple[Callable[[Connection], Path], int]] = [
+    # The answer is lost: the messages are found.
+    (lambda c: Path(down=Way(cut_after=c.down)), 2),
+    # The request is lost.
+    (lambda c: Path(up=Way(cut_after=c.up + 500, reset=True)), 3),
+]
+
+
+def test_a_message_is_parked_once_though_an_answer_or_a_request_is_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two messages per request.
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 700)
+    send_once = Sender.send_once
+    with Network.before(cluster) as network, Lots(cluster, address=network.address) as world:
+        sent = 0
+
+        def spoilt(path: Callable[[Connection], Path], self: Sender, *arguments: Any) -> int:
+            nonlocal sent
+            sent += 1
+            if sent == 2:
+                [connection] = [one for one in network.broker.connections if not one.closed.is_set()][-1:]
+                connection.alter(path(connection))
+            return send_once(self, *arguments)
+
+        assert world.park(0) == [True]
+        expected = ["0"]
+        for number, (path, requests) in enumerate(CUTS):
+            sent = 0
+            offsets = range(1 + 4 * number, 5 + 4 * number)
+            with monkeypatch.context() as patch:
+                patch.setattr(Sender, "send_once", lambda self, *arguments, path=path: spoilt(path, self, *arguments))
+                assert world.park(*offsets) == [True] * 4
+            expected += map(str, offsets)
+            assert world.parked() == expected
+            assert sent == requests
+        assert world.park(*range(9)) == [True] * 9
+        assert world.parked() == expected
+
+
+def text_of(path: pathlib.Path) -> str:
+    """A file's text; "" while it is being replaced, or before it is written for the first time."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.read_text()
+    return ""
+
+
+def test_a_broker_that_is_killed_between_two_parks_gets_each_message_once(usual: Lots) -> None:
+    """It forgets the offsets of its last seconds. The next renewal commits them again, those of the lot, too."""
+    assert usual.park(0, 1, 2) == [True] * 3
+    lot = companion(usual.token)
+    usual.broker.groups.commit({usual.token: 1, lot: 1})
+    offsets = usual.cluster.broker.home / "store" / "config" / "consumerOffset.json"
+    until(lambda: f"{usual.lot.topic}@{usual.group}" in text_of(offsets), "the broker has written its offsets")
+    usual.broker.groups.commit({usual.token: 2, lot: 2})
+    usual.cluster.broker.restart()
+    assert usual.park(3, 2) == [True] * 2
+    assert usual.parked() == ["0", "1", "2", "3"]
+    assert usual.broker.groups.renew([usual.token]) == []
+    assert usual.connect().groups.offsets(usual.group, [usual.queue, usual.lot]) == {usual.queue: 2, usual.lot: 2}
+    assert usual.park(0, 3) == [False, True]
+    assert usual.broker.groups.park(usual.token, puts(usual.lot, [0, 2])) == [False, True]
+    assert usual.parked() == ["0", "1", "2", "3", "2"]
+
+
+def delete(broker: RocketMQBroker, topic: str) -> None:
+    """Delete a topic as mqadmin does, whatever is parked there."""
+    delete_topic(broker._client, broker.log, topic, every_master(broker._client).values())
+
+
+def test_a_lot_that_others_deleted_is_made_again_and_what_was_known_of_it_is_forgotten(usual: Lots) -> None:
+    other = usual.connect()
+    usual.broker.groups.heartbeat(usual.group, usual.client, SHARED)
+    assert usual.park(0, 1) == [True] * 2
+    delete(other, usual.lot.topic)
+    assert usual.park(1) == [True]
+    assert usual.parked() == ["1"]
+    # Now the other one makes it again, with more messages than were known.
+    delete(other, usual.lot.topic)
+    assert usual.park(5, 6, 7, broker=other) == [True] * 3
+    assert usual.park(1, 7) == [True] * 2
+    assert usual.parked() == ["5", "6", "7", "1"]
+
+
+def test_another_process_knows_what_is_parked(usual: Lots) -> None:
+    usual.broker.groups.heartbeat(usual.group, usual.client, SHARED)
+    assert usual.park(0, 5, 3) == [True] * 3
+    assert usual.park(3, 0, 4, 5, broker=usual.connect()) == [True] * 4
+    assert usual.park(4, 9) == [True] * 2
+    assert usual.parked() == ["0", "5", "3", "4", "9"]
+    usual.broker.groups.unlock([usual.token])
+    for broker in (usual.broker, usual.connect()):
+        assert condition(partial(usual.park, 8, broker=broker)) == "LOCK.LOST"
+    assert usual.parked() == ["0", "5", "3", "4", "9"]
+
+
+# -- what a copy is ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_has_the_messages_own_key_and_all_that_its_producer_said(usual: Lots) -> None:
+    columns = {"tags": ["t", None], "keys": [None, "k"], "sharding_key": ["s", None], "properties": [[("own", "x")], None]}
+    begin = usual.log.append(usual.queue, rows([b"\0\xff", b""], **columns)).begin
+    assert usual.park(begin, begin + 1, 0) == [True] * 3
+    wanted = ("body", "tags", "keys", "sharding_key", "message_id")
+    sent, copies = (read(usual.broker, queue, at, wanted) for queue, at in ((usual.queue, begin), (usual.lot, 0)))
+    assert copies[:2] == sent
+    assert copies[2]["body"] == b"0"
+
+
+def test_an_error_is_cut_where_properties_leave_no_room_and_full_properties_are_refused_by_name(usual: Lots) -> None:
+    full, overfull = ([("p", "x" * size)] for size in (FULL, OVERFULL))
+    begin = usual.log.append(usual.queue, rows(["full", "overfull"], properties=[full, overfull])).begin
+    assert usual.park(begin, error="e" * 900) == [True]
+    [row] = read(usual.broker, usual.lot, 0, ("properties",))
+    ticket = Ticket.from_properties(dict(row["properties"]))
+    assert dict(row["properties"])["p"] == "x" * FULL
+    assert 0 < len(ticket.error) < 900
+    assert (ticket.offset, set(ticket.error)) == (begin, {"e"})
+    assert condition(lambda: usual.park(0, begin + 1)) == "MESSAGE.PROPERTIES_TOO_LARGE"
+    assert usual.parked() == ["full"]
+
+
+def test_more_messages_than_one_request_carries_are_parked_in_the_order_of_the_puts(usual: Lots) -> None:
+    begin = usual.log.append(usual.queue, rows([f"{number:0500}" * 100 for number in range(120)])).begin
+    # Far apart, near to each other, and backwards.
+    offsets = [begin + at for at in (*range(60), 110, 70, 119, 65)]
+    assert usual.park(*offsets) == [True] * len(offsets)
+    assert [int(body[:500]) + begin for body in usual.parked()] == offsets
+
+
+# -- the topic --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_lot_that_was_never_made_has_neither_bounds_nor_offsets_and_costs_few_requests(usual: Lots) -> None:
+    with Network.before(usual.cluster) as network, RocketMQBroker(network.address) as broker:
+        assert broker.log.bounds([usual.lot, usual.queue]).keys() == {usual.queue}
+        assert broker.groups.offsets(usual.group, [usual.lot]) == {}
+        assert len(network.namesrv.requests()) < 12
+    assert usual.lot.topic not in {topic.name for topic in usual.log.topics()}
+
+
+def test_lots_are_made_at_every_broker_of_the_topic_and_later_at_one_that_is_away(two_brokers: Cluster) -> None:
+    with Network.before(two_brokers) as network, Lots(two_brokers, 6, network.address) as world:
+        second = network.brokers[1]
+        second.default = Path(refuse=True)
+        second.each(Connection.reset)
+        assert world.park(0) == [True]
+        name = world.queue.broker_name
+        assert [queue.broker_name for queue in world.log.queues(world.lot.topic)] == [name] * 3
+        second.default = Path()
+        queue = world.queues[-1]
+        assert queue.broker_name != name
+        world.send(queue, 1)
+        [token] = world.lock(world.broker, world.client, [queue])
+        assert world.broker.groups.park(token, puts(queue, [0])) == [True]
+        assert world.log.queues(world.lot.topic) == [parked_queue(world.group, one) for one in world.queues]
+
+
+def test_a_lot_grows_with_its_topic(usual: Lots) -> None:
+    assert usual.park(0) == [True]
+    usual.broker.admin.add_queues(usual.topic, 4)
+    queue = usual.log.queues(usual.topic)[3]
+    usual.send(queue, 1)
+    tokens = usual.lock(usual.broker, usual.client, [usual.queue, queue])
+    assert usual.broker.groups.park(tokens[1], puts(queue, [0])) == [True]
+    assert usual.log.topic(usual.lot.topic).queues == 4
+    assert usual.parked() == ["0"]

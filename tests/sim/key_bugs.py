@@ -1,0 +1,185 @@
+"""Deliberate bugs in parking lots and in listeners with order per key, to test that the simulation notices each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Final
+from unittest import mock
+
+from ordered_source.listener.lying import Lying
+from ordered_source.parking_lots import ParkingLots
+from orderedmq.core import key_lanes, ownership, parked_rows
+from orderedmq.core.key_lanes import KeyLanes
+from orderedmq.core.key_order import Lane
+from orderedmq.core.ownership import Commit, Owner
+from orderedmq.core.parked_rows import Lot
+from orderedmq.core.parking import HELD, Ticket, is_parked
+from tests.sim import key_task
+from tests.sim.lots import Lots
+
+
+def _instead(where: Any, name: str, by: Any, **how: Any) -> AbstractContextManager[Any]:
+    return mock.patch.object(where, name, by, **how)
+
+
+@contextlib.contextmanager
+def parked_after_the_commit() -> Iterator[None]:
+    """A message is parked later than its task says, when the next one is: a crash before that loses it."""
+    park = Lots.park
+    owed: dict[int, tuple[Any, Any]] = {}
+
+    def later(self: Lots, token: Any, puts: Any) -> list[bool]:
+        self.world.require_current(token)
+        before = owed.pop(id(self), None)
+        owed[id(self)] = token, puts
+        if before is not None and self.world.check(before[0]):
+            park(self, *before)
+        return [True] * len(puts)
+
+    with _instead(Lots, "park", later):
+        yield
+
+
+def keys_read_only_to_the_ranges_end() -> AbstractContextManager[Any]:
+    """A task does not look for what an earlier attempt of its range has parked."""
+    return _instead(key_task, "Lying", lambda lot, plan: Lying(Lot(plan.end), plan))
+
+
+def lot_not_committed_with_its_queue() -> AbstractContextManager[Any]:
+    """The offset of a lot is not committed with that of its queue: the next owner finds the old one."""
+    processed = Owner._processed
+
+    def without_lots(self: Owner, start: Any) -> Commit | None:
+        found = processed(self, start)
+        if found is None:
+            return None
+        kept = {token: offset for token, offset in found.offsets.items() if not is_parked(token.queue)}
+        return Commit(kept) if kept else None
+
+    return _instead(Owner, "_processed", without_lots)
+
+
+def lot_kept_when_its_queue_is_given_up() -> AbstractContextManager[Any]:
+    """A queue that is given up and comes back finds its lot where it was when it was given up."""
+    locked = Owner.locked
+    kept: dict[tuple[int, Any], int] = {}
+
+    def drop(self: Owner, queues: Any) -> None:
+        gone = set(queues)
+        for queue, owned in self.owned.items():
+            if owned.leader in gone and owned.position is not None:
+                kept[id(self), queue] = owned.position
+        self.owned = {queue: one for queue, one in self.owned.items() if queue not in gone and one.leader not in gone}
+
+    def again(self: Owner, tokens: Any) -> None:
+        locked(self, tokens)
+        for queue, owned in self.owned.items():
+            if owned.position is None and (position := kept.pop((id(self), queue), None)) is not None:
+                owned.place(position, entered=True)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(_instead(Owner, "drop", drop))
+    stack.enter_context(_instead(Owner, "locked", again))
+    return stack
+
+
+def due_a_moment_too_late() -> AbstractContextManager[Any]:
+    """``<`` for ``<=``: who is due exactly now is moved without a call."""
+    return _instead(Ticket, "is_due", lambda self, now: self.due == -2 or (self.due != HELD and self.due < now))
+
+
+def due_too_early() -> AbstractContextManager[Any]:
+    """The driver plans a lot in time, and the task consumes all of it, whether it is due or not."""
+    return _instead(Ticket, "is_due", lambda self, now: self.due != HELD)
+
+
+def identity_ignored() -> AbstractContextManager[Any]:
+    """A message that was parked from a place is parked from there again."""
+    return _instead(Lots, "parked_before", lambda self, lot, put: self.known.setdefault(lot, set()) is None)
+
+
+def newer_message_not_diverted() -> AbstractContextManager[Any]:
+    """A newer message of a key that waits in the lot is consumed."""
+    return _instead(KeyLanes, "_may_consume", staticmethod(lambda lane, message: True))
+
+
+def dead_letter_overtaken() -> AbstractContextManager[Any]:
+    """While a dead letter is written, the key's next message is consumed, in a lane of its own."""
+    consumed = KeyLanes.consumed
+
+    def goes_on(self: KeyLanes, batch: Any, *arguments: Any) -> Any:
+        out = consumed(self, batch, *arguments)
+        lane = batch.lane
+        if batch in self._exhausted and lane.waiting:
+            other = Lane(lane.key, waiting=lane.waiting, behind=lane.behind, diverted_from=lane.diverted_from)
+            lane.waiting = deque()
+            self._ready.append(other)
+        return out
+
+    return _instead(KeyLanes, "consumed", goes_on)
+
+
+def settled_place_parked_again() -> AbstractContextManager[Any]:
+    """What lies below the group's offset can be parked: a late repeat raises it from the dead."""
+    return _instead(Lots, "settled", lambda self, put: False)
+
+
+def lot_planned_before_what_is_older() -> AbstractContextManager[Any]:
+    """A lot is planned though it has messages at or behind the queue's position, and older ones of their keys are to come."""
+    return _instead(Lot, "max_offset", property(lambda self: -1, lambda self, value: None), create=True)
+
+
+def parked_from_the_first_copy() -> AbstractContextManager[Any]:
+    """A message that lies twice is parked from the place of its first copy, from which it was parked already."""
+    return _instead(Lot, "place", lambda self, offset: self.places[offset])
+
+
+def order_missed_by_what_moves() -> AbstractContextManager[Any]:
+    """An order does not concern what a task was moving when it was given."""
+    return _instead(parked_rows, "_places_in_lot", lambda rows: [-1] * rows.num_rows)
+
+
+def lot_in_its_own_order() -> AbstractContextManager[Any]:
+    """The messages of a key come in the order of the lot, not of the queue."""
+    return _instead(key_lanes, "sorted", lambda messages, key: messages, create=True)
+
+
+def lot_read_on_from_the_checkpoint() -> AbstractContextManager[Any]:
+    """A lot of which nothing was committed is read on from the checkpoint, though its queue had another owner."""
+    return _instead(ownership, "_at_group", lambda owned, group: group.get(owned.queue))
+
+
+def queue_stopped_by_a_lot_that_waits_for_it() -> AbstractContextManager[Any]:
+    """A full lot stops its queue, though the lot itself waits for the queue."""
+    plan = ParkingLots.plan
+
+    def stops(self: ParkingLots, owner: Owner, *arguments: Any) -> Any:
+        found = plan(self, owner, *arguments)
+        lots = [(one.leader, self._lots.get(queue)) for queue, one in owner.owned.items() if one.leader is not None]
+        return replace(found, full=frozenset(leader for leader, lot in lots if lot is not None and lot.messages >= self._room))
+
+    return _instead(ParkingLots, "plan", stops)
+
+
+KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
+    parked_after_the_commit,
+    keys_read_only_to_the_ranges_end,
+    lot_not_committed_with_its_queue,
+    lot_kept_when_its_queue_is_given_up,
+    due_a_moment_too_late,
+    due_too_early,
+    identity_ignored,
+    newer_message_not_diverted,
+    dead_letter_overtaken,
+    settled_place_parked_again,
+    lot_planned_before_what_is_older,
+    parked_from_the_first_copy,
+    order_missed_by_what_moves,
+    lot_in_its_own_order,
+    lot_read_on_from_the_checkpoint,
+    queue_stopped_by_a_lot_that_waits_for_it,
+)

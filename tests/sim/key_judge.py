@@ -1,0 +1,193 @@
+"""Judges listeners with order per key: the invariants K1 to K5, whatever the rules say.
+
+K1: per key the first decisions (success, dead letter, dropped) come in offset order. K2: after a committed success of n no
+listener sees an offset up to n of the key, except in a repeat of the same micro-batch. K3: every message of a committed range is
+decided once, or lies in the lot once. K4: no listener sees a key while an older message of it is parked and not due, and who is
+due is called. K5: other keys go on while one is parked, and lots drain once their listeners accept (`Simulation._heal`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from orderedmq.core.lock import LockToken
+from orderedmq.core.parked_rows import lane_key
+from orderedmq.core.parking import guarding, parked_queue
+from orderedmq.model import MessageQueue
+from tests.sim.lots import Lots
+from tests.sim.world import GROUP, World
+
+if TYPE_CHECKING:
+    from tests.sim.key_task import KeyTask
+
+#: What some default number of seeds has to reach (`World.reached`): tests rely on it.
+REACHED: Final = (
+    "parked",
+    "diverted",
+    "held",
+    "moved not due",
+    "came back and succeeded",
+    "dead letter from the lot",
+    "repeated after parking",
+    "passed over",
+    "settled place refused",
+    "same place again",
+    "second copy skipped",
+    "lot in another order",
+    "order carried out",
+    "dropped",
+    "handed over with a lot",
+    "full lot fallback",
+    "queue behind a full lot",
+    "range committed",
+)
+_DECIDED: Final = ("SUCCESS", "DEAD_LETTER", "DROPPED")
+
+
+class KeyJudge:
+    """What became of each message. ``strict``: False with two runs on one checkpoint, of which one may repeat committed batches."""
+
+    def __init__(self, world: World, lots: Lots) -> None:
+        self.world, self.lots = world, lots
+        self.strict = True
+        #: Each message's first decision, and the last of each key in offset order.
+        self.first: dict[tuple[MessageQueue, int], str] = {}
+        self.last: dict[tuple[MessageQueue, object], int] = {}
+        #: What the committed run of its range made of a message that it decided, and the name of that micro-batch.
+        self.final: dict[tuple[MessageQueue, int], tuple[str, object]] = {}
+        #: The highest committed success of a key, and its micro-batch.
+        self.best: dict[tuple[MessageQueue, object], tuple[int, object]] = {}
+        #: The last run of a range, by the queue and the ends of its ranges.
+        self.runs: dict[tuple[MessageQueue, int, int], KeyTask] = {}
+        self.at: dict[MessageQueue, tuple[int, int]] = {}
+        #: Keys that were due when some run of a range began, by where the lot's range begins. The clock may have been put back since.
+        self.due: set[tuple[MessageQueue, int, object]] = set()
+
+    def lane(self, queue: MessageQueue, offset: int) -> object:
+        return lane_key(self.lots.key_of(queue, offset), offset)
+
+    def began(self, task: KeyTask) -> None:
+        """An attempt of a task has read the lot."""
+        for lane, head in task.heads.items():
+            if head.is_due(task.began):
+                self.due.add((task.token.queue, task.lot.begin, lane))
+
+    # -- listeners -------------------------------------------------------------------------------------------------------------
+
+    def called(self, task: KeyTask, offsets: Sequence[int]) -> None:
+        """A listener is called with messages of one key."""
+        queue = task.token.queue
+        if not self.world.check(task.token):
+            # Its queue is another's by now: what it does will not be committed.
+            return
+        lane = self.lane(queue, offsets[0])
+        if any(self.lane(queue, one) != lane for one in offsets) or sorted(offsets) != list(offsets):
+            self.world.fail(f"{task}: {offsets} came to the listener together")
+        if offsets[0] <= task.passed.get(lane, -1):
+            self.world.fail(f"{task}: the listener sees {offsets[0]} of key {lane!r} after {task.passed[lane]} (K2)")
+        best, batch = self.best.get((queue, lane), (-1, None))
+        if self.strict and offsets[0] <= best and batch != task.batch:
+            self.world.fail(f"{task}: the listener sees {offsets[0]} of key {lane!r} after a success of {best} (K2)")
+        behind = self.lots.entries.get(task.lot.queue, [])[task.lot.end :]
+        for one in behind:
+            if one.order is None and one.lane == lane and one.offset <= offsets[-1]:
+                self.world.fail(f"{task}: the listener sees {offsets} of key {lane!r}, but {one.offset} is parked (K4)")
+        head = task.heads.get(lane)
+        if head is None:
+            return
+        if head.dropped.intersection(offsets):
+            self.world.fail(f"{task}: the listener sees {offsets}, which were dropped (K4)")
+        if (queue, task.lot.begin, lane) not in self.due and any(one not in head.dropped for one in head.offsets):
+            self.world.fail(
+                f"{task}: the listener sees {offsets} of key {lane!r}, which is due at {head.due}, not {task.began} (K4)"
+            )
+
+    def decided(self, task: KeyTask, offset: int, status: str) -> None:
+        """A message was decided by a run of its range, whether that is committed or not."""
+        queue = task.token.queue
+        lane = self.lane(queue, offset)
+        task.passed[lane] = max(offset, task.passed.get(lane, -1))
+        if (queue, offset) in self.first:
+            return
+        last = self.last.get((queue, lane), -1)
+        if offset < last:
+            self.world.fail(f"{task}: {offset} of key {lane!r} is {status} for the first time after {last} (K1)")
+        self.first[queue, offset] = status
+        self.last[queue, lane] = offset
+
+    def finished(self, task: KeyTask) -> None:
+        """A run of a range is done: every message has one outcome, and who was due was called."""
+        skipped = {one for one in task.expected if task.lies(one)}
+        if task.outcomes.keys() | skipped != task.expected or task.outcomes.keys() & skipped:
+            self.world.fail(f"{task}: outcomes {task.outcomes}, skipped {skipped}, expected {task.expected}")
+        for lane, head in task.heads.items():
+            first = next((one for one in head.offsets if one not in head.dropped), None)
+            if first is not None and head.is_due(task.began) and first not in task.seen and first not in skipped:
+                self.world.fail(f"{task}: key {lane!r} is due at {head.due}, and nobody was called at {task.began} (K4)")
+        name = task.token.queue, task.span.end, task.lot.end
+        known = self.runs.get(name)
+        if known is None or known.token.epoch <= task.token.epoch:
+            self.runs[name] = task
+
+    # -- commits ---------------------------------------------------------------------------------------------------------------
+
+    def moved(self, tokens: Iterable[LockToken]) -> None:
+        """The group's offsets were moved under these tokens."""
+        offsets = self.world.group_offsets
+        for queue in {guarding(token).queue for token in tokens}:
+            at = offsets.get(queue, 0), offsets.get(parked_queue(GROUP, queue), 0)
+            task = self.runs.get((queue, *at))
+            if self.at.get(queue) != at and task is not None:
+                self._committed(task)
+            self.at[queue] = at
+
+    def _committed(self, task: KeyTask) -> None:
+        self.world.reached["range committed"] += 1
+        queue = task.token.queue
+        live = Counter(one.offset for one in self.lots.messages(queue))
+        for offset in task.expected:
+            status, lies = task.outcomes.get(offset, "PARKED"), live[offset]
+            if status in _DECIDED:
+                self._decided(task, queue, offset, status)
+                if lies:
+                    self.world.fail(f"{task}: {offset} is {status}, and lies in the lot (K3)")
+            elif lies > 1:
+                self.world.fail(f"{task}: {offset} lies in the lot {lies} times (K3)")
+            elif not lies:
+                if (queue, offset) not in self.first or status == "PARKED":
+                    self.world.fail(f"{task}: {offset} is {status}, and does not lie in the lot (K3)")
+                # An earlier run of the range has decided it.
+                self._decided(task, queue, offset, self.first[queue, offset])
+
+    def _decided(self, task: KeyTask, queue: MessageQueue, offset: int, status: str) -> None:
+        then = self.final.get((queue, offset))
+        if then is not None and then[1] != task.batch and self.strict:
+            self.world.fail(f"{task}: {offset} is {status}, it was {then[0]} in {then[1]} (K3)")
+        self.final[queue, offset] = status, task.batch
+        if status == "SUCCESS":
+            lane = self.lane(queue, offset)
+            best, _ = self.best.get((queue, lane), (-1, None))
+            if offset >= best:
+                self.best[queue, lane] = offset, task.batch
+
+    # -- the end ---------------------------------------------------------------------------------------------------------------
+
+    def others(self, room: int) -> None:
+        """Fail unless every message is decided that is not parked, except behind a full lot (K5)."""
+        for queue, end in self.world.ends.items():
+            parked = {one.offset for one in self.lots.live(queue) if one.order is None}
+            if len(parked) >= room:
+                self.world.reached["queue behind a full lot"] += 1
+                continue
+            for offset in range(end):
+                if offset not in parked and (queue, offset) not in self.first:
+                    self.world.fail(f"{queue}: {offset} is not decided, and does not lie in the lot (K5)")
+
+    def drained(self) -> None:
+        """Fail unless every message is decided, and committed, once."""
+        for queue, end in self.world.ends.items():
+            for offset in range(end):
+                if (queue, offset) not in (self.final if self.strict else self.first):
+                    self.world.fail(f"{queue}: {offset} is not decided in the end (K3)")

@@ -1,0 +1,373 @@
+"""The task of a listener with order per key in the simulation: the real engine over a range of a lot, then a range of its queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Final
+
+from ordered_source.listener.lying import Lying
+from ordered_source.parked_reader import LotSpan
+from orderedmq.core.key_lanes import KeyLanes
+from orderedmq.core.key_order import (
+    Batch,
+    CheckLock,
+    Consume,
+    DeadLetter,
+    Done,
+    KeySettings,
+    Message,
+    Outcome,
+    Park,
+    Pull,
+    Suspend,
+    Wait,
+)
+from orderedmq.core.listener import ConsumeOrderlyStatus
+from orderedmq.core.lock import LockToken
+from orderedmq.core.parked_rows import Lot
+from orderedmq.core.parking import BEHIND, DROPPED, HELD, Put, Ticket, delay
+from orderedmq.errors import StoreError
+from orderedmq.model import MessageQueue, OffsetRange
+from tests.sim.key_judge import KeyJudge
+from tests.sim.lots import Head, Lots
+from tests.sim.process import Killed, Network
+from tests.sim.sink import Run, Sink
+from tests.sim.task import Task
+from tests.sim.world import TICK, World
+
+_FAILURES: Final = (ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, None)
+
+
+@dataclass
+class Worker:
+    """The process of one attempt of a task, as the network sees it."""
+
+    name: str
+    dead: bool = False
+    renewing: bool = False
+
+    def kill(self) -> None:
+        self.dead = True
+
+
+@dataclass
+class Listener:
+    """The listener of all queries. ``poison``: share of messages that fail some times, ``deadly``: share of those that always do.
+
+    ``flaky``: share of calls that fail though the messages are good.
+    """
+
+    random: Random
+    poison: float
+    deadly: float
+    flaky: float
+    #: True: it accepts everything.
+    calm: bool = False
+
+    def __post_init__(self) -> None:
+        self.failures: dict[tuple[MessageQueue, int], int] = {}
+        self.calls: dict[tuple[MessageQueue, int], int] = {}
+
+    def accepts(self, queue: MessageQueue, offsets: Iterable[int]) -> bool:
+        """Count a call with each message. Return whether it accepts all of them."""
+        good = not self.flaky or self.random.random() >= self.flaky
+        for offset in offsets:
+            name = queue, offset
+            fails = self.failures.get(name)
+            if fails is None:
+                poisoned = self.random.random() < self.poison
+                fails = self.random.choice((1, 1, 2, 3, 5, 9)) if poisoned else 0
+                fails = 1_000_000 if poisoned and self.random.random() < self.deadly else fails
+                self.failures[name] = fails
+            self.calls[name] = self.calls.get(name, 0) + 1
+            good &= self.calls[name] > fails
+        return good or self.calm
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Listeners with order per key, of a scenario. ``keyless``: some messages have no key. ``orders``: operators give orders.
+
+    ``keys``: how many each queue has.
+    """
+
+    settings: KeySettings
+    poison: float
+    deadly: float
+    flaky: float
+    keyless: bool
+    orders: bool
+    keys: int
+
+    def key_of(self, queue: MessageQueue, offset: int) -> str | None:
+        return None if self.keyless and offset % 4 == 1 else f"{queue.queue_id}.{offset % self.keys}"
+
+
+@dataclass(frozen=True)
+class Around:
+    """What all tasks of a world share."""
+
+    network: Network
+    lots: Lots
+    judge: KeyJudge
+    listener: Listener
+
+
+class KeyTask(Task):
+    """Runs a listener over what is planned of the lot and then of the queue. Several calls are under way."""
+
+    def __init__(
+        self,
+        world: World,
+        sink: Sink,
+        run: Run,
+        span: OffsetRange,
+        token: LockToken,
+        settings: KeySettings,
+        lot: LotSpan,
+        around: Around,
+        *,
+        staged: bool,
+    ) -> None:
+        super().__init__(world, sink, run, span, token, staged=staged)
+        self.settings = replace(settings, parking_lot_max_messages=lot.room)
+        self.lot = lot
+        self.around = around
+        self.batch = run.query, run.batch
+        self.busy = False
+        self.attempts = 0
+        self.engine: KeyLanes | None = None
+
+    def step(self, random: Random) -> None:
+        if self.busy:
+            # It waits for the broker, and others step meanwhile.
+            return
+        self.busy = True
+        try:
+            super().step(random)
+        except Killed:
+            self.retry()
+        finally:
+            self.busy = False
+
+    def reads(self) -> str:
+        return f"{super().reads()}+{self.lot.begin}-{self.lot.end}"
+
+    def unpublished(self) -> bool:
+        return super().unpublished() or self.lot.end > self.world.group_offsets.get(self.lot.queue, 0)
+
+    def register(self) -> None:
+        super().register()
+        planned = OffsetRange(self.lot.begin, self.lot.end)
+        if planned.messages:
+            self.sink.register(self.run, planned, self.lot.token)
+
+    def retry(self) -> None:
+        super().retry()
+        self.engine = None
+
+    def start(self) -> None:
+        """Begin an attempt: read the lot to its end first."""
+        lots, lot, reached = self.around.lots, self.lot, self.world.reached
+        self.position = self.span.begin
+        self.attempts += 1
+        self.worker = Worker(f"{self.run.query}.{self.token.queue.queue_id}")
+        #: Broker time in ms.
+        self.began = self.world.milliseconds()
+        self.heads: dict[object, Head] = lots.lanes(lot.queue, lot.begin, lot.end)
+        self.expected = {one for head in self.heads.values() for one in head.offsets} | set(
+            range(self.span.begin, self.span.end)
+        )
+        #: Offset → status, and who was at the listener.
+        self.outcomes: dict[int, str] = {}
+        self.seen: set[int] = set()
+        #: The last message of each key that this attempt has decided.
+        self.passed: dict[object, int] = {}
+        self.from_lot: set[int] = set()
+        self.in_flight: list[Batch] = []
+        self.around.judge.began(self)
+        planned, behind = Lot(lot.begin), Lot(lot.end)
+        if lot.begin < lot.end:
+            planned.add(lots.pull(lot.queue, lot.begin, lot.end))
+        end = lots.end(lot.queue)
+        if lot.end < end:
+            behind.add(lots.pull(lot.queue, lot.end, end))
+        lying = Lying(behind, lot.plan(self.span.begin))
+        self.behind = set(behind.places)
+        reached["repeated after parking"] += bool(lying.attempted)
+        reached["order carried out"] += planned.ordered
+        if self.world.trace is not None:
+            places = [(one.place, one.offset if one.ticket else one.order) for one in lots.entries.get(lot.queue, ())]
+            self.world.note(
+                f"{self}: attempt {self.attempts}, waiting {lying.waiting}, attempted {lying.attempted}, the lot {places}"
+            )
+        messages = self._planned(planned)
+        last: dict[object, int] = {}
+        for one in messages:
+            lane = self.around.judge.lane(self.token.queue, one.offset)
+            reached["lot in another order"] += one.offset < last.get(lane, -1)
+            last[lane] = one.offset
+        self.engine = KeyLanes(self.token.queue, self.settings, self.world.now, messages, lying.waiting, lying.attempted)
+
+    def _planned(self, lot: Lot) -> list[Message]:
+        out: list[Message] = []
+        for one in self.around.lots.entries.get(self.lot.queue, [])[self.lot.begin : self.lot.end]:
+            if one.ticket is None:
+                continue
+            ticket = lot.ticket(one.place, one.lane, one.ticket)
+            if ticket is None:
+                self.world.reached["second copy skipped"] += 1
+                continue
+            self.from_lot.add(one.offset)
+            if ticket.due == DROPPED:
+                if one.offset not in self.behind:
+                    self._decide(one.offset, "DROPPED")
+                    self.world.reached["dropped"] += 1
+                continue
+            row = self.lot.queue, lot.place(one.offset), ticket
+            message = Message(one.offset, one.key, row, attempts=ticket.attempts, parked=ticket.puts, error=ticket.error)
+            message.due, message.held = ticket.is_due(self.began), ticket.due == HELD
+            out.append(message)
+        return out
+
+    def half_done(self) -> bool:
+        return not self.done and self.engine is not None and "PARKED" in self.outcomes.values()
+
+    def lies(self, offset: int) -> bool:
+        """Whether a message lay in the lot and was not planned when the attempt began."""
+        return offset in self.behind
+
+    def work(self, random: Random) -> None:
+        for _ in range(random.randint(1, 10)):
+            assert self.engine is not None
+            now = self.world.now
+            if self.in_flight and random.random() < 0.4:
+                self._finish(random)
+                continue
+            match self.engine.next(now):
+                case CheckLock():
+                    self.engine.lock(self.world.check(self.token), now)
+                case Pull():
+                    self._pull(random)
+                case Consume(batch):
+                    offsets = [one.offset for one in batch.messages]
+                    self.seen.update(offsets)
+                    self.around.judge.called(self, offsets)
+                    self.in_flight.append(batch)
+                    if len(self.in_flight) > self.settings.concurrency:
+                        self.world.fail(f"{self}: {len(self.in_flight)} calls at once")
+                case DeadLetter(message):
+                    self._dead_letter(message)
+                case Park(messages):
+                    self._park(messages)
+                case Wait():
+                    self._finish(random)
+                case Suspend(seconds):
+                    if random.random() < 0.5:
+                        self.world.advance(-(-seconds // TICK) * TICK)
+                    return
+                case Done():
+                    self._done()
+                    return
+
+    def _pull(self, random: Random) -> None:
+        assert self.engine is not None
+        end = min(self.span.end, self.position + random.randint(1, 6))
+        if self.position == end:
+            self.engine.close()
+        else:
+            keys = self.around.lots.key_of
+            self.engine.put(
+                Message(offset, keys(self.token.queue, offset), (self.token.queue, offset, None))
+                for offset in range(self.position, end)
+            )
+            self.position = end
+
+    def _finish(self, random: Random) -> None:
+        """One of the calls returns."""
+        assert self.engine is not None
+        batch = self.in_flight.pop(random.randrange(len(self.in_flight)))
+        good = self.around.listener.accepts(self.token.queue, [one.offset for one in batch.messages])
+        status = ConsumeOrderlyStatus.SUCCESS if good else random.choice(_FAILURES)
+        if self.world.trace is not None:
+            self.world.note(f"{self}: {[one.offset for one in batch.messages]}: {'accepted' if good else 'fails'}")
+        self._note(self.engine.consumed(batch, status, None if good else "it failed", self.world.now))
+
+    def _call(self, effect: Any, *args: Any) -> Any:
+        """Call the broker. Return None if that failed."""
+        network = self.around.network
+        try:
+            answer = network.call(self.worker, effect.__name__, effect, *args)
+            # The rarest of what a network does to a write is what its identity is for.
+            return None if network.random.random() < 2 * network.mishap else answer
+        except StoreError:
+            # A process that is gone changes nothing later: the store's transaction was its own.
+            return None
+
+    def _dead_letter(self, message: Message) -> None:
+        assert self.engine is not None
+        done = self._call(self.dead_letter)
+        self.world.reached["dead letter from the lot"] += bool(done) and message.offset in self.from_lot
+        self._note(self.engine.dead_lettered(bool(done), "no answer", self.world.now))
+
+    def dead_letter(self) -> bool:
+        """Write a dead letter. It is fenced by the token, as a commit is."""
+        self.world.require_current(self.token)
+        self.world.accepted(self.token)
+        return True
+
+    def _park(self, messages: Sequence[Message]) -> None:
+        assert self.engine is not None
+        parked = self._call(self.around.lots.park, self.token, [self._put(one) for one in messages])
+        if self.world.trace is not None:
+            puts = " ".join(f"{one.offset} from {self._put(one).place}" for one in messages)
+            self.world.note(f"{self} parks {puts}: {parked}")
+        for one, lies in zip(messages, parked or (), strict=False):
+            self._count(one, lies)
+        self._note(self.engine.was_parked(parked, "no answer", self.world.now))
+
+    def _put(self, message: Message) -> Put:
+        source, at, ticket = message.row
+        known: Ticket = ticket or Ticket(message.offset, 0, 0, BEHIND)
+        due, puts = known.due, known.puts
+        if message.held:
+            due = HELD
+        elif message.again:
+            due, puts = self.world.milliseconds() + 1000 * delay(puts), puts + 1
+        return Put(source, at, replace(known, attempts=message.attempts, puts=puts, due=due, error=message.error or ""))
+
+    def _count(self, message: Message, lies: bool) -> None:
+        reached, ticket = self.world.reached, message.row[2]
+        reached["parked"] += lies and message.again
+        reached["diverted"] += lies and ticket is None and not message.attempts
+        reached["held"] += lies and message.held
+        reached["moved not due"] += lies and ticket is not None and not message.due and not message.held
+
+    def _note(self, outcomes: Iterable[Outcome]) -> None:
+        for one in outcomes:
+            self.world.reached["passed over"] += one.status == "REPEATED"
+            if one.status in ("PARKED", "REPEATED"):
+                self.outcomes[one.offset] = one.status
+                continue
+            self._decide(one.offset, one.status)
+            self.world.reached["came back and succeeded"] += one.status == "SUCCESS" and one.offset in self.from_lot
+
+    def _decide(self, offset: int, status: str) -> None:
+        if offset in self.outcomes:
+            self.world.fail(f"{self}: {offset} is {self.outcomes[offset]} and {status}")
+        self.outcomes[offset] = status
+        self.around.judge.decided(self, offset, status)
+
+    def _done(self) -> None:
+        assert self.engine is not None
+        self.world.reached["full lot fallback"] += any("is full" in text for text in self.engine.warnings)
+        self.around.judge.finished(self)
+        if not self.staged:
+            self.world.ledger.out(self.run.query, self.token, self.span)
+            self.world.ledger.out(self.run.query, self.lot.token, OffsetRange(self.lot.begin, self.lot.end))
+        self.done = True
+
+    def invariants(self) -> None:
+        """Everything is checked where it happens."""

@@ -1,0 +1,478 @@
+"""The command's part for parked messages: listing them, orders to their owners, and what other commands show of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import orderedmq
+from orderedmq import lots
+from orderedmq.broker import Broker
+from orderedmq.cli import app
+from orderedmq.core.lock import Client, LockToken
+from orderedmq.core.parked_rows import LOT_COLUMNS, Lot
+from orderedmq.core.parking import BEHIND, DROPPED, HELD, Put, Ticket, companion, parked_queue
+from orderedmq.model import MessageQueue
+from orderedmq.tools.parked import LotReader
+from tests.command import Run
+
+HOUR = 3_600_000
+
+
+class Owner(NamedTuple):
+    """A query of group g, and what it does to the lots of its queues."""
+
+    broker: Broker
+    client: Client
+    tokens: dict[MessageQueue, LockToken]
+
+    def park(self, queue: MessageQueue, *tickets: Ticket) -> None:
+        assert all(self.broker.groups.park(self.tokens[queue], [Put(queue, one.offset, one) for one in tickets]))
+
+    def done(self, queue: MessageQueue, offset: int) -> None:
+        """The messages of the lot before ``offset`` are decided, or parked again."""
+        self.broker.groups.commit({companion(self.tokens[queue]): offset})
+
+    def leave(self) -> None:
+        self.broker.groups.unlock(list(self.tokens.values()))
+        self.broker.groups.leave(self.client)
+
+    def sees(self, queue: MessageQueue) -> dict[object, int]:
+        """The due time of each key, as the owner reads it when it next plans a batch."""
+        lot, at = parked_queue("g", queue), self.broker.groups.offsets("g", [parked_queue("g", queue)])
+        found = Lot(at.get(lot, 0))
+        lots.read(self.broker.log, found, lot, lots.end_of(self.broker.log, lot))
+        return {key: one.due for key, one in found.keys.items()}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def broker(store: Path) -> Iterator[Broker]:
+    """Topic a with two queues of six messages: keys x, y, none, x, y, none. Topic b with one queue and the key x."""
+    with orderedmq.connect(store) as broker:
+        broker.admin.create_topic("a", 2)
+        broker.admin.create_topic("b", 1)
+        for queue in broker.log.queues("a"):
+            broker.log.append(queue, rows("x", "y", None, "x", "y", None))
+        broker.log.append(broker.log.queues("b")[0], rows("x"))
+        yield broker
+
+
+def rows(*keys: str | None) -> pa.RecordBatch:
+    return pa.record_batch({"body": [b"body"] * len(keys), "sharding_key": pa.array(keys, pa.string())})
+
+
+@pytest.fixture
+def queues(broker: Broker) -> tuple[MessageQueue, MessageQueue, MessageQueue]:
+    first, second, other = *broker.log.queues("a"), *broker.log.queues("b")
+    return first, second, other
+
+
+@pytest.fixture
+def owner(broker: Broker, queues: Sequence[MessageQueue]) -> Owner:
+    client = broker.groups.join("billing")
+    found = broker.groups.lock("g", client, queues)
+    return Owner(broker, client, {queue: token for queue, token in found.items() if isinstance(token, LockToken)})
+
+
+class Ran(NamedTuple):
+    rows: list[dict[str, Any]]
+    error: str
+
+
+@pytest.fixture
+def run(store: Path) -> Callable[..., Ran]:
+    """Run the command; returns the JSON lines that it printed, and what it said beside them."""
+
+    def call(*arguments: str, code: int = 0) -> Ran:
+        result = CliRunner().invoke(app, ["--path", str(store), *arguments])
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        if code:
+            assert result.stdout == ""
+            assert len(result.stderr.splitlines()) == 1
+        return Ran([json.loads(line) for line in result.stdout.splitlines()], result.stderr)
+
+    return call
+
+
+@pytest.fixture
+def text(store: Path) -> Run:
+    """Run the command for a person; returns what it says."""
+
+    def call(*arguments: str, width: int = 200) -> str:
+        result = CliRunner().invoke(app, ["--path", str(store), "--no-json", *arguments], env={"COLUMNS": str(width)})
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    return call
+
+
+def soon(ms: int) -> int:
+    return int(time.time() * 1000) + ms
+
+
+def shown(found: list[dict[str, Any]], *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in names) for row in found]
+
+
+# In general.
+
+
+@pytest.mark.parametrize("command", [["list"], ["retry", "--all"], ["drop", "--all", "--yes"], ["hold", "--key", "x"]])
+def test_a_group_that_is_not_there(run: Callable[..., Ran], store: Path, command: list[str]) -> None:
+    name, *more = command
+    assert "STORE.MISSING" in run("parked", name, "g", *more, code=3).error
+    assert not store.exists()
+    with orderedmq.connect(store) as broker:
+        broker.admin.create_topic("a", 1)
+        assert "GROUP.MISSING" in run("parked", name, "g", *more, code=3).error
+        assert "GROUP.BAD_NAME" in run("parked", name, "g h", *more, code=2).error
+        assert broker.admin.groups() == []
+
+
+def test_every_command_has_help() -> None:
+    for name in ("list", "retry", "drop", "hold"):
+        assert CliRunner().invoke(app, ["parked", name, "--help"]).exit_code == 0
+
+
+# Listing.
+
+
+def test_nothing_is_parked(run: Callable[..., Ran], text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
+    assert run("parked", "list", "g").rows == []
+    assert "nothing is parked in group g" in text("parked", "list", "g")
+    # Not any more, either.
+    owner.park(queues[0], Ticket(0, 1, 1, HELD))
+    owner.done(queues[0], 1)
+    assert run("parked", "list", "g").rows == []
+    assert run("parked", "retry", "g", "--all").rows == [
+        {"group": "g", "action": "retry", "keys": 0, "messages": 0, "queues": []}
+    ]
+    assert "nothing is parked" in text("parked", "drop", "g", "--all")
+
+
+def test_each_parked_key_is_listed_with_what_its_first_message_says(
+    run: Callable[..., Ran], text: Run, broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
+) -> None:
+    first, second, _ = queues
+    stored = broker.log.pull(first, 0, 1, 1 << 20, ("store_timestamp",)).column(0).cast(pa.int64())[0].as_py()
+    due = soon(HOUR)
+    owner.park(first, Ticket(0, 3, 1, due, "ValueError: no"), Ticket(3, 0, 0, BEHIND), Ticket(2, 1, 1, HELD))
+    owner.park(second, Ticket(1, 2, 1, soon(-5)))
+    found = run("parked", "list", "g").rows
+    assert 3500 < found[0].pop("due_in") <= 3600
+    assert found[0] == {
+        "group": "g",
+        "topic": "a",
+        "broker": "embedded",
+        "queue_id": 0,
+        "sharding_key": "x",
+        "offset": 0,
+        "messages": 2,
+        "state": "waiting",
+        "due": datetime.fromtimestamp(due / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "attempts": 3,
+        "times_parked": 1,
+        "error": "ValueError: no",
+        "oldest": datetime.fromtimestamp(stored / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+    }
+    names = ("queue_id", "sharding_key", "offset", "messages", "state", "attempts", "error")
+    assert shown(found[1:], *names) == [(0, None, 2, 1, "held", 1, None), (1, "y", 1, 1, "waiting", 2, None)]
+    assert shown(found[1:], "due_in") == [(None,), (0,)]
+    lines = text("parked", "list", "g").splitlines()[2:]
+    assert ["ValueError: no" in line for line in lines[1:4]] == [True, False, False]
+    assert [word in line for word, line in zip(("in 60 m", "held", "now"), lines[1:4], strict=True)] == [True] * 3
+
+
+def test_a_key_is_listed_with_its_oldest_message_wherever_it_lies(
+    run: Callable[..., Ran], broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
+) -> None:
+    first = queues[0]
+    # A successor of a dead owner parks an older message behind one that the dead owner had parked.
+    owner.park(first, Ticket(3, 0, 0, BEHIND))
+    owner.park(first, Ticket(0, 4, 2, HELD, "KeyError: 1"))
+    names = ("offset", "messages", "attempts", "error")
+    assert shown(run("parked", "list", "g").rows, *names) == [(0, 2, 4, "KeyError: 1")]
+
+
+def test_a_list_of_one_topic_or_queue(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
+    for queue in queues:
+        owner.park(queue, Ticket(0, 1, 1, HELD))
+    assert shown(run("parked", "list", "g").rows, "topic", "queue_id") == [("a", 0), ("a", 1), ("b", 0)]
+    assert shown(run("parked", "list", "g", "--topic", "a").rows, "topic", "queue_id") == [("a", 0), ("a", 1)]
+    for one in ("a/1", "a/embedded/1"):
+        assert shown(run("parked", "list", "g", "--topic", one).rows, "topic", "queue_id") == [("a", 1)]
+    assert "TOPIC.MISSING" in run("parked", "list", "g", "--topic", "none", code=3).error
+    assert "TOPIC.NO_SUCH_QUEUE" in run("parked", "list", "g", "--topic", "a/7", code=3).error
+    assert "OPTION.INVALID" in run("parked", "list", "g", "--topic", "a/x", code=2).error
+
+
+def test_other_groups_have_lots_of_their_own(run: Callable[..., Ran], broker: Broker, owner: Owner) -> None:
+    [queue, *_] = owner.tokens
+    owner.park(queue, Ticket(0, 1, 1, HELD))
+    client = broker.groups.join("other")
+    [token] = broker.groups.lock("g2", client, [queue]).values()
+    assert isinstance(token, LockToken)
+    broker.groups.park(token, [Put(queue, 1, Ticket(1, 1, 1, HELD))])
+    assert shown(run("parked", "list", "g2").rows, "group", "sharding_key") == [("g2", "y")]
+    assert shown(run("parked", "list", "g").rows, "group", "sharding_key") == [("g", "x")]
+
+
+def test_an_error_gives_a_terminal_no_orders_and_is_cut(
+    run: Callable[..., Ran], text: Run, owner: Owner, queues: Sequence[MessageQueue]
+) -> None:
+    error = "ValueError: \x1b[1m two\nlines " + "long " * 30
+    owner.park(queues[0], Ticket(0, 1, 1, HELD, error))
+    assert run("parked", "list", "g").rows[0]["error"] == error
+    said = text("parked", "list", "g")
+    assert r"\x1b[1m two lines" in said
+    assert "…" in said
+    assert "\nlines" not in said
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)
+
+
+def test_what_the_owner_has_done_meanwhile_is_read_again(
+    broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = queues[0]
+    # Two chunks: whole chunks are deleted.
+    owner.park(first, *(Ticket(offset, 1, 1, HELD) for offset in range(5)))
+    owner.park(first, Ticket(5, 1, 1, HELD))
+    reader = LotReader(broker)
+    read = lots.read
+    seen: list[Any] = []
+
+    def read_late(*given: Any) -> None:
+        # Between the look at the group's offset and the read, the owner has done two batches, and the broker deleted the first.
+        if not seen:
+            owner.done(first, 5)
+            owner.done(first, 6)
+        seen.append(given)
+        read(*given)
+
+    monkeypatch.setattr(lots, "read", read_late)
+    assert reader.look("g") == {}
+    assert len(seen) == 1
+    assert broker.log.bounds([parked_queue("g", first)])[parked_queue("g", first)].min_offset == 5
+
+
+def test_a_message_is_read_once_however_often_somebody_looks(
+    broker: Broker, owner: Owner, queues: Sequence[MessageQueue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = queues[0]
+    pulled: list[tuple[int, tuple[str, ...]]] = []
+    log = broker.log
+    pull = log.pull
+
+    def count(queue: MessageQueue, offset: int, most: int, size: int, columns: tuple[str, ...], *more: Any) -> pa.RecordBatch:
+        found = pull(queue, offset, most, size, columns, *more)
+        pulled.extend((at, columns) for at in range(offset, offset + found.num_rows))
+        return found
+
+    monkeypatch.setattr(log, "pull", count)
+    reader = LotReader(broker)
+    owner.park(first, Ticket(0, 1, 1, HELD), Ticket(3, 0, 0, BEHIND))
+    for _ in range(3):
+        assert reader.look("g")[first].messages == 2
+    owner.park(first, Ticket(1, 1, 1, HELD))
+    assert reader.look("g")[first].messages == 3
+    assert pulled == [(0, LOT_COLUMNS), (1, LOT_COLUMNS), (2, LOT_COLUMNS)]
+    owner.done(first, 3)
+    assert reader.look("g") == {}
+
+
+# Orders.
+
+
+@pytest.mark.parametrize(("action", "due"), [("retry", BEHIND), ("hold", HELD), ("drop", DROPPED)])
+def test_an_order_reaches_the_owner(
+    run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue], action: str, due: int
+) -> None:
+    first, second, _ = queues
+    later = soon(HOUR)
+    owner.park(first, Ticket(0, 3, 1, later), Ticket(3, 0, 0, BEHIND), Ticket(1, 1, 1, later), Ticket(2, 1, 1, later))
+    owner.park(second, Ticket(2, 1, 1, later))
+    yes = ["--yes"] if action == "drop" else []
+    ran = run("parked", action, "g", "--key", "x", "--offset", "2", "--topic", "a/0", *yes)
+    at = {"topic": "a", "broker": "embedded", "queue_id": 0, "owned": True}
+    assert ran.rows == [{"group": "g", "action": action, "keys": 2, "messages": 3, "queues": [at]}]
+    assert ran.error == ""
+    assert owner.sees(first) == {"x": due, "y": later, 2: due}
+    assert owner.sees(second) == {2: later}
+
+
+def test_all_keys_can_be_tried_now(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
+    first, second, other = queues
+    owner.park(first, Ticket(0, 3, 1, HELD), Ticket(1, 1, 1, soon(HOUR)))
+    owner.park(second, Ticket(2, 1, 1, HELD))
+    owner.park(other, Ticket(0, 1, 1, HELD))
+    assert shown(run("parked", "retry", "g", "--all", "--topic", "a").rows, "keys", "messages") == [(3, 3)]
+    assert [owner.sees(queue) for queue in queues] == [{"x": BEHIND, "y": BEHIND}, {2: BEHIND}, {"x": HELD}]
+    assert shown(run("parked", "list", "g", "--topic", "a").rows, "state", "due_in") == [("waiting", 0)] * 3
+
+
+def test_an_order_says_who_carries_it_out(text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
+    owner.park(queues[0], Ticket(0, 3, 1, HELD), Ticket(3, 0, 0, BEHIND))
+    said = text("parked", "retry", "g", "--key", "x")
+    assert said == (
+        "ordered to retry 2 parked messages of key 'x' of group g; the owner of queue a/embedded/0 does so in its next micro-batch\n"
+    )
+
+
+def test_an_order_without_an_owner_waits_for_one(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
+    owner.park(queues[0], Ticket(0, 3, 1, HELD))
+    owner.leave()
+    ran = run("parked", "hold", "g", "--key", "x")
+    assert [queue["owned"] for queue in ran.rows[0]["queues"]] == [False]
+    assert ran.error == "no query owns queue a/embedded/0 in group g now: the next one that does carries the order out\n"
+
+
+def test_a_drop_is_asked_for(run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]) -> None:
+    first, second, _ = queues
+    owner.park(first, Ticket(0, 3, 1, HELD), Ticket(3, 0, 0, BEHIND), Ticket(2, 1, 1, HELD))
+    owner.park(second, Ticket(0, 3, 1, HELD))
+    for arguments, question in (
+        (["--key", "x"], "3 parked messages of 2 keys of group g from queues a/embedded/0, a/embedded/1?"),
+        (["--key", "x", "--topic", "a/0"], "2 parked messages of key 'x' of group g from queue a/embedded/0?"),
+        (["--offset", "2"], "1 parked message without a key of group g from queue a/embedded/0?"),
+    ):
+        said = run("parked", "drop", "g", *arguments, code=2).error
+        assert f"Drop {question} No listener sees them again." in said
+        assert "give --yes" in said
+    assert [owner.sees(queue) for queue in (first, second)] == [{"x": HELD, 2: HELD}, {"x": HELD}]
+    run("parked", "drop", "g", "--key", "x", "--topic", "a/0", "--yes")
+    assert [owner.sees(queue) for queue in (first, second)] == [{"x": DROPPED, 2: HELD}, {"x": HELD}]
+
+
+def test_what_was_dropped_is_seen_as_such_until_the_owner_looks(
+    run: Callable[..., Ran], text: Run, owner: Owner, queues: Sequence[MessageQueue]
+) -> None:
+    first = queues[0]
+    owner.park(first, Ticket(0, 3, 1, HELD), Ticket(1, 1, 1, HELD))
+    run("parked", "drop", "g", "--key", "x", "--yes")
+    assert shown(run("parked", "list", "g").rows, "sharding_key", "messages", "state") == [
+        ("x", 1, "dropped"),
+        ("y", 1, "held"),
+    ]
+    assert "dropped" in text("parked", "list", "g")
+    for action in ("retry", "hold", "drop"):
+        said = run("parked", action, "g", "--key", "x", code=1).error
+        assert "GROUP.NOT_PARKED" in said
+        assert "of key 'x' of group 'g' were dropped before" in said
+    assert shown(run("parked", "retry", "g", "--all").rows, "keys") == [(1,)]
+    # A message that was parked behind the order counts on its own.
+    owner.park(first, Ticket(3, 0, 0, BEHIND))
+    assert shown(run("parked", "list", "g").rows, "sharding_key", "offset", "messages", "state") == [
+        ("x", 3, 1, "waiting"),
+        ("y", 1, 1, "waiting"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--key", "z"], 1, r"GROUP.NOT_PARKED\] group 'g' has no parked messages of key 'z'; orderedmq parked list g shows"),
+        (["--key", "y", "--topic", "b"], 1, "GROUP.NOT_PARKED"),
+        (["--offset", "1"], 1, "no parked message without a key at offset 1"),
+        (["--key", "x"], 2, "TOPIC.AMBIGUOUS.*parked from several topics: give --topic with a or b"),
+        (["--offset", "2"], 2, "TOPIC.AMBIGUOUS.*offset 2 of 2 queues: give --topic with a/embedded/0 or a/embedded/1"),
+        ([], 2, "OPTION.MISSING.*give either --key or --offset, once or several times, or --all"),
+        (["--all", "--key", "x"], 2, "OPTION.CONFLICT"),
+        (["--offset", "-1"], 2, "--offset"),
+        (["--key", "y", "--key", "z"], 1, "key 'z'"),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_not_given(
+    store: Path, owner: Owner, queues: Sequence[MessageQueue], arguments: list[str], code: int, says: str
+) -> None:
+    first, second, other = queues
+    owner.park(first, Ticket(0, 3, 1, HELD), Ticket(2, 1, 1, HELD), Ticket(1, 1, 1, HELD))
+    owner.park(second, Ticket(2, 3, 1, HELD))
+    owner.park(other, Ticket(0, 3, 1, HELD))
+    for action in (["retry"], ["drop", "--yes"], ["hold"]):
+        ran = CliRunner().invoke(app, ["--path", str(store), "parked", *action, "g", *arguments], env={"COLUMNS": "200"})
+        assert ran.exit_code == code
+        assert re.search(says, ran.stderr)
+    assert [owner.sees(queue) for queue in queues] == [{"x": HELD, 2: HELD, "y": HELD}, {2: HELD}, {"x": HELD}]
+
+
+# What other commands show.
+
+
+def test_a_group_shows_what_is_parked_with_its_queue(
+    run: Callable[..., Ran], text: Run, broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
+) -> None:
+    first, second, _ = queues
+    for command in (["group", "describe", "g"], ["top", "g"]):
+        assert "parked" not in text(*command)
+        assert {row["parked"] for row in run(*command).rows} == {0}
+    owner.park(first, Ticket(0, 3, 1, soon(HOUR)), Ticket(3, 0, 0, BEHIND), Ticket(1, 1, 1, HELD))
+    owner.park(second, Ticket(1, 1, 1, HELD))
+    broker.groups.commit({owner.tokens[first]: 6, owner.tokens[second]: 6})
+    # The group has an offset of the lot, too.
+    owner.done(first, 0)
+    for command in (["group", "describe", "g"], ["top", "g"], ["top"]):
+        found = run(*command).rows
+        names = ("topic", "queue_id", "lag", "parked", "parked_keys")
+        assert shown(found, *names) == [("a", 0, 0, 3, 2), ("a", 1, 0, 1, 1), ("b", 0, 1, 0, 0)]
+        assert 3500 < found[0]["parked_due_in"] <= 3600
+        assert shown(found[1:], "parked_due_in") == [(None,), (None,)]
+        assert re.search(r"parked +keys +due in .*\n.*\n.* 3 +2 +60 m .*\n.* 1 +1 +- ", text(*command))
+    assert run("group", "list").rows == [
+        {"group": "g", "topics": ["a", "b"], "queues": 3, "lag": 1, "owned_queues": 3, "alive": True}
+    ]
+
+
+def test_a_queue_with_nothing_but_parked_messages_is_shown(
+    run: Callable[..., Ran], broker: Broker, owner: Owner, queues: Sequence[MessageQueue]
+) -> None:
+    first, second, _ = queues
+    broker.groups.commit({owner.tokens[second]: 1})
+    owner.park(first, Ticket(0, 3, 1, HELD))
+    owner.leave()
+    broker.admin.release("g", list(queues), force=True)
+    found = run("group", "describe", "g").rows
+    assert (0, 1) in shown(found, "queue_id", "parked")
+
+
+def test_the_lots_are_topics_like_those_of_dead_letters(
+    run: Callable[..., Ran], owner: Owner, queues: Sequence[MessageQueue]
+) -> None:
+    owner.park(queues[0], Ticket(0, 3, 1, HELD))
+    assert shown(run("topic", "list").rows, "topic", "messages") == [("%PARKED%g%a", 1), ("a", 12), ("b", 1)]
+
+
+def test_parked_messages_on_a_terminal_of_80_columns(text: Run, owner: Owner, queues: Sequence[MessageQueue]) -> None:
+    first, second, _ = queues
+    owner.park(first, Ticket(0, 12, 9, soon(HOUR), "ConnectionError: payment service is away " * 5), Ticket(3, 0, 0, BEHIND))
+    owner.park(second, Ticket(2, 16, 12, HELD, "ValueError: no"))
+    for command, rows, ends in (
+        (
+            ["parked", "list", "g"],
+            ["a 0 x 2 in 60 m 12 ConnectionError:", "a 1 offset 2 1 held 16 ValueError: no"],
+            "…",
+        ),
+        (["group", "describe", "g"], ["a 0 - 6 2 60 m billing", "a 1 - 6 1 - billing", "b 0 - 1 0 - billing"], "yes"),
+        (["top", "g"], ["g a 0 - 6 2", "g a 1 - 6 1", "g b 0 - 1 0"], "yes"),
+    ):
+        lines = [line for line in text(*command, width=80).splitlines() if line.strip()]
+        assert max(map(len, lines)) <= 80
+        # A head, a rule, and a line for each row: nothing is wrapped.
+        found = [" ".join(line.split()) for line in lines[-len(rows) :]]
+        assert [line[: len(row)] for line, row in zip(found, rows, strict=True)] == rows
+        assert found[0].endswith(ends)
+        assert "parked" in lines[-len(rows) - 2]

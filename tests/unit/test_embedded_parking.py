@@ -1,0 +1,258 @@
+"""What is the embedded broker's own of parking lots: what it deletes and forgets, that a killed process leaves all or nothing."""
+
+from __future__ import annotations
+
+import gzip
+import multiprocessing as mp
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pyarrow as pa
+import pytest
+
+from orderedmq.core.lock import LockToken
+from orderedmq.core.parking import Put, Ticket, companion, parked_queue
+from orderedmq.embedded import index, layout, seal, transaction
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.check import check
+from orderedmq.embedded.store import Store
+from orderedmq.embedded.transaction import WRITTEN, Transaction
+from orderedmq.model import MessageQueue
+from tests.contract.support import BIG, bodies, locked, read, refused, rows
+from tests.raw_text import append_raw, pairs, strings
+
+PROCESSES = mp.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["pandas", "orderedmq.embedded.broker", "tests.unit.test_embedded_parking"])
+
+QUEUE = MessageQueue("orders", "embedded", 0)
+LOT = parked_queue("g", QUEUE)
+#: A store of format 2, made by the former release (tests/spark/former_release/make.py).
+FORMAT_2 = Path(__file__).parents[1] / "spark" / "former_release" / "data.mdb.gz"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def broker(path: Path) -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(path) as broker:
+        broker.admin.create_topic("orders", 2)
+        yield broker
+    assert check(path) == []
+
+
+@pytest.fixture
+def token(broker: EmbeddedBroker) -> LockToken:
+    return locked(broker, "g", broker.groups.join("me"), [QUEUE])[0]
+
+
+def puts(source: MessageQueue, offsets: range) -> list[Put]:
+    return [Put(source, offset, Ticket(offset, 1, 1, 9)) for offset in offsets]
+
+
+def remembered(broker: EmbeddedBroker) -> list[tuple[str, int, int]]:
+    """(topic, offset there, offset in the lot) of each message that is known as parked."""
+    opened = Store.open(broker.path)
+    try:
+        with opened.read() as txn:
+            found = list(txn.scan("parked"))
+    finally:
+        opened.close()
+    return [(layout.group_of(key)[1].topic, layout.index_offset(key), layout.to_number(value)) for key, value in found]
+
+
+# -- what is deleted and forgotten
+
+
+def test_messages_of_a_lot_are_deleted_up_to_where_the_groups_offset_was_before(broker: EmbeddedBroker, token: LockToken):
+    broker.log.append(QUEUE, rows(range(3 * BIG)))
+    for part in range(3):
+        broker.groups.park(token, puts(QUEUE, range(part * BIG, part * BIG + BIG)))
+    begins = []
+    for offset in (BIG, 2 * BIG, 3 * BIG, 3 * BIG):
+        broker.groups.commit({companion(token): offset})
+        begins.append(broker.log.bounds([LOT])[LOT].min_offset)
+    assert begins == [0, BIG, 2 * BIG, 2 * BIG]
+
+
+def test_what_lies_above_the_groups_offset_is_never_deleted_by_it(broker: EmbeddedBroker, token: LockToken):
+    broker.log.append(QUEUE, rows(range(2 * BIG)))
+    for part in range(2):
+        broker.groups.park(token, puts(QUEUE, range(part * BIG, part * BIG + BIG)))
+    for offset in (BIG - 1, BIG, BIG + 1):
+        broker.groups.commit({companion(token): offset})
+    assert broker.log.bounds([LOT])[LOT].min_offset == BIG
+    broker.groups.commit({companion(token): 2 * BIG})
+    broker.groups.reset({companion(token): BIG})
+    assert len(bodies(broker, LOT, BIG)) == BIG
+
+
+def test_a_place_is_forgotten_when_the_groups_offset_passes_it(broker: EmbeddedBroker, token: LockToken):
+    broker.log.append(QUEUE, rows(range(10)))
+    broker.groups.park(token, puts(QUEUE, range(2, 6)))
+    broker.groups.park(token, puts(LOT, range(1, 3)))
+    assert remembered(broker) == [
+        *[(LOT.topic, 1, 4), (LOT.topic, 2, 5)],
+        *[("orders", 2, 0), ("orders", 3, 1), ("orders", 4, 2), ("orders", 5, 3)],
+    ]
+    broker.groups.commit({token: 4})
+    assert remembered(broker) == [(LOT.topic, 1, 4), (LOT.topic, 2, 5), ("orders", 4, 2), ("orders", 5, 3)]
+    broker.groups.commit({token: 8, companion(token): 2})
+    assert remembered(broker) == [(LOT.topic, 2, 5)]
+    broker.groups.commit({companion(token): 6})
+    assert remembered(broker) == []
+
+
+def test_places_of_other_groups_and_queues_are_kept(broker: EmbeddedBroker, token: LockToken):
+    other = MessageQueue("orders", "embedded", 1)
+    me = broker.groups.join("other")
+    tokens = [token, locked(broker, "g", me, [other])[0], locked(broker, "h", me, [QUEUE])[0]]
+    for one in tokens:
+        broker.log.append(one.queue, rows(range(2)))
+        broker.groups.park(one, puts(one.queue, range(2)))
+    broker.groups.commit({token: 2})
+    assert [(topic, offset) for topic, offset, _ in remembered(broker)] == [("orders", 0), ("orders", 1)] * 2
+
+
+def test_a_lot_that_does_not_exist_gets_no_offset(broker: EmbeddedBroker, token: LockToken):
+    """A lot that is made later begins at 0, and an offset of a former lot would settle what is parked in it."""
+    broker.log.append(QUEUE, rows(range(10)))
+    broker.groups.commit({token: 1, companion(token): 5})
+    broker.groups.reset({companion(token): 5})
+    assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 1}
+    assert broker.groups.park(token, puts(QUEUE, range(1, 3))) == [True, True]
+    assert broker.groups.park(token, puts(LOT, range(1))) == [True]
+
+
+def test_parking_what_is_parked_writes_nothing(broker: EmbeddedBroker, token: LockToken):
+    broker.log.append(QUEUE, rows(range(3)))
+    broker.groups.park(token, puts(QUEUE, range(3)))
+    before = broker.log.change()
+    broker.groups.park(token, puts(QUEUE, range(3)))
+    assert broker.log.change() == before
+
+
+def test_each_chunk_is_read_once(broker: EmbeddedBroker, token: LockToken, monkeypatch: pytest.MonkeyPatch):
+    broker.log.append(QUEUE, rows(range(BIG)))
+    broker.log.append(QUEUE, rows(range(BIG)))
+    read: list[int] = []
+    load = index.load
+
+    def counted(txn: Transaction, queue: MessageQueue, first: int, chunk: layout.Chunk) -> bytes:
+        read.append(first)
+        return load(txn, queue, first, chunk)
+
+    monkeypatch.setattr(index, "load", counted)
+    scattered = [BIG + 5, 1, BIG - 1, 7, BIG + 1]
+    broker.groups.park(token, [Put(QUEUE, at, Ticket(at, 1, 1, 9)) for at in scattered])
+    assert read == [0, BIG]
+    assert bodies(broker, LOT) == ["5", "1", str(BIG - 1), "7", "1"]
+
+
+def test_texts_that_are_not_utf_8_are_parked_as_they_are_read(broker: EmbeddedBroker, token: LockToken):
+    append_raw(
+        broker,
+        QUEUE,
+        body=pa.array([b"\xff"], pa.binary()),
+        tags=strings([b"t\xff"]),
+        sharding_key=strings([b"\xffk"]),
+        properties=pairs([[(b"n\xff", b"\xffv")]]),
+    )
+    assert broker.groups.park(token, puts(QUEUE, range(1))) == [True]
+    columns = ("body", "tags", "sharding_key")
+    assert read(broker, LOT, 0, columns) == read(broker, QUEUE, 0, columns)
+    [[(name, value), *_]] = [row["properties"] for row in read(broker, LOT, 0, ("properties",))]
+    assert (name, value) == ("n\ufffd", "\ufffdv")
+
+
+# -- killed processes
+
+
+def park_and_die(path: Path, token: LockToken, database: str) -> None:
+    """Killed at the first write to one of the databases."""
+    put = Transaction.put
+
+    def die(self: Transaction, name: str, *arguments: Any, **named: Any) -> None:
+        put(self, name, *arguments, **named)
+        if name == database:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Transaction.put = die  # type: ignore[assignment,method-assign]
+    with EmbeddedBroker(path) as broker:
+        broker.groups.park(token, puts(QUEUE, range(5)))
+
+
+@pytest.mark.parametrize("database", ["topics", "queues", "payloads", "index", "parked"])
+def test_a_process_that_is_killed_in_the_middle_has_parked_nothing(
+    path: Path, broker: EmbeddedBroker, token: LockToken, database: str
+):
+    broker.log.append(QUEUE, rows(range(10)))
+    child = PROCESSES.Process(target=park_and_die, args=(path, token, database), daemon=True)
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    assert [topic.name for topic in broker.log.topics()] == ["orders"]
+    assert remembered(broker) == []
+    assert check(path) == []
+    assert broker.groups.park(token, puts(QUEUE, range(5))) == [True] * 5
+    assert bodies(broker, LOT) == list("01234")
+
+
+# -- formats
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "old"
+    path.mkdir()
+    (path / "data.mdb").write_bytes(gzip.decompress(FORMAT_2.read_bytes()))
+    return path
+
+
+def test_a_store_of_the_second_format_is_upgraded_and_can_park(old: Path):
+    before = (old / "data.mdb").read_bytes()
+    assert check(old) == []
+    assert (old / "data.mdb").read_bytes() == before, "a check upgrades nothing"
+    for _ in range(2):
+        with EmbeddedBroker(old) as broker:
+            assert "orders" in [topic.name for topic in broker.log.topics()]
+        assert check(old) == []
+    with EmbeddedBroker(old) as broker:
+        [token] = locked(broker, "g", broker.groups.join("me"), [QUEUE])
+        assert broker.groups.park(token, puts(QUEUE, range(2))) == [True, True]
+        assert bodies(broker, LOT) == bodies(broker, QUEUE)[:2]
+    assert check(old) == []
+
+
+def test_a_process_of_the_former_release_goes_on_with_a_store_that_was_upgraded(old: Path, monkeypatch: pytest.MonkeyPatch):
+    """It has the store open, and signs what it writes as of format 2."""
+    with EmbeddedBroker(old) as broker:
+        broker.log.append(QUEUE, rows("a"))
+        former = transaction.written
+        with monkeypatch.context() as patch:
+            patch.setattr(transaction, "written", lambda number: former(number, 2))
+            for _ in range(2):
+                broker.log.append(QUEUE, rows("b"))
+    for _ in range(2):
+        assert check(old) == []
+        with EmbeddedBroker(old) as broker:
+            broker.log.append(QUEUE, rows("c"))
+
+
+def test_a_store_of_the_third_format_that_lacks_the_database_is_damaged(path: Path):
+    with EmbeddedBroker(path) as broker:
+        broker.admin.create_topic("orders", 1)
+    with lmdb.open(str(path), max_dbs=20) as env:
+        database, meta = (env.open_db(name, create=False) for name in (b"parked", b"meta"))
+        with env.begin(write=True) as txn:
+            txn.drop(database, delete=True)
+            txn.put(WRITTEN, seal.sealed("meta", WRITTEN, transaction.written(txn.id())), db=meta)
+    with EmbeddedBroker(path) as broker, refused("STORE.CORRUPT", "it has databases"):
+        broker.log.topics()
+    assert "its database parked is missing" in check(path)

@@ -1,0 +1,452 @@
+"""Order per key: the engine against a plain model of a queue, its parking lot, and micro-batches that crash and repeat."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orderedmq.core.key_lanes import KeyLanes
+from orderedmq.core.key_order import (
+    Batch,
+    CheckLock,
+    Consume,
+    DeadLetter,
+    Done,
+    KeySettings,
+    Message,
+    Outcome,
+    Park,
+    Pull,
+    Suspend,
+    Wait,
+)
+from orderedmq.core.listener import ConsumeOrderlyStatus
+from orderedmq.core.parked_rows import lane_key
+from orderedmq.errors import LockError, OptionError
+from orderedmq.model import MessageQueue
+
+QUEUE = MessageQueue("orders", "embedded", 0)
+SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+
+def lanes(messages: list[Message]) -> dict[object, list[int]]:
+    out: dict[object, list[int]] = {}
+    for one in messages:
+        out.setdefault(lane_key(one.key, one.offset), []).append(one.offset)
+    return out
+
+
+@dataclass
+class World:
+    """A queue, its parking lot, and what the listener saw. ``plan`` and ``run`` are one micro-batch."""
+
+    random: Random
+    settings: KeySettings
+    keys: list[str | None]
+    #: How often the listener fails at an offset before it accepts it; -1: always.
+    failures: dict[int, int]
+    now: float = 0.0
+    committed: int = 0
+    lot: list[Message] = field(default_factory=list)
+    lot_begin: int = 0
+    calls: Counter[int] = field(default_factory=Counter)
+    #: Decided offsets of each key in order of their first decision, and the greatest success with its micro-batch.
+    decided: dict[object, list[int]] = field(default_factory=dict)
+    ended: dict[int, str] = field(default_factory=dict)
+    succeeded: dict[object, tuple[int, int]] = field(default_factory=dict)
+    batch: int = 0
+    reached: Counter[str] = field(default_factory=Counter)
+
+    def live(self) -> list[Message]:
+        return self.lot[self.lot_begin :]
+
+    def lane(self, message: Message) -> object:
+        return message.offset if message.key is None else message.key
+
+    def heads(self) -> dict[object, Message]:
+        heads: dict[object, Message] = {}
+        for message in self.live():
+            heads.setdefault(self.lane(message), message)
+        return heads
+
+    def micro_batch(self, size: int, ripe: Callable[[Message], bool], crashes: int) -> None:
+        """Plan a range and run it, ``crashes`` times only a part of it first; then commit it."""
+        self.batch += 1
+        end = min(len(self.keys), self.committed + size)
+        due = {key for key, head in self.heads().items() if not head.held and ripe(head)}
+        planned = (self.lot_begin, len(self.lot)) if due else (self.lot_begin, self.lot_begin)
+        known = len(self.lot)
+        for attempt in range(crashes + 1):
+            steps = self.random.randrange(1, 40) if attempt < crashes else None
+            self.run(end, due, planned, known, steps, repeated=attempt > 0)
+        self.lot_begin, self.committed = planned[1], end
+        self.check()
+
+    def run(self, end: int, due: set[object], planned: tuple[int, int], known: int, steps: int | None, repeated: bool) -> None:
+        lot = [
+            replace(one, due=one.key in due if one.key is not None else one.offset in due)
+            for one in self.lot[planned[0] : planned[1]]
+        ]
+        waiting = lanes(self.lot[planned[1] : known])
+        attempted = lanes(self.lot[known:])
+        self.reached["repeated after parking"] += bool(attempted)
+        engine = KeyLanes(QUEUE, self.settings, self.now, lot, waiting, attempted)
+        at, in_flight = self.committed, list[Batch]()
+        refused: set[object] = {self.lane(one) for one in self.live() if self.lane(one) not in due}
+        while steps is None or steps > 0:
+            if steps is not None:
+                steps -= 1
+            self.now += self.random.choice((0.0, 0.001, 0.4, 2.0))
+            if in_flight and self.random.random() < 0.5:
+                self.finish(engine, in_flight.pop(self.random.randrange(len(in_flight))), repeated)
+                continue
+            action = engine.next(self.now)
+            match action:
+                case Consume(batch):
+                    assert len(in_flight) < self.settings.concurrency
+                    assert self.lane(batch.messages[0]) not in {self.lane(one.messages[0]) for one in in_flight}
+                    assert len({(one.key, one.attempts) for one in batch.messages}) == 1
+                    for one in batch.messages:
+                        # K4, also for keys that an earlier attempt parked in this batch.
+                        key = self.lane(one)
+                        older = [o.offset for o in self.live() if self.lane(o) == key and o.offset < one.offset]
+                        assert key not in refused or not older, f"{one.offset} was not diverted"
+                        # K2
+                        best, of_batch = self.succeeded.get(key, (-1, -1))
+                        assert one.offset > best or (repeated and of_batch == self.batch), f"{one.offset} after {best}"
+                    in_flight.append(batch)
+                case DeadLetter():
+                    ok = self.random.random() < 0.9
+                    if ok:
+                        self.reached["dead letter"] += 1
+                    self.note(engine.dead_lettered(ok, None if ok else "no room", self.now))
+                case Park(messages):
+                    if self.random.random() < 0.1:
+                        engine.was_parked(None, "no room", self.now)
+                        continue
+                    # A crash in the middle of the write leaves its beginning.
+                    some = len(messages) if steps is None or steps else self.random.randrange(len(messages) + 1)
+                    for one in messages[:some]:
+                        self.lot.append(replace(one, parked=one.parked + 1, row=None))
+                        self.reached["parked"] += 1
+                        self.reached["diverted"] += not one.attempts
+                    if some == len(messages):
+                        self.note(engine.was_parked([True] * len(messages), None, self.now))
+                case CheckLock():
+                    engine.lock(True, self.now)
+                case Pull():
+                    more = [Message(offset, self.keys[offset]) for offset in range(at, min(at + 7, end))]
+                    at += len(more)
+                    if more:
+                        engine.put(more)
+                    else:
+                        engine.close()
+                case Wait():
+                    assert in_flight
+                    self.finish(engine, in_flight.pop(self.random.randrange(len(in_flight))), repeated)
+                case Suspend(seconds):
+                    assert not in_flight
+                    self.now += seconds
+                case Done():
+                    assert not in_flight
+                    return
+
+    def finish(self, engine: KeyLanes, batch: Batch, repeated: bool) -> None:
+        for one in batch.messages:
+            self.calls[one.offset] += 1
+        bad = [one for one in batch.messages if not 0 <= self.failures[one.offset] < self.calls[one.offset]]
+        status = SUSPEND if bad else SUCCESS
+        self.note(engine.consumed(batch, status, None, self.now))
+
+    def note(self, outcomes: list[Outcome]) -> None:
+        for one in outcomes:
+            key: object = one.offset if one.key is None else one.key
+            if one.status == "REPEATED":
+                self.reached["passed over"] += 1
+                assert one.offset in self.ended
+            elif one.status != "PARKED":
+                if one.offset not in self.ended:
+                    # K1: first decisions are in offset order.
+                    before = self.decided.setdefault(key, [])
+                    assert not before or before[-1] < one.offset, f"{one.offset} after {before[-1]}"
+                    before.append(one.offset)
+                self.ended.setdefault(one.offset, one.status)
+                if one.status == "SUCCESS":
+                    best, _ = self.succeeded.get(key, (-1, -1))
+                    self.succeeded[key] = (max(best, one.offset), self.batch)
+
+    def check(self) -> None:
+        """K3: what is committed is decided, or lies in the lot once."""
+        parked = Counter(one.offset for one in self.live())
+        assert all(count == 1 for count in parked.values()), parked
+        for offset in range(self.committed):
+            assert (offset in self.ended) != (offset in parked), offset
+        orders: dict[object, list[int]] = {}
+        for one in self.live():
+            orders.setdefault(self.lane(one), []).append(one.offset)
+        assert all(order == sorted(order) for order in orders.values()), orders
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    keys=st.lists(st.sampled_from(["a", "b", "c", "d", None]), min_size=1, max_size=60),
+    poison=st.floats(0, 0.5),
+    size=st.integers(1, 4),
+    concurrency=st.integers(1, 4),
+    attempts=st.integers(1, 3),
+    most=st.sampled_from([0, 2, 5, 16]),
+    room=st.sampled_from([0, 3, 1000]),
+    crashes=st.floats(0, 0.7),
+)
+def test_every_key_is_processed_in_order_and_every_message_decided(
+    seed: int,
+    keys: list[str | None],
+    poison: float,
+    size: int,
+    concurrency: int,
+    attempts: int,
+    most: int,
+    room: int,
+    crashes: float,
+) -> None:
+    walk(seed, keys, poison, size, concurrency, attempts, most, room, crashes)
+
+
+def walk(
+    seed: int,
+    keys: list[str | None],
+    poison: float,
+    size: int,
+    concurrency: int,
+    attempts: int,
+    most: int,
+    room: int,
+    crashes: float,
+) -> World:
+    random = Random(seed)
+    failures = {at: random.choice((1, 2, 4, 9, -1)) if random.random() < poison else 0 for at in range(len(keys))}
+    world = World(
+        random,
+        KeySettings(
+            consume_message_batch_max_size=size,
+            concurrency=concurrency,
+            in_batch_attempts=attempts,
+            max_reconsume_times=most,
+            parking_lot_max_messages=room,
+            max_batch_seconds=random.choice((1.0, 30.0)),
+        ),
+        keys,
+        failures,
+    )
+    for _ in range(200):
+        if world.committed == len(keys) and not world.live():
+            break
+        world.micro_batch(
+            random.randrange(1, 20), lambda _: random.random() < 0.7, random.randrange(1, 3) if random.random() < crashes else 0
+        )
+    assert set(world.ended) == set(range(len(keys)))
+    return world
+
+
+def test_each_branch_is_reached() -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(60):
+        random = Random(seed)
+        keys: list[str | None] = [random.choice(["a", "b", "c", None]) for _ in range(50)]
+        reached += walk(seed, keys, 0.3, 2, 3, 2, 5, 1000, 0.5).reached
+    assert all(reached[name] for name in ("parked", "diverted", "dead letter", "repeated after parking", "passed over")), (
+        reached
+    )
+
+
+def drained(engine: KeyLanes, listener: Callable[[Batch], ConsumeOrderlyStatus | None], now: float = 0.0) -> list[Outcome]:
+    """Run an engine alone, one call at a time."""
+    out: list[Outcome] = []
+    while True:
+        match engine.next(now):
+            case Consume(batch):
+                out += engine.consumed(batch, listener(batch), None, now)
+            case DeadLetter():
+                out += engine.dead_lettered(True, None, now)
+            case Park(messages):
+                out += engine.was_parked([True] * len(messages), None, now)
+            case CheckLock():
+                engine.lock(True, now)
+            case Suspend(seconds):
+                now += seconds
+            case Pull():
+                engine.close()
+            case Done():
+                return out
+
+
+def engine(*keys: str | None, lot: list[Message] | None = None, **given: object) -> KeyLanes:
+    made = KeyLanes(QUEUE, KeySettings(**given), 0.0, lot or ())  # type: ignore[arg-type]
+    made.put(Message(offset, key) for offset, key in enumerate(keys))
+    return made
+
+
+def told(outcomes: list[Outcome]) -> list[tuple[int, str]]:
+    return [(one.offset, one.status) for one in outcomes]
+
+
+def test_a_key_that_fails_is_parked_with_what_follows_it_and_others_go_on() -> None:
+    made = engine("bad", "good", "bad", "good", in_batch_attempts=2)
+    calls: list[int] = []
+
+    def listener(batch: Batch) -> ConsumeOrderlyStatus:
+        calls.append(batch.messages[0].offset)
+        return SUSPEND if batch.messages[0].key == "bad" else SUCCESS
+
+    assert told(drained(made, listener)) == [(1, "SUCCESS"), (3, "SUCCESS"), (0, "PARKED"), (2, "PARKED")]
+    assert calls == [0, 1, 3, 0]
+
+
+def test_a_head_whose_attempts_are_used_up_is_a_dead_letter_and_its_key_goes_on() -> None:
+    lot = [Message(7, "a", attempts=2, parked=1), Message(8, "a", parked=1)]
+    made = KeyLanes(QUEUE, KeySettings(max_reconsume_times=2), 0.0, lot)
+    assert told(drained(made, lambda batch: SUSPEND if batch.messages[0].offset == 7 else SUCCESS)) == [
+        (7, "DEAD_LETTER"),
+        (8, "SUCCESS"),
+    ]
+
+
+def test_with_hold_the_key_stays_parked() -> None:
+    lot = [Message(7, "a", attempts=2, parked=1), Message(8, "a", parked=1)]
+    made = KeyLanes(QUEUE, KeySettings(max_reconsume_times=2, on_exhausted="hold"), 0.0, lot)
+    held: list[Message] = []
+    while not isinstance(action := made.next(0.0), Done):
+        match action:
+            case CheckLock():
+                made.lock(True, 0.0)
+            case Consume(batch):
+                made.consumed(batch, SUSPEND, None, 0.0)
+            case Park(messages):
+                held += messages
+                made.was_parked([True] * len(messages), None, 0.0)
+            case Pull():
+                made.close()
+            case _:
+                raise AssertionError(action)
+    assert [(one.offset, one.held) for one in held] == [(7, True), (8, False)]
+
+
+def test_a_full_lot_is_a_warning_and_the_key_is_tried_again() -> None:
+    tries = Counter[int]()
+
+    def listener(batch: Batch) -> ConsumeOrderlyStatus:
+        tries[batch.messages[0].offset] += 1
+        return SUSPEND if tries[0] < 6 else SUCCESS
+
+    made = engine("a", "a", in_batch_attempts=2, parking_lot_max_messages=1)
+    assert told(drained(made, listener)) == [(0, "SUCCESS"), (1, "SUCCESS")]
+    [warning] = made.warnings
+    assert "full" in warning
+
+
+def test_after_its_time_a_range_parks_the_first_failure() -> None:
+    made = engine("a", in_batch_attempts=99, max_batch_seconds=5.0)
+    calls: list[int] = []
+
+    def listener(batch: Batch) -> ConsumeOrderlyStatus:
+        calls.append(batch.messages[0].offset)
+        return SUSPEND
+
+    assert told(drained(made, listener)) == [(0, "PARKED")]
+    assert len(calls) == 5
+
+
+def test_a_batch_has_one_key_and_messages_without_a_key_go_alone() -> None:
+    made = engine("a", None, "a", None, "b", consume_message_batch_max_size=8)
+    batches: list[list[int]] = []
+
+    def listener(batch: Batch) -> ConsumeOrderlyStatus:
+        batches.append([one.offset for one in batch.messages])
+        return SUCCESS
+
+    drained(made, listener)
+    assert sorted(batches) == [[0, 2], [1], [3], [4]]
+
+
+@pytest.mark.parametrize("answer", [ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK])
+def test_commit_and_rollback_are_refused_by_name(answer: ConsumeOrderlyStatus) -> None:
+    made = engine("a", in_batch_attempts=1)
+    [outcome] = drained(made, lambda _: answer)
+    assert outcome.status == "PARKED"
+    assert answer.name in (outcome.error or "")
+
+
+def test_a_lost_lock_starts_no_call_and_waits_for_those_under_way() -> None:
+    made = engine("a", "b", "c", concurrency=2)
+    made.next(0.0)
+    made.lock(True, 0.0)
+    first = made.next(0.0)
+    assert isinstance(first, Consume)
+    made.lock(False, 0.0)
+    assert made.next(0.0) == Wait(None)
+    made.consumed(first.batch, SUCCESS, None, 0.0)
+    with pytest.raises(LockError, match="LOST"):
+        made.next(0.0)
+
+
+def test_a_message_that_was_settled_before_is_not_parked_and_only_what_failed_gets_a_new_time() -> None:
+    made = engine("a", "a", "b", in_batch_attempts=1)
+    parked: list[Message] = []
+    out: list[Outcome] = []
+    while not isinstance(action := made.next(0.0), Done):
+        match action:
+            case CheckLock():
+                made.lock(True, 0.0)
+            case Consume(batch):
+                out += made.consumed(batch, SUSPEND, None, 0.0)
+            case Park(messages):
+                parked += messages
+                out += made.was_parked([one.key == "a" for one in messages], None, 0.0)
+            case Pull():
+                made.close()
+            case _:
+                raise AssertionError(action)
+    assert told(out) == [(0, "PARKED"), (1, "PARKED"), (2, "REPEATED")]
+    assert [(one.offset, one.again) for one in parked] == [(0, True), (1, False), (2, True)]
+
+
+def test_calls_out_of_turn_are_refused() -> None:
+    made = engine("a")
+    with pytest.raises(RuntimeError):
+        made.dead_lettered(True, None, 0.0)
+    with pytest.raises(RuntimeError):
+        made.was_parked([True], None, 0.0)
+    with pytest.raises(ValueError, match="came after"):
+        made.put([Message(0, "a")])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("concurrency", 0), ("concurrency", True), ("in_batch_attempts", 0), ("max_batch_seconds", 0), ("on_exhausted", "drop")],
+)
+def test_settings_are_checked(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=name):
+        KeySettings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_what_comes_from_the_lot_in_another_order_is_consumed_in_the_queues() -> None:
+    # A successor has parked 7 behind 13, which the dead owner had parked from the same range.
+    engine = KeyLanes(QUEUE, KeySettings(), 0.0, [Message(1, "a"), Message(13, "a"), Message(7, "a", due=False)])
+    engine.lock(True, 0.0)
+    engine.close()
+    seen = []
+    while not isinstance(action := engine.next(0.0), Done):
+        if isinstance(action, Consume):
+            seen += [one.offset for one in action.batch.messages]
+            engine.consumed(action.batch, SUCCESS, None, 0.0)
+        else:
+            assert isinstance(action, CheckLock)
+            engine.lock(True, 0.0)
+    assert seen == [1, 7, 13]

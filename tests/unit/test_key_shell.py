@@ -1,0 +1,764 @@
+"""Tasks of listeners that park what fails, on a real store: order="key", and no order. A micro-batch is one task here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from ordered_source import (
+    ConsumeConcurrentlyContext,
+    ConsumeConcurrentlyStatus,
+    ConsumeOrderlyStatus,
+    lock_token,
+    partition_reader,
+)
+from ordered_source.columns import full_schema
+from ordered_source.listener import calls, key_shell, shell
+from ordered_source.listener.by_key import ByKey
+from ordered_source.listener.concurrently import Concurrently
+from ordered_source.listener.key_shell import Kind
+from ordered_source.listener.lying import Lying
+from ordered_source.parked_reader import LotSpan
+from ordered_source.partition_reader import QueuePartition
+from orderedmq import lots
+from orderedmq.conditions import DataLossCondition, StoreCondition
+from orderedmq.core.concurrently import ConcurrentSettings
+from orderedmq.core.key_order import KeySettings
+from orderedmq.core.listener import OrderlySettings
+from orderedmq.core.parked_rows import Lot
+from orderedmq.core.parking import Order, companion, parked_queue
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.groups import EmbeddedGroups
+from orderedmq.endpoint import Endpoint
+from orderedmq.errors import DataLossError, LockError, OptionError, StoreError
+from orderedmq.model import MessageQueue
+from orderedmq.schema import MESSAGE_SCHEMA
+from orderedmq.tools import parked
+from tests.contract.support import locked, rows
+from tests.waits import until
+
+QUEUE = MessageQueue("orders", "embedded", 0)
+LOT = parked_queue("g", QUEUE)
+SUCCESS, SUSPEND = ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+DONE, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
+COLUMNS = tuple(full_schema(include_properties=False, include_lock_token=True).names)
+
+
+class Rig:
+    """A queue, its lot, and a clock for due times. ``heard``: the offsets of each call, in the order of their beginnings."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path / "store")
+        self.broker = EmbeddedBroker(path / "store")
+        self.broker.admin.create_topic("orders", 1)
+        (self.token,) = locked(self.broker, "g", self.broker.groups.join("me"), [QUEUE])
+        self.now = 1_700_000_000.0
+        self.position = self.lot_position = 0
+        self.heard: list[list[int]] = []
+        self.room = 100
+
+    def send(self, *keys: str | None) -> None:
+        self.broker.log.append(QUEUE, rows([f"body {key}" for key in keys], sharding_key=list(keys)))
+
+    def ends(self) -> tuple[int, int]:
+        return self.broker.log.bounds([QUEUE])[QUEUE].max_offset, lots.end_of(self.broker.log, LOT)
+
+    def read(
+        self, planned: bool, *, columns: tuple[str, ...] = COLUMNS, lot: bool = True, size: int = 1000
+    ) -> Iterator[pa.RecordBatch]:
+        """A task's rows: the queue from where it was committed, and the lot if it is planned."""
+        end, lot_end = self.ends()
+        span = LotSpan(LOT, self.lot_position, lot_end if planned else self.lot_position, companion(self.token), self.room)
+        where = (Endpoint(self.path), self.broker.identity, QUEUE, self.position, end, self.token)
+        anchor = self.broker.log.topic("orders").incarnation
+        part = QueuePartition(*where, anchor, True, size, streaming=True, lot=span if lot else None)
+        schema = pa.schema(
+            [MESSAGE_SCHEMA.field(name) if name != "lock_token" else pa.field(name, pa.string()) for name in columns]
+        )
+        yield from partition_reader.read(part, columns, schema)
+
+    def task(self, kind: Kind[Any], planned: bool = False, **reading: Any) -> Iterator[pa.RecordBatch]:
+        return key_shell.consume(self.read(planned, **reading), kind, lambda: self.now)
+
+    def run(self, kind: Kind[Any], planned: bool = False, *, commit: bool = True, **reading: Any) -> list[tuple[Any, ...]]:
+        """Run a micro-batch and commit it. Return its outcomes: offset, status, attempts, seconds until due."""
+        end, lot_end = self.ends()
+        told = [row for batch in self.task(kind, planned, **reading) for row in batch.to_pylist()]
+        if commit:
+            self.position = end
+            offsets = {self.token: end}
+            if planned:
+                self.lot_position = lot_end
+                offsets[companion(self.token)] = lot_end
+            self.broker.groups.commit(offsets)
+        return [
+            (
+                row["begin_offset"],
+                row["status"],
+                row["attempts"],
+                None if row["due_timestamp"] is None else round(row["due_timestamp"].timestamp() - self.now),
+            )
+            for row in told
+        ]
+
+    def listener(self, answer: Callable[[Any], Any]) -> Any:
+        """A listener that asks ``answer`` about the first message of its batch."""
+
+        def listen(messages: Sequence[Any], context: Any) -> Any:
+            self.heard.append([one.queue_offset for one in messages])
+            return answer(messages[0])
+
+        return listen
+
+    def by_key(self, answer: Callable[[Any], Any], **settings: Any) -> ByKey:
+        settings = {"in_batch_attempts": 1, "suspend_current_queue_time_millis": 10, **settings}
+        return ByKey(self.listener(answer), KeySettings(**settings))
+
+    def concurrently(self, listener: Any, **settings: Any) -> Concurrently:
+        return Concurrently(listener, ConcurrentSettings(**settings))
+
+    def lying(self) -> dict[object, list[int]]:
+        """What lies in the lot from the group's offset on."""
+        lot = Lot(self.lot_position)
+        lots.read(self.broker.log, lot, LOT, lots.end_of(self.broker.log, LOT))
+        return {key: one.offsets for key, one in lot.keys.items()}
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.broker.close()
+
+
+def bad(*keys: str) -> Callable[[Any], Any]:
+    return lambda message: SUSPEND if message.sharding_key in keys else SUCCESS
+
+
+def never(message: Any) -> Any:
+    raise AssertionError(f"message {message.queue_offset} came to the listener")
+
+
+# -- order per key ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_poisoned_key_is_parked_with_what_follows_it_and_comes_back_in_order_when_it_is_due(rig: Rig) -> None:
+    rig.send("bad", "good", "bad", "good")
+    assert rig.run(rig.by_key(bad("bad"))) == [
+        (1, "SUCCESS", 1, None), (3, "SUCCESS", 1, None), (0, "PARKED", 1, 10), (2, "PARKED", 0, None),
+    ]  # fmt: skip
+    rig.send("bad", "good")
+    rig.heard.clear()
+    assert rig.run(rig.by_key(bad("bad"))) == [(5, "SUCCESS", 1, None), (4, "PARKED", 0, None)]
+    assert rig.heard == [[5]]
+    rig.now += 10
+    rig.heard.clear()
+    assert rig.run(rig.by_key(lambda message: SUCCESS), planned=True) == [
+        (0, "SUCCESS", 2, None), (2, "SUCCESS", 1, None), (4, "SUCCESS", 1, None),
+    ]  # fmt: skip
+    assert rig.heard == [[0], [2], [4]]
+    assert rig.lying() == {}
+
+
+def test_each_time_a_key_fails_it_waits_longer_until_its_head_is_a_dead_letter_and_it_goes_on(rig: Rig) -> None:
+    rig.send("bad", "bad")
+    waits: list[list[tuple[Any, ...]]] = []
+    for _ in range(4):
+        outcomes = rig.run(
+            rig.by_key(lambda message: SUSPEND if message.queue_offset == 0 else SUCCESS, max_reconsume_times=3),
+            planned=bool(waits),
+        )
+        waits.append(outcomes)
+        rig.now += outcomes[0][3] or 0
+    assert waits == [
+        [(0, "PARKED", 1, 10), (1, "PARKED", 0, None)],
+        [(0, "PARKED", 2, 30), (1, "PARKED", 0, None)],
+        [(0, "PARKED", 3, 60), (1, "PARKED", 0, None)],
+        [(0, "DEAD_LETTER", 4, None), (1, "SUCCESS", 1, None)],
+    ]
+    (letter,) = rig.broker.log.pull(MessageQueue("%DLQ%g", "embedded", 0), 0, 9, 1 << 20, ("body", "properties")).to_pylist()
+    origin = dict(letter["properties"])
+    assert (letter["body"], origin["REAL_TOPIC"], origin["ORDEREDMQ_OFFSET"], origin["RECONSUME_TIME"]) == (
+        b"body bad",
+        "orders",
+        "0",
+        "4",
+    )
+
+
+def test_a_dead_letter_says_how_often_it_was_tried_whatever_columns_there_are(rig: Rig) -> None:
+    names = tuple(name for name in COLUMNS if name != "reconsume_times")
+    kind = rig.by_key(bad("a"), max_reconsume_times=1)
+    rig.send("a")
+    assert rig.run(kind, columns=names) == [(0, "PARKED", 1, 10)]
+    rig.now += 10
+    assert rig.run(kind, planned=True, columns=names) == [(0, "DEAD_LETTER", 2, None)]
+    (letter,) = rig.broker.log.pull(MessageQueue("%DLQ%g", "embedded", 0), 0, 9, 1 << 20, ("properties",)).to_pylist()
+    assert dict(letter["properties"])["RECONSUME_TIME"] == "2"
+
+
+def test_a_message_that_comes_back_is_as_it_was_sent_and_says_how_often_it_was_tried(rig: Rig) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def answer(message: Any) -> Any:
+        seen.append((message.body, message.topic, message.queue_id, message.message_id, message.reconsume_times))
+        return SUCCESS if len(seen) > 3 else SUSPEND
+
+    rig.send("a")
+    rig.run(rig.by_key(answer, in_batch_attempts=2))
+    rig.now += 10
+    rig.run(rig.by_key(answer, in_batch_attempts=2), planned=True)
+    assert [one[:4] for one in seen] == [seen[0][:4]] * 4
+    assert [one[4] for one in seen] == [0, 1, 2, 3]
+
+
+def test_a_key_that_is_not_due_is_moved_behind_as_it_is_when_its_lot_is_planned(rig: Rig) -> None:
+    rig.send("a", "b")
+    rig.run(rig.by_key(bad("a")))
+    rig.now += 5
+    rig.send("b", "a")
+    assert rig.run(rig.by_key(bad("b"))) == [(3, "PARKED", 0, None), (2, "PARKED", 1, 10)]
+    rig.now += 5
+    rig.heard.clear()
+    outcomes = rig.run(rig.by_key(bad()), planned=True)
+    assert outcomes == [(0, "SUCCESS", 2, None), (3, "SUCCESS", 1, None), (2, "PARKED", 1, 5)]
+    assert rig.heard == [[0], [3]]
+    assert rig.lying() == {"b": [2]}
+
+
+def test_with_hold_a_key_stays_parked_until_somebody_releases_it_and_drop_drops_it(rig: Rig) -> None:
+    rig.send("a", "a", "b")
+    rig.run(rig.by_key(bad("a", "b"), max_reconsume_times=0, on_exhausted="hold"))
+    rig.now += 1e6
+    assert rig.run(rig.by_key(never), planned=True) == [(0, "PARKED", 1, None), (1, "PARKED", 0, None), (2, "PARKED", 1, None)]
+    rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "b"), Order("drop", "a")])
+    rig.send("a")
+    assert rig.run(rig.by_key(bad()), planned=True) == [
+        (0, "DROPPED", 1, None), (1, "DROPPED", 0, None), (2, "SUCCESS", 2, None), (3, "SUCCESS", 1, None),
+    ]  # fmt: skip
+
+
+def test_a_repeat_honours_what_its_first_attempt_parked_and_parks_nothing_twice(rig: Rig) -> None:
+    rig.send("a", "b", "a", "c")
+    first = rig.run(rig.by_key(bad("a", "b")), commit=False)
+    assert first == [(3, "SUCCESS", 1, None), (0, "PARKED", 1, 10), (2, "PARKED", 0, None), (1, "PARKED", 1, 10)]
+    rig.heard.clear()
+    rig.send("a")
+    assert sorted(rig.run(rig.by_key(bad()))) == [
+        (0, "PARKED", 0, None), (1, "PARKED", 0, None), (2, "PARKED", 0, None), (3, "SUCCESS", 1, None), (4, "PARKED", 0, None),
+    ]  # fmt: skip
+    assert rig.heard == [[3]]
+    assert rig.lying() == {"a": [0, 2, 4], "b": [1]}
+
+
+def test_a_repeat_of_a_planned_lot_honours_what_was_parked_again(rig: Rig) -> None:
+    rig.send("a", "b")
+    rig.run(rig.by_key(bad("a", "b")))
+    rig.now += 10
+    assert rig.run(rig.by_key(bad("a")), planned=True, commit=False) == [(1, "SUCCESS", 2, None), (0, "PARKED", 2, 30)]
+    rig.heard.clear()
+    # The repeat's plan is the logged one.
+    end = lots.end_of(rig.broker.log, LOT)
+    part = rig.read(planned=True)
+    rig_end, LotEnd = rig.ends, 2
+    rig.ends = lambda: (rig_end()[0], LotEnd)  # type: ignore[method-assign]
+    outcomes = rig.run(rig.by_key(bad()), planned=True)
+    assert (outcomes, rig.heard) == ([(0, "PARKED", 0, None), (1, "SUCCESS", 2, None)], [[1]])
+    part.close()  # type: ignore[attr-defined]
+    assert end == 3
+
+
+def test_a_full_lot_is_a_warning_and_the_key_is_tried_again(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    rig.send("a", "a")
+    rig.room = 1
+    tries: list[int] = []
+
+    def answer(message: Any) -> Any:
+        tries.append(message.queue_offset)
+        return SUSPEND if len(tries) < 4 else SUCCESS
+
+    assert rig.run(rig.by_key(answer)) == [(0, "SUCCESS", 4, None), (1, "SUCCESS", 1, None)]
+    assert "parkingLotMaxMessages" in caplog.text
+
+
+def test_while_the_broker_cannot_park_the_task_waits_and_tries_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    park, refusals = EmbeddedGroups.park, [1, 1]
+
+    def refusing(self: EmbeddedGroups, *what: Any) -> list[bool]:
+        if refusals:
+            refusals.pop()
+            raise StoreError(StoreCondition.MISSING, "the store is away")
+        return park(self, *what)
+
+    monkeypatch.setattr(EmbeddedGroups, "park", refusing)
+    rig.send("a")
+    assert rig.run(rig.by_key(bad("a"))) == [(0, "PARKED", 1, 10)]
+    assert "cannot be parked for now" in caplog.text
+
+
+@pytest.mark.parametrize("answer", [ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK, None])
+def test_commit_by_hand_belongs_to_order_per_queue(rig: Rig, answer: Any) -> None:
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        context.auto_commit = answer is not None
+        return answer or SUCCESS
+
+    rig.send("a")
+    ((row,),) = [batch.to_pylist() for batch in rig.task(ByKey(listen, KeySettings(in_batch_attempts=1)))]
+    assert row["status"] == "PARKED"
+    assert 'belongs to order="queue"' in row["error"]
+
+
+def test_more_rows_are_asked_for_only_when_the_engine_wants_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orderedmq.core.parking_engine.PULL_THRESHOLD", 4)
+    rig.send(*["a"] * 12)
+    taken: list[int] = []
+
+    def told(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            taken.append(len(rig.heard))
+            yield batch
+
+    kind = rig.by_key(bad())
+    for _ in key_shell.consume(told(rig.read(planned=False, size=2)), kind, lambda: rig.now):
+        pass
+    # A batch is two messages: two batches fill the engine, which has decided one before the next is asked for.
+    assert taken[0] == 0
+    assert len(rig.heard) == 12
+    assert max(2 * (number + 1) - calls for number, calls in enumerate(taken)) <= 4 + 2
+
+
+def test_the_outcomes_of_a_large_range_are_given_to_spark_in_parts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_shell, "GIVE_TOGETHER", 5)
+    rig.send(*"abcdefghijkl")
+    sizes = [batch.num_rows for batch in rig.task(rig.by_key(bad()))]
+    assert sum(sizes) == 12
+    assert len(sizes) == 3
+
+
+# -- threads ------------------------------------------------------------------------------------------------------------------
+
+
+class Gate:
+    """Lets a test see which calls are under way, and end them."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+        self.go = threading.Event()
+
+    def __call__(self, messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus:
+        self.begun.append(messages[0].sharding_key)
+        assert self.go.wait(60)
+        self.ended.append(messages[0].sharding_key)
+        return SUCCESS
+
+
+class Running(threading.Thread):
+    """A task in a thread of its own, so that a test can act while it waits for its listener."""
+
+    def __init__(self, task: Iterator[pa.RecordBatch]) -> None:
+        super().__init__(daemon=True)
+        self.task, self.error, self.rows = task, None, 0
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for batch in self.task:
+                self.rows += batch.num_rows
+        except BaseException as error:
+            self.error = error  # type: ignore[assignment]
+
+
+def test_keys_are_at_the_listener_at_once_each_with_one_call(rig: Rig) -> None:
+    gate = Gate()
+    rig.send(*"aabbccddee")
+    running = Running(rig.task(ByKey(gate, KeySettings(concurrency=4))))
+    until(lambda: len(gate.begun) == 4, "four calls are under way")
+    assert sorted(gate.begun) == [*"abcd"]
+    gate.go.set()
+    running.join(60)
+    assert (running.rows, running.error, sorted(gate.ended)) == (10, None, sorted("aabbccddee"))
+
+
+def test_a_task_that_is_closed_does_not_wait_for_its_threads_and_starts_no_call(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_shell, "GIVE_TOGETHER", 1)
+    gate = Gate()
+    first = threading.Event()
+
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        if messages[0].sharding_key == "first":
+            first.wait(60)
+            return SUCCESS
+        return gate(messages, context)
+
+    rig.send("first", *"abcdefgh")
+    task = rig.task(ByKey(listen, KeySettings(concurrency=3)))
+
+    def watching() -> None:
+        until(lambda: len(gate.begun) == 2, "two calls wait")
+        first.set()
+
+    watch = threading.Thread(target=watching)
+    watch.start()
+    next(task)
+    until(lambda: len(gate.begun) == 2, "the others wait")
+    task.close()  # type: ignore[attr-defined]
+    begun = list(gate.begun)
+    gate.go.set()
+    until(lambda: len(gate.ended) == len(begun), "those under way have ended")
+    assert gate.begun == begun
+    watch.join()
+
+
+def test_after_a_lost_lock_no_call_starts_those_under_way_are_waited_for_and_the_task_fails(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orderedmq.core.key_lanes.RETRY_TRUST", -1.0)
+    gate, lost = Gate(), threading.Event()
+
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        if messages[0].sharding_key == "c":
+            until(lambda: len(gate.begun) == 2, "the other calls are under way")
+            rig.broker.admin.release("g", [QUEUE], force=True)
+            return SUSPEND
+        return gate(messages, context)
+
+    check = EmbeddedGroups.check
+
+    def checked(self: EmbeddedGroups, token: Any) -> bool:
+        held = check(self, token)
+        if not held:
+            lost.set()
+        return held
+
+    monkeypatch.setattr(EmbeddedGroups, "check", checked)
+    rig.send(*"abc")
+    kind = ByKey(listen, KeySettings(concurrency=3, suspend_current_queue_time_millis=10))
+    task = rig.task(kind)
+    running = Running(task)
+    assert lost.wait(90)
+    assert running.is_alive()
+    assert gate.ended == []
+    gate.go.set()
+    running.join(60)
+    assert isinstance(running.error, LockError)
+    assert sorted(gate.begun) == sorted(gate.ended) == ["a", "b"]
+
+
+def test_a_lock_that_is_lost_when_a_message_is_parked_waits_for_the_other_calls(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, asked = Gate(), threading.Event()
+
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        return SUSPEND if messages[0].sharding_key == "bad" else gate(messages, context)
+
+    park = EmbeddedGroups.park
+
+    def refusing(self: EmbeddedGroups, *what: Any) -> list[bool]:
+        rig.broker.admin.release("g", [QUEUE], force=True)
+        asked.set()
+        return park(self, *what)
+
+    monkeypatch.setattr(EmbeddedGroups, "park", refusing)
+    rig.send("bad", "good", "later")
+    running = Running(rig.task(ByKey(listen, KeySettings(concurrency=2, in_batch_attempts=1))))
+    assert asked.wait(90)
+    assert running.is_alive()
+    assert gate.ended == []
+    gate.go.set()
+    running.join(60)
+    assert isinstance(running.error, LockError)
+    assert sorted(gate.begun) == sorted(gate.ended) == ["good", "later"]
+    assert rig.lying() == {}
+
+
+def test_an_error_of_the_broker_ends_the_task_at_once_and_no_call_starts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+
+    def failing(self: EmbeddedGroups, *what: Any) -> list[bool]:
+        until(lambda: len(gate.begun) == 2, "two calls are under way")
+        raise DataLossError(DataLossCondition.UNREADABLE, "the message is gone")
+
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        return SUSPEND if messages[0].sharding_key == "bad" else gate(messages, context)
+
+    monkeypatch.setattr(EmbeddedGroups, "park", failing)
+    rig.send("bad", "a", "b", "later")
+    with pytest.raises(DataLossError):
+        rig.run(ByKey(listen, KeySettings(concurrency=2, in_batch_attempts=1)))
+    assert gate.ended == []
+    gate.go.set()
+    until(lambda: len(gate.ended) == 2, "those under way have ended")
+    assert sorted(gate.begun) == ["a", "b"]
+
+
+def test_a_process_that_is_told_to_end_does_not_wait_for_its_threads(rig: Rig, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        begun.touch()
+        threading.Event().wait()
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(7)
+
+    rig.send("a", "b", "c")
+    child = os.fork()
+    if not child:
+        # A child of the test must not go on with the suite, whatever happens.
+        with contextlib.suppress(BaseException):
+            signal.signal(signal.SIGTERM, leave)
+            try:
+                rig.run(ByKey(listen, KeySettings(concurrency=2)))
+            except SystemExit as end:
+                os._exit(int(str(end.code)))
+        os._exit(1)
+    until(begun.exists, "a call is under way")
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_what_ends_a_process_ends_the_task_from_a_thread_too(rig: Rig) -> None:
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        raise SystemExit(3)
+
+    rig.send("a")
+    with pytest.raises(SystemExit):
+        rig.run(ByKey(listen, KeySettings(concurrency=2)))
+
+
+class Connection:
+    """A listener that is a class: what it has, it has for the thread in which it was made."""
+
+    made: list[int]
+    used: list[tuple[int, int]]
+
+    def __init__(self) -> None:
+        type(self).made.append(threading.get_ident())
+
+    def __call__(self, messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus:
+        type(self).used.append((id(self), threading.get_ident()))
+        return SUCCESS
+
+
+@pytest.fixture
+def connection() -> type[Connection]:
+    class Own(Connection):
+        made, used = [], []
+
+    return Own
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_of_a_class_each_thread_makes_one_object_and_keeps_it_for_later_tasks(
+    rig: Rig, connection: type[Connection], concurrency: int
+) -> None:
+    for _ in range(4):
+        rig.send(*"abcdefghij")
+        rig.run(ByKey(connection, KeySettings(concurrency=concurrency)))
+    assert len(connection.used) == 40
+    assert 1 <= len(connection.made) <= concurrency
+    assert len(set(connection.made)) == len(connection.made)
+    assert len(set(connection.used)) == len(connection.made)
+    assert (threading.get_ident() in connection.made) is (concurrency == 1)
+
+
+def test_a_class_that_a_program_defines_is_the_same_in_every_task_of_a_worker() -> None:
+    code = "class Own:\n    def __call__(self, messages, context): return id(self)\n"
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(code, names)
+    sent = cloudpickle.dumps(names.pop("Own"))
+    first, second = (calls.kept(cloudpickle.loads(sent)) for _ in range(2))
+    assert first([], None) == second([], None)
+
+
+def test_an_object_that_cannot_be_made_is_a_failure_of_the_call_and_is_tried_again(rig: Rig) -> None:
+    tries: list[int] = []
+
+    class Late:
+        def __init__(self) -> None:
+            tries.append(1)
+            if len(tries) < 3:
+                raise ConnectionError("the database is down")
+
+        def __call__(self, messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus:
+            return SUCCESS
+
+    rig.send("a")
+    kind = ByKey(Late, KeySettings(suspend_current_queue_time_millis=10))
+    assert rig.run(kind) == [(0, "SUCCESS", 3, None)]
+
+
+def test_order_per_queue_takes_a_class_too(rig: Rig, connection: type[Connection]) -> None:
+    rig.send("a", "b")
+    list(shell.consume(rig.read(planned=False, lot=False), connection, OrderlySettings(), ()))
+    assert (len(connection.made), len(connection.used)) == (1, 2)
+
+
+def test_a_child_begins_anew_after_a_fork(connection: type[Connection]) -> None:
+    call = calls.kept(connection)
+    call([], None)
+    child = os.fork()
+    if not child:
+        call([], None)
+        os._exit(len(connection.made))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_without_a_parking_lot_are_refused_by_name_and_the_reverse(rig: Rig) -> None:
+    rig.send("a")
+    for kind in (rig.by_key(never), rig.concurrently(rig.listener(never))):
+        with pytest.raises(OptionError, match=r"UNSUPPORTED.*without a parking lot.*parkingLot=true"):
+            rig.run(kind, lot=False)
+    with pytest.raises(OptionError, match=r'UNSUPPORTED.*parkingLot=true.*order="key"'):
+        list(shell.consume(rig.read(planned=False), rig.listener(never), OrderlySettings(), ()))
+    without_lock = next(rig.read(planned=False)).drop_columns(["lock_token"])
+    without_lock = without_lock.append_column("lock_token", pa.array([None], pa.string()))
+    with pytest.raises(OptionError, match="without a lock"):
+        list(key_shell.consume([without_lock], rig.by_key(never)))
+
+
+def test_rows_of_the_lot_behind_others_are_refused(rig: Rig) -> None:
+    rig.send("a", "b")
+    rig.run(rig.by_key(bad("a")))
+    rig.send("c")
+    batches = list(rig.read(planned=True))
+    with pytest.raises(OptionError, match="neither sorted nor shuffled"):
+        list(key_shell.consume(batches[::-1], rig.by_key(bad()), lambda: rig.now))
+
+
+def test_what_a_former_task_has_read_of_a_lot_is_continued_and_another_locks_reading_is_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    read = lots.read
+
+    def counted(log: Any, lot: Lot, queue: MessageQueue, end: int) -> None:
+        begun.append(lot.end)
+        read(log, lot, queue, end)
+
+    monkeypatch.setattr(lots, "read", counted)
+    rig.send("a")
+    rig.run(rig.by_key(bad("a")))
+    for _ in range(2):
+        rig.send("a")
+        rig.run(rig.by_key(never))
+    # Of each task, the rows' reader comes first. The lot was empty, then read from its beginning, then from where it ended.
+    assert begun[1::2] == [0, 0, 1]
+    other = replace(rig.token, epoch=rig.token.epoch - 1)
+    text = lock_token.encode(Endpoint(rig.path), rig.broker.identity, other, lock_token.LotPlan(3, 0, 0, 9))
+    assert text is not None
+    lock = lock_token.decode(text, QUEUE)
+    assert lock.lot is not None
+    Lying.read(lock.broker, lock.token, LOT, lock.lot)
+    assert begun[-1] == 0
+
+
+# -- no order ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_fails_without_order_is_parked_alone_and_others_of_its_key_go_on(rig: Rig) -> None:
+    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
+        return LATER if messages[0].queue_offset == 0 else DONE
+
+    rig.send("a", "a", "a")
+    assert rig.run(rig.concurrently(listen)) == [(1, "SUCCESS", 1, None), (2, "SUCCESS", 1, None), (0, "PARKED", 1, 10)]
+    rig.send("a")
+    assert rig.run(rig.concurrently(listen)) == [(3, "SUCCESS", 1, None)]
+    rig.now += 10
+    assert rig.run(rig.concurrently(listen), planned=True) == [(0, "PARKED", 2, 30)]
+
+
+def test_of_a_batch_what_lies_above_ack_index_comes_back_after_the_delay_level_that_was_chosen(rig: Rig) -> None:
+    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
+        rig.heard.append([one.queue_offset for one in messages])
+        context.ack_index, context.delay_level_when_next_consume = 0, 5
+        return DONE
+
+    rig.send("a", "b", "c")
+    kind = rig.concurrently(listen, consume_message_batch_max_size=8)
+    assert rig.run(kind) == [(0, "SUCCESS", 1, None), (1, "PARKED", 1, 60), (2, "PARKED", 1, 60)]
+    assert rig.heard == [[0, 1, 2]]
+
+
+def test_a_level_below_zero_makes_a_dead_letter_at_once_and_16_retries_do_too(rig: Rig) -> None:
+    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
+        context.delay_level_when_next_consume = -1 if messages[0].sharding_key == "hopeless" else 1
+        return LATER
+
+    rig.send("hopeless", "slow")
+    assert sorted(rig.run(rig.concurrently(listen))) == [(0, "DEAD_LETTER", 1, None), (1, "PARKED", 1, 1)]
+    for attempt in range(2, 17):
+        rig.now += 1
+        assert rig.run(rig.concurrently(listen), planned=True) == [(1, "PARKED", attempt, 1)]
+    rig.now += 1
+    assert rig.run(rig.concurrently(listen, max_reconsume_times=-1), planned=True) == [(1, "DEAD_LETTER", 17, None)]
+
+
+def test_an_exception_and_no_answer_count_as_reconsume_later(rig: Rig) -> None:
+    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
+        if messages[0].sharding_key == "a":
+            raise ValueError("no such customer")
+        return SUCCESS
+
+    rig.send("a", "b")
+    found = [row for batch in rig.task(rig.concurrently(listen, concurrency=2)) for row in batch.to_pylist()]
+    assert {(row["sharding_key"], row["status"], row["error"]) for row in found} == {
+        ("a", "PARKED", "ValueError: no such customer"),
+        ("b", "PARKED", "the listener returned <ConsumeOrderlyStatus.SUCCESS: 'SUCCESS'>, not a ConsumeConcurrentlyStatus"),
+    }
+
+
+def test_a_repeat_without_order_does_not_consume_what_its_first_attempt_parked(rig: Rig) -> None:
+    rig.send("a", "a")
+    assert rig.run(rig.concurrently(lambda messages, context: LATER), commit=False) == [
+        (0, "PARKED", 1, 10),
+        (1, "PARKED", 1, 10),
+    ]
+    assert rig.run(rig.concurrently(never)) == [(0, "PARKED", 0, None), (1, "PARKED", 0, None)]
+    assert rig.lying() == {0: [0], 1: [1]}
+
+
+def test_without_order_each_message_of_a_key_is_due_at_its_own_time(rig: Rig) -> None:
+    def listen(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> Any:
+        context.delay_level_when_next_consume = 18 if messages[0].queue_offset == 0 else 2
+        return LATER
+
+    rig.send("a", "a")
+    assert rig.run(rig.concurrently(listen)) == [(0, "PARKED", 1, 7200), (1, "PARKED", 1, 5)]
+    lot = Lot(0)
+    lots.read(rig.broker.log, lot, LOT, 2)
+    assert lot.next_due() == int((rig.now + 5) * 1000)
+    rig.now += 5
+    rig.broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])
+    done = rig.concurrently(lambda messages, context: DONE)
+    assert rig.run(done, planned=True) == [(1, "SUCCESS", 2, None), (0, "PARKED", 1, 7195)]
+    # The command finds them by their key.
+    [one] = parked.parked_keys(rig.broker, "g")
+    assert (one.key, one.offset, one.messages) == ("a", 0, 1)
+    parked.give(rig.broker, "g", "retry", parked.chosen("g", [one], ["a"], [], everything=False))
+    assert rig.run(done, planned=True) == [(0, "SUCCESS", 2, None)]
+
+
+def test_without_order_a_dataframe_needs_no_sharding_key(rig: Rig) -> None:
+    rig.send("a", "b")
+    names = tuple(name for name in COLUMNS if name != "sharding_key")
+    assert len(rig.run(rig.concurrently(lambda messages, context: DONE), columns=names)) == 2

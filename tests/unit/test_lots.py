@@ -1,0 +1,69 @@
+"""Reading a parking lot from a broker: to its end, and on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from orderedmq import lots
+from orderedmq.broker import Log
+from orderedmq.core.parked_rows import Lot
+from orderedmq.core.parking import BEHIND, Ticket, parked_queue
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.errors import DataLossError
+from orderedmq.model import MessageQueue
+from orderedmq.schema import PRODUCER_SCHEMA
+
+#: An ordinary queue in the place of a lot.
+QUEUE = MessageQueue("lot", "embedded", 0)
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Log]:
+    # A user's rows lose reserved properties. These are rows that a broker parked.
+    monkeypatch.setattr("orderedmq.embedded.log.normalise", lambda rows, where: rows)
+    with EmbeddedBroker(tmp_path / "store") as broker:
+        broker.admin.create_topic("lot", 1)
+        yield broker.log
+
+
+def parked(*messages: tuple[str | None, Ticket]) -> pa.RecordBatch:
+    rows = [{"body": b"x", "sharding_key": key, "properties": list(one.to_properties().items())} for key, one in messages]
+    return pa.RecordBatch.from_pylist(rows, schema=PRODUCER_SCHEMA)
+
+
+def test_a_lot_that_was_never_made_is_empty(log: Log) -> None:
+    lot, missing = Lot(0), parked_queue("g", QUEUE)
+    assert lots.end_of(log, missing) == 0
+    lots.read(log, lot, missing, lots.end_of(log, missing))
+    assert (lot.messages, lot.end, lot.next_due()) == (0, 0, None)
+
+
+def test_a_lot_is_read_from_where_it_begins_up_to_the_end_that_is_asked_for(log: Log) -> None:
+    log.append(QUEUE, parked(*((f"k{n}", Ticket(n, 1, 1, 1000 + n)) for n in range(5))))
+    lot = Lot(1)
+    lots.read(log, lot, QUEUE, 4)
+    assert (list(lot.keys), lot.end, lot.next_due()) == (["k1", "k2", "k3"], 4, 1001)
+
+
+def test_a_lot_is_continued_where_it_ended_and_never_goes_back(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lots, "LOT_PULL", 2)
+    log.append(QUEUE, parked(("a", Ticket(0, 1, 1, 1000)), ("a", Ticket(1, 0, 0, BEHIND)), (None, Ticket(2, 1, 1, 500))))
+    lot = Lot(0)
+    lots.read(log, lot, QUEUE, 3)
+    log.append(QUEUE, parked(("a", Ticket(3, 0, 0, BEHIND))))
+    lots.read(log, lot, QUEUE, lots.end_of(log, QUEUE))
+    lots.read(log, lot, QUEUE, 2)
+    assert {key: one.offsets for key, one in lot.keys.items()} == {"a": [0, 1, 3], 2: [2]}
+    assert (lot.end, lot.messages, lot.next_due()) == (4, 4, 500)
+
+
+def test_a_lot_that_ends_before_a_known_end_is_a_loss_of_data(log: Log) -> None:
+    log.append(QUEUE, parked(("a", Ticket(0, 1, 1, 1000))))
+    lot = Lot(0)
+    with pytest.raises(DataLossError, match="BEYOND_END"):
+        lots.read(log, lot, QUEUE, 3)
+    assert lot.messages == 1

@@ -1,0 +1,184 @@
+"""A task's rows with a parking lot: parked messages first, as they were sent, then the queue's, each with what its lock_token says."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+
+from ordered_source import lock_token, partition_reader
+from ordered_source.columns import full_schema
+from ordered_source.lock_token import Lock, LotPlace, LotPlan
+from ordered_source.parked_reader import LotSpan
+from ordered_source.partition_reader import QueuePartition
+from orderedmq.core.lock import LockToken
+from orderedmq.core.micro_batch import SourceRun
+from orderedmq.core.parked_rows import SOURCE_COLUMNS, order_rows, to_park
+from orderedmq.core.parking import BEHIND, Order, Put, Ticket, parked_queue
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.embedded.outbox import EmbeddedOutbox
+from orderedmq.endpoint import Credentials, Endpoint
+from orderedmq.errors import LockError
+from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.schema import MESSAGE_SCHEMA
+from tests.contract.support import locked, rows
+
+QUEUE = MessageQueue("orders", "embedded", 0)
+#: An ordinary queue in the place of the parking lot.
+LOT = MessageQueue("lot", "embedded", 0)
+
+
+class Rig:
+    """Six messages in QUEUE, of the keys a and b by turns, of which the first two and an order lie in LOT from 1 on."""
+
+    def __init__(self, path: Path, *orders: Order) -> None:
+        self.path = str(path / "store")
+        self.broker = EmbeddedBroker(path / "store")
+        for name in ("orders", "lot"):
+            self.broker.admin.create_topic(name, 1)
+        keys = [*"ababab"]
+        self.broker.log.append(QUEUE, rows(range(6), sharding_key=keys, properties=[[("shop", "berlin")]] * 6))
+        (self.token,) = locked(self.broker, "g", self.broker.groups.join("me"), [QUEUE])
+        sent = self.broker.log.pull(QUEUE, 0, 2, 1 << 20, SOURCE_COLUMNS)
+        puts = [Put(QUEUE, 0, Ticket(0, 3, 1, 5000, "no")), Put(QUEUE, 1, Ticket(1, 0, 0, BEHIND))]
+        self.broker.log.append(LOT, rows(["gone"]))
+        for parked in (to_park(sent, puts), *([order_rows(orders)] if orders else ())):
+            self.broker.log.append(LOT, parked)
+
+    def part(self, begin: int, end: int, lot: tuple[int, int] | None, **other: Any) -> QueuePartition:
+        anchor = self.broker.log.topic("orders").incarnation
+        where = (Endpoint(self.path), self.broker.identity, QUEUE, begin, end, self.token, anchor, True, 4)
+        span = None if lot is None else LotSpan(LOT, *lot, replace(self.token, queue=LOT), 100)
+        return QueuePartition(*where, streaming=True, lot=span, **other)
+
+    def read(self, part: QueuePartition, *columns: str) -> list[dict[str, Any]]:
+        schema = pa.schema(
+            [pa.field(name, pa.string()) if name == "lock_token" else MESSAGE_SCHEMA.field(name) for name in columns]
+        )
+        batches = list(partition_reader.read(part, columns, schema))
+        assert all(batch.schema == schema for batch in batches)
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    def lock(self, row: dict[str, Any]) -> Lock:
+        return lock_token.decode(row["lock_token"], QUEUE)
+
+
+@pytest.fixture(autouse=True)
+def as_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A user's rows lose reserved properties. These are rows that a broker parked.
+    monkeypatch.setattr("orderedmq.embedded.log.normalise", lambda rows, where: rows)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.broker.close()
+
+
+def test_parked_messages_come_first_as_they_were_sent_and_each_says_where_it_lies(rig: Rig) -> None:
+    found = rig.read(rig.part(4, 6, (1, 3)), "queue_offset", "lock_token", "body", "topic", "reconsume_times", "properties")
+    assert [(row["queue_offset"], row["body"], row["topic"], row["reconsume_times"]) for row in found] == [
+        (0, b"0", "orders", 3), (1, b"1", "orders", 0), (4, b"4", "orders", 0), (5, b"5", "orders", 0),
+    ]  # fmt: skip
+    assert [row["properties"] for row in found] == [[("shop", "berlin")]] * 4
+    locks = [rig.lock(row) for row in found]
+    assert [one.ticket for one in locks] == [LotPlace(1, 3, 1, 5000, "no"), LotPlace(2, 0, 0, BEHIND, ""), None, None]
+    assert {one.lot for one in locks} == {LotPlan(4, 1, 3, 100)}
+    assert {(one.token.epoch, one.token.group, one.token.queue) for one in locks} == {(rig.token.epoch, "g", QUEUE)}
+    plain = {lock_token.split(row["lock_token"])[0] for row in found}
+    assert plain == {found[-1]["lock_token"]}
+
+
+def test_the_rows_have_exactly_the_columns_that_were_asked_for(rig: Rig) -> None:
+    assert [list(row.items()) for row in rig.read(rig.part(5, 6, (1, 2)), "body", "queue_id")] == [
+        [("body", b"0"), ("queue_id", 0)],
+        [("body", b"5"), ("queue_id", 0)],
+    ]
+    assert [rig.lock(row).ticket is None for row in rig.read(rig.part(5, 6, (1, 2)), "lock_token")] == [False, True]
+    names = tuple(full_schema(True, True).names)
+    assert [tuple(row) for row in rig.read(rig.part(5, 6, (1, 3)), *names)] == [names] * 3
+
+
+def test_a_lot_that_is_not_planned_gives_no_rows_and_is_known_from_the_lock_token(rig: Rig) -> None:
+    found = rig.read(rig.part(4, 6, (1, 1)), "queue_offset", "lock_token")
+    assert [row["queue_offset"] for row in found] == [4, 5]
+    assert rig.lock(found[0])[2:] == (LotPlan(4, 1, 1, 100), None)
+
+
+def test_a_range_may_have_parked_messages_only(rig: Rig) -> None:
+    assert [row["queue_offset"] for row in rig.read(rig.part(4, 4, (1, 3)), "queue_offset")] == [0, 1]
+
+
+def test_an_order_at_the_end_concerns_messages_before_it(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, Order("drop", "a"), Order("retry", "b"))
+    found = rig.read(rig.part(6, 6, (1, 5)), "queue_offset", "lock_token")
+    assert [(row["queue_offset"], rig.lock(row).ticket) for row in found] == [
+        (0, LotPlace(1, 3, 1, -2, "no")),
+        (1, LotPlace(2, 0, 0, BEHIND, "")),
+    ]
+    rig.broker.close()
+
+
+def test_both_ranges_are_registered_before_a_row_is_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[object, ...]] = []
+    monkeypatch.setattr(EmbeddedOutbox, "register", lambda self, *what: told.append(what))
+
+    class Task:
+        getLocalProperty = None
+
+    monkeypatch.setattr(TaskContext, "get", Task)
+    monkeypatch.setattr(partition_reader, "run_of", lambda get: SourceRun("q", 7, "r"))
+    lot = replace(rig.token, queue=LOT)
+    rig.read(rig.part(4, 6, (1, 3)), "body")
+    assert told == [
+        (SourceRun("q", 7, "r"), QUEUE, OffsetRange(4, 6), rig.token),
+        (SourceRun("q", 7, "r"), LOT, OffsetRange(1, 3), lot),
+    ]
+    told.clear()
+    rig.read(rig.part(4, 6, (1, 1)), "body")
+    assert [queue for _, queue, _, _ in told] == [QUEUE]
+
+
+def test_a_lock_that_is_lost_meanwhile_ends_the_reading_of_a_lot(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_reader, "CHECK_INTERVAL", -1.0)
+    batches = partition_reader.read(rig.part(4, 6, (1, 3)), ("body",), pa.schema([MESSAGE_SCHEMA.field("body")]))
+    next(batches)
+    rig.broker.admin.release("g", [QUEUE], force=True)
+    with pytest.raises(LockError, match="LOST"):
+        next(batches)
+
+
+def test_without_a_lot_the_lock_token_is_as_ever() -> None:
+    token = LockToken("g", QUEUE, "me", "client", 7, 5)
+    text = lock_token.encode(Endpoint("/s"), "id", token)
+    assert text == '[7,"g","client","id","/s",null,false]'
+    assert lock_token.split(text) == (text, None)
+    account = Endpoint(None, "ns:9876", Credentials("key", "secret"))
+    assert lock_token.encode(account, "id", token, LotPlan(1, 2, 3, 4)) == '[7,"g","client","id",null,"ns:9876",true,[1,2,3,4]]'
+    assert lock_token.encode(Endpoint("/s"), "id", None) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", "[]", "7", '[7,"g","c","i","/s",null,false,[1,2,3]]', '[7,"g","c","i","/s",null,false,[1,2,3,"4"]]',
+     '[7,"g","c","i","/s",null,false,[1,2,3,4],[1,2,3,4,5]]', '[7,"g","c","i","/s",null,false,[1,2,3,4],[1,2,3,4,""],1]'],
+)  # fmt: skip
+def test_a_text_that_the_source_did_not_write_is_refused(text: str) -> None:
+    with pytest.raises(LockError, match="was not written by the source"):
+        lock_token.decode(text, QUEUE)
+
+
+def test_a_partition_is_pickled_and_compared_with_its_lot() -> None:
+    token = LockToken("g", QUEUE, "me", "client", 7, 5)
+    part = QueuePartition(Endpoint("/s"), "id", QUEUE, 0, 5, token, "", True, 4, True)
+    assert part.lot is None
+    lot = parked_queue("g", QUEUE)
+    with_lot = replace(part, lot=LotSpan(lot, 1, 3, replace(token, queue=lot), 10))
+    assert pickle.loads(pickle.dumps(with_lot)) == with_lot != part

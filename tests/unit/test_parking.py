@@ -1,0 +1,209 @@
+"""The parking lot: names, tokens, tickets, orders, due times, and parked messages as rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orderedmq.core.lock import LockToken
+from orderedmq.core.parked_rows import RESTORE_COLUMNS, SOURCE_COLUMNS, Lot, order_rows, restore, to_park
+from orderedmq.core.parking import (
+    BEHIND,
+    DROPPED,
+    HELD,
+    Order,
+    Put,
+    Ticket,
+    companion,
+    delay,
+    guarding,
+    is_parked,
+    leader_of,
+    parked_queue,
+    parked_topic,
+)
+from orderedmq.errors import GroupError
+from orderedmq.model import MessageQueue, check_topic, is_reserved
+from orderedmq.schema import MESSAGE_SCHEMA
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+LOT = parked_queue("billing", QUEUE)
+BORN = datetime(2026, 5, 6, 8, 0, tzinfo=UTC)
+
+
+def test_a_parked_queue_is_beside_its_queue_in_a_topic_of_group_and_topic() -> None:
+    assert MessageQueue("%PARKED%billing%orders", "broker-a", 3) == LOT
+    check_topic(LOT.topic, writing=False)
+    assert is_parked(LOT)
+    assert not is_parked(QUEUE)
+    assert leader_of("billing", LOT) == leader_of("billing", QUEUE) == QUEUE
+    assert leader_of("other", LOT) == LOT
+
+
+def test_a_lot_is_guarded_by_the_lock_of_its_queue() -> None:
+    token = LockToken("billing", QUEUE, "owner", "client", 7, 5)
+    assert companion(token) == LockToken("billing", LOT, "owner", "client", 7, 5)
+    assert guarding(companion(token)) == guarding(token) == token
+
+
+def test_a_name_that_no_topic_may_have_is_refused_with_what_to_do() -> None:
+    with pytest.raises(GroupError, match=r"BAD_NAME.*128 characters.*shorter group name"):
+        parked_topic("g" * 60, "t" * 59)
+    assert len(parked_topic("g" * 60, "t" * 58)) == 127
+
+
+def test_retries_come_at_the_delay_levels_of_rocketmqs_concurrent_consumer() -> None:
+    assert [delay(puts) for puts in range(4)] == [10, 30, 60, 120]
+    assert delay(15) == delay(1000) == 7200
+
+
+@pytest.mark.parametrize(
+    ("due", "now", "expected"),
+    [(1000, 999, False), (1000, 1000, True), (BEHIND, 0, True), (HELD, 2**62, False), (DROPPED, 0, True)],
+)
+def test_a_key_is_due_at_its_time_and_not_before(due: int, now: int, expected: bool) -> None:
+    assert Ticket(7, 1, 1, due).is_due(now) is expected
+
+
+@given(
+    st.builds(
+        Ticket,
+        st.integers(0, 2**62),
+        st.integers(0, 2**31),
+        st.integers(0, 2**31),
+        st.integers(-2, 2**52),
+        st.just("why"),
+        st.just("id"),
+        st.integers(0, 2**52),
+        st.integers(0, 2**52),
+    )
+)
+def test_a_ticket_survives_the_properties_which_no_user_may_set(ticket: Ticket) -> None:
+    properties = ticket.to_properties()
+    assert Ticket.from_properties({"mine": "x", **properties}) == ticket
+    assert all(map(is_reserved, properties))
+
+
+def test_a_message_that_was_not_parked_has_no_ticket() -> None:
+    with pytest.raises(KeyError):
+        Ticket.from_properties({"mine": "x"})
+
+
+def sent(*keys: str | None) -> pa.RecordBatch:
+    """Messages of QUEUE from offset 0 on."""
+    rows = [
+        {
+            "body": f"body {offset}".encode(),
+            "tags": "paid",
+            "keys": None,
+            "sharding_key": key,
+            "properties": [("shop", "berlin")],
+            "message_id": f"id-{offset}",
+            "born_timestamp": BORN,
+            "store_timestamp": BORN + timedelta(seconds=offset),
+        }
+        for offset, key in enumerate(keys)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([MESSAGE_SCHEMA.field(name) for name in SOURCE_COLUMNS]))
+
+
+def lying(*parts: pa.RecordBatch, begin: int = 0) -> pa.RecordBatch:
+    """Rows of the lot from ``begin`` on."""
+    rows = pa.concat_batches([part.select(list(RESTORE_COLUMNS[1:])) for part in parts])
+    return rows.add_column(0, "queue_offset", pa.array(range(begin, begin + rows.num_rows), pa.int64()))
+
+
+def put(*tickets: Ticket, source: MessageQueue = QUEUE) -> list[Put]:
+    return [Put(source, one.offset, one) for one in tickets]
+
+
+def test_a_message_comes_back_as_it_was_sent_however_often_it_was_parked() -> None:
+    parked = to_park(sent("a", None), put(Ticket(0, 2, 1, 1000, "no"), Ticket(1, 0, 0, BEHIND)))
+    again = lying(parked, begin=40)
+    columns = {"message_id": ["other"] * 2, "born_timestamp": [None] * 2, "store_timestamp": [None] * 2}
+    for name, values in columns.items():
+        again = again.append_column(name, pa.array(values, MESSAGE_SCHEMA.field(name).type))
+    moved = to_park(again, [Put(LOT, 40, Ticket(0, 3, 2, 2000)), Put(LOT, 41, Ticket(1, 0, 0, BEHIND))])
+    lot = Lot(90)
+    lot.add(lying(moved, begin=90))
+    rows, tickets = restore(lying(moved, begin=90), QUEUE, lot)
+    assert [(place, one.offset, one.attempts, one.puts, one.due) for place, one in tickets] == [
+        (90, 0, 3, 2, 2000),
+        (91, 1, 0, 0, BEHIND),
+    ]
+    assert rows.schema == MESSAGE_SCHEMA
+    assert rows.to_pylist() == [
+        {
+            **QUEUE._asdict(),
+            "queue_offset": offset,
+            "body": f"body {offset}".encode(),
+            "tags": "paid",
+            "keys": None,
+            "sharding_key": key,
+            "message_id": f"id-{offset}",
+            "born_timestamp": BORN,
+            "store_timestamp": BORN + timedelta(seconds=offset),
+            "reconsume_times": attempts,
+            "properties": [("shop", "berlin")],
+        }
+        for offset, key, attempts in ((0, "a", 3), (1, None, 0))
+    ]
+    assert dict(moved.column("properties")[0].as_py())["OMQ_PARKED_FROM"] == "P:40"
+
+
+def test_a_lot_knows_its_keys_and_when_the_first_is_due() -> None:
+    tickets = Ticket(0, 2, 1, 5000), Ticket(1, 2, 1, 3000), Ticket(2, 0, 0, BEHIND), Ticket(3, 9, 3, HELD)
+    lot = Lot(10)
+    assert (lot.next_due(), lot.messages, lot.max_offset) == (None, 0, -1)
+    lot.add(lying(to_park(sent("a", "b", "a", None), put(*tickets)), begin=10))
+    assert {key: (one.due, one.begin, one.offsets) for key, one in lot.keys.items()} == {
+        "a": (5000, 10, [0, 2]),
+        "b": (3000, 11, [1]),
+        3: (HELD, 13, [3]),
+    }
+    assert (lot.next_due(), lot.messages, lot.max_offset, lot.end) == (3000, 4, 3, 14)
+
+
+def test_a_lot_sums_up_the_first_message_of_each_key() -> None:
+    lot = Lot(0)
+    assert (lot.retries, lot.oldest) == (0, None)
+    tickets = Ticket(0, 2, 1, 5000), Ticket(1, 3, 1, 3000), Ticket(2, 7, 2, BEHIND), Ticket(3, 9, 3, HELD)
+    rows = lying(to_park(sent("a", "b", "a", None), put(*tickets)))
+    # In two pulls, newer keys first: the second has a message behind one of the first, and two new keys.
+    lot.add(rows.slice(1, 1))
+    stored = int(BORN.timestamp()) * 1_000_000
+    assert (lot.retries, lot.oldest) == (3, stored + 1_000_000)
+    lot.add(rows.take(pa.array([0, 2, 3])))
+    assert (lot.retries, lot.oldest) == (3 + 2 + 9, stored)
+    # Neither an order nor a second copy is a message.
+    lot.add(lying(order_rows([Order("retry", "a"), Order("drop", "gone")]), to_park(sent("a"), put(tickets[0])), begin=4))
+    assert (lot.retries, lot.oldest) == (14, stored)
+
+
+def test_of_two_copies_the_first_counts() -> None:
+    parked = to_park(sent("a", "a"), put(Ticket(0, 1, 1, 5000), Ticket(1, 0, 0, BEHIND)))
+    rows = lying(parked, parked.slice(0, 1))
+    lot = Lot(0)
+    lot.add(rows)
+    assert lot.keys["a"].offsets == [0, 1]
+    assert [place for place, _ in restore(rows, QUEUE, lot)[1]] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("action", "due", "now_due"),
+    [("retry", [BEHIND, BEHIND], BEHIND), ("hold", [HELD, BEHIND], HELD), ("drop", [DROPPED, DROPPED], BEHIND)],
+)
+def test_an_order_concerns_what_lies_before_it_and_is_carried_out_at_once(action: str, due: list[int], now_due: int) -> None:
+    parked = to_park(sent("a", "b", "a"), put(Ticket(0, 1, 1, 5000), Ticket(1, 1, 1, 5000), Ticket(2, 0, 0, BEHIND)))
+    later = to_park(sent("a"), put(Ticket(7, 0, 0, BEHIND)))
+    rows = lying(parked, order_rows([Order(action, "a"), Order("retry", "gone")]), later)  # type: ignore[arg-type]
+    lot = Lot(0)
+    lot.add(rows)
+    assert lot.next_due() == BEHIND
+    assert lot.keys["a"].due == now_due
+    tickets = {one.offset: one.due for _, one in restore(rows, QUEUE, lot)[1]}
+    assert tickets == {0: due[0], 1: 5000, 2: due[1], 7: BEHIND}

@@ -1,0 +1,294 @@
+"""When the driver plans parking lots: the reader on a real store, with tasks that park by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import orderedmq
+from ordered_source import plan, stream_reader
+from ordered_source.columns import full_schema
+from ordered_source.partition_reader import QueuePartition
+from ordered_source.stream_reader import StreamReader
+from orderedmq.broker import Broker
+from orderedmq.core.parking import BEHIND, HELD, Order, Put, Ticket, parked_queue
+from orderedmq.errors import GroupError, OptionError
+from orderedmq.model import MessageQueue
+from orderedmq.options.source import SourceOptions
+from tests.stopped_readers import stopped
+
+QUEUE = MessageQueue("in", "embedded", 0)
+LOT = parked_queue("g", QUEUE)
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    with orderedmq.connect(tmp_path / "store") as made:
+        made.admin.create_topic("in", 1)
+        yield made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The driver's clock: ``passed`` seconds are added to the real one."""
+    made = SimpleNamespace(passed=0.0)
+    moved = SimpleNamespace(
+        time=lambda: time.time() + made.passed, monotonic=lambda: time.monotonic() + made.passed, sleep=time.sleep
+    )
+    monkeypatch.setattr(stream_reader, "time", moved)
+    return made
+
+
+def produce(broker: Broker, *keys: str) -> None:
+    rows = pa.record_batch({"body": pa.array([b"x"] * len(keys), pa.binary()), "sharding_key": list(keys)})
+    broker.log.append(QUEUE, rows)
+
+
+def options(broker: Broker, **more: str) -> dict[str, str]:
+    path: Any = broker
+    return {"path": str(path.path), "topic": "in", "consumerGroup": "g", "parkingLot": "true", **more}
+
+
+class Run:
+    """A query's driver: plans batches, and counts them as committed when the next is planned."""
+
+    def __init__(self, broker: Broker, start: dict[str, Any] | None = None, **more: str) -> None:
+        self.broker = broker
+        self.reader = StreamReader(options(broker, **more), full_schema(False))
+        self.start = start if start is not None else self.reader.initialOffset()
+        self.parts: list[QueuePartition] = []
+
+    def batch(self) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        """Plan a batch. Return the range of the queue and of its lot; None: nothing is to be read."""
+        end = self.reader.latestOffset(self.start, self.reader.getDefaultReadLimit())
+        if end == self.start:
+            return None
+        return self.run(end)
+
+    def run(self, end: dict[str, Any]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        self.parts = [part for part in self.reader.partitions(self.start, end) if isinstance(part, QueuePartition)]
+        self.start = end
+        if not self.parts:
+            return None
+        [part] = self.parts
+        assert part.queue == QUEUE
+        assert part.lot is not None
+        assert part.lot.queue == LOT
+        return (part.begin, part.end), (part.lot.begin, part.lot.end)
+
+    def park(self, *tickets: Ticket) -> None:
+        token = self.parts[0].token
+        assert token is not None
+        assert all(self.broker.groups.park(token, [Put(QUEUE, one.offset, one) for one in tickets]))
+
+
+def ticket(offset: int, due: int | None = None) -> Ticket:
+    """The ticket of a message that is due ``due`` ms after now; None: it is behind another of its key."""
+    return Ticket(offset, 1, 1, BEHIND if due is None else int(time.time() * 1000) + due, "no")
+
+
+def test_a_lot_is_read_when_its_first_key_is_due_and_then_whole(broker: Broker, clock: SimpleNamespace) -> None:
+    produce(broker, "a", "b", "a")
+    run = Run(broker)
+    with stopped(run.reader):
+        assert run.batch() == ((0, 3), (0, 0))
+        run.park(ticket(0, HOUR), ticket(2), ticket(1, 2 * HOUR))
+        assert run.batch() is None
+        produce(broker, "c")
+        assert run.batch() == ((3, 4), (0, 0))
+        clock.passed = 3000
+        assert run.batch() is None
+        clock.passed = 3700
+        assert run.batch() == ((4, 4), (0, 3))
+        assert run.batch() is None
+        assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 4, LOT: 3}
+
+
+def test_an_idle_query_looks_again_when_a_key_is_due_and_not_before(
+    broker: Broker, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(broker, "a")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, HOUR))
+        # The first look commits the offset, which is a change; the second finds none.
+        assert run.batch() is None
+        assert run.batch() is None
+        looks: list[int] = []
+        look = StreamReader._boundary
+
+        def boundary(*given: Any) -> None:
+            looks.append(1)
+            look(*given)
+
+        monkeypatch.setattr(StreamReader, "_boundary", boundary)
+        clock.passed = 3000
+        assert run.batch() is None
+        assert not looks
+        clock.passed = 3700
+        assert run.batch() == ((1, 1), (0, 1))
+
+
+def test_a_key_that_is_held_is_never_due_until_an_operator_says_so(broker: Broker, clock: SimpleNamespace) -> None:
+    produce(broker, "a")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(Ticket(0, 9, 9, HELD))
+        clock.passed = 1e9
+        assert run.batch() is None
+        broker.admin.order_parked("g", QUEUE, [Order("retry", "a")])
+        assert run.batch() == ((1, 1), (0, 2))
+
+
+def test_what_a_dead_owner_parked_of_a_range_waits_until_the_range_was_processed_again(broker: Broker) -> None:
+    produce(broker, *"aabbcc")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(3, -HOUR))
+    again = Run(broker, maxOffsetsPerTrigger="2")
+    with stopped(again.reader):
+        assert again.batch() == ((0, 2), (0, 0))
+        assert again.batch() == ((2, 4), (0, 0))
+        assert again.batch() == ((4, 6), (0, 1))
+
+
+def test_a_run_with_available_now_reads_what_was_due_when_it_began(broker: Broker, clock: SimpleNamespace) -> None:
+    produce(broker, "a", "b")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(1, HOUR))
+        assert run.batch() is None
+        before = run.start
+    now = Run(broker, before)
+    now.reader.prepareForTriggerAvailableNow()
+    with stopped(now.reader):
+        clock.passed = 3700
+        assert now.batch() is None
+    later = Run(broker, now.start)
+    later.reader.prepareForTriggerAvailableNow()
+    with stopped(later.reader):
+        assert later.batch() == ((2, 2), (0, 1))
+
+
+def test_while_a_lot_is_full_no_more_of_its_queue_is_read(
+    broker: Broker, clock: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
+    produce(broker, "a", "b")
+    run = Run(broker, parkingLotMaxMessages="2")
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, HOUR), ticket(1, HOUR))
+        produce(broker, "c")
+        assert run.batch() is None
+        assert run.batch() is None
+        assert [record for record in caplog.messages if "parking lot of queue in/embedded/0 has 2 messages" in record]
+        clock.passed = 3700
+        assert run.batch() == ((2, 2), (0, 2))
+        assert run.batch() == ((2, 3), (2, 2))
+
+
+def test_a_restart_repeats_the_lots_range_with_the_queues(broker: Broker, clock: SimpleNamespace) -> None:
+    produce(broker, "a", "b")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR))
+        produce(broker, "c")
+        before = run.start
+        assert run.batch() == ((2, 3), (0, 1))
+        logged = run.start
+    again = Run(broker, before)
+    with stopped(again.reader):
+        assert again.run(logged) == ((2, 3), (0, 1))
+        assert again.batch() is None
+        assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 3, LOT: 1}
+        assert [lock.queue for lock in broker.admin.locks("g")] == [QUEUE]
+
+
+def test_a_batch_that_was_logged_without_parking_lots_is_repeated_with_them(broker: Broker) -> None:
+    produce(broker, "a")
+    plain = {name: value for name, value in options(broker).items() if name != "parkingLot"}
+    reader = StreamReader(plain, full_schema(False))
+    with stopped(reader):
+        logged = reader.latestOffset({}, ReadAllAvailable())
+    run = Run(broker)
+    with stopped(run.reader):
+        assert run.run(logged) == ((0, 1), (0, 0))
+        assert run.batch() is None
+
+
+def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broker: Broker) -> None:
+    produce(broker, "a")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, HOUR))
+    plain = {name: value for name, value in options(broker).items() if name != "parkingLot"}
+    reader = StreamReader(plain, full_schema(False))
+    with stopped(reader), pytest.raises(GroupError, match=r"GROUP.PARKED.* 1 of topic 'in'.*parkingLot=true"):
+        reader.latestOffset({}, ReadAllAvailable())
+    other = StreamReader({**plain, "consumerGroup": "other"}, full_schema(False))
+    with stopped(other):
+        other.latestOffset({}, ReadAllAvailable())
+
+
+def test_a_group_whose_lots_cannot_be_named_is_refused_when_the_dataframe_is_built(broker: Broker) -> None:
+    broker.admin.create_topic("t" * 100, 1)
+    with pytest.raises(GroupError, match="BAD_NAME.*shorter group name"):
+        plan.planned_schema(options(broker, topic="t" * 100, consumerGroup="g" * 30))
+
+
+def test_the_schema_has_the_lock_token(broker: Broker) -> None:
+    assert "lock_token" in plan.planned_schema(options(broker)).names
+
+
+@pytest.mark.parametrize(
+    ("more", "streaming", "says"),
+    [
+        ({"parkingLot": "true"}, False, "UNSUPPORTED.*parkingLot.*batch"),
+        ({"parkingLot": "true", "messageModel": "broadcasting"}, True, "CONFLICT.*parkingLot.*consumerGroup"),
+        ({"parkingLotMaxMessages": "5", "consumerGroup": "g"}, True, "CONFLICT.*parkingLotMaxMessages.*parkingLot=true"),
+        ({"parkingLot": "true", "consumerGroup": "g", "parkingLotMaxMessages": "0"}, True, "INVALID.*parkingLotMaxMessages"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(more: dict[str, str], streaming: bool, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        SourceOptions.parse({"topic": "in", **more}, streaming=streaming)
+
+
+def test_the_progress_of_a_query_with_a_parking_lot_says_what_is_parked(broker: Broker) -> None:
+    produce(broker, "a", "b", "a")
+    stored = broker.log.pull(QUEUE, 0, 1, 1 << 20, ("store_timestamp",)).column(0).cast(pa.int64())[0].as_py()
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        nothing = {"messages": 0, "keys": 0, "oldest": None, "retries": 0}
+        assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": nothing}
+        run.park(Ticket(0, 3, 1, HELD), Ticket(2, 0, 0, BEHIND), Ticket(1, 2, 1, HELD))
+        assert run.batch() is None
+        parked = {"messages": 3, "keys": 2, "oldest": stored // 1000, "retries": 5}
+        assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": parked}
+        broker.admin.order_parked("g", QUEUE, [Order("retry", "a"), Order("retry", "b")])
+        assert run.batch() == ((3, 3), (0, 5))
+        assert run.batch() is None
+        assert run.reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 3}}}, "parked": nothing}
+
+
+def test_the_progress_of_a_query_without_a_parking_lot_is_as_ever(broker: Broker) -> None:
+    produce(broker, "a")
+    reader = StreamReader(options(broker, parkingLot="false"), full_schema(False))
+    with stopped(reader):
+        reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        assert reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 1}}}}
