@@ -31,8 +31,6 @@ VARYING = re.compile(r"(?<=belong to query )[0-9a-f]{6}|(?<=ends in )\d+(?= s)")
 #: Needs a cluster: tests/rocketmq/test_notebook.py runs it.
 ON_A_CLUSTER = FOLDER / "04-rocketmq.ipynb"
 WITHOUT_A_CLUSTER = [path for path in NOTEBOOKS if path != ON_A_CLUSTER]
-#: Runs as a reader runs it. The others do so in the long tier: a kernel has a JVM of its own, which takes most of the time.
-IN_A_KERNEL = FOLDER / "01-explore.ipynb"
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -75,22 +73,19 @@ def test_what_a_cell_printed_is_the_same_wherever_the_kernel_cut_it() -> None:
     assert said([whole]) == said([cut]) == ["paid\nshipped\n"]
 
 
-@pytest.mark.timeout(400)
-def test_a_notebook_runs_and_says_what_its_kept_outputs_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_says_what_is_kept(IN_A_KERNEL, run([IN_A_KERNEL], tmp_path, monkeypatch)[IN_A_KERNEL])
-
-
-@pytest.mark.parametrize("path", [path for path in WITHOUT_A_CLUSTER if path != IN_A_KERNEL], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", WITHOUT_A_CLUSTER, ids=lambda path: path.stem)
 @pytest.mark.timeout(400)
 def test_a_notebooks_cells_say_what_its_kept_outputs_say(
     path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In this process and session: a kernel has a JVM of its own, which takes most of the time."""
     run_in_this_session(path, spark, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_notebooks_run_one_after_another_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a reader runs them."""
     for path, cells in run(WITHOUT_A_CLUSTER, tmp_path, monkeypatch).items():
         assert_says_what_is_kept(path, cells)
 
