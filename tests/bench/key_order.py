@@ -108,8 +108,10 @@ def engine(bench: Bench) -> list[Figure]:
 class _Clocked:
     """Fails for the poisoned key; writes down how long the others waited, in seconds from append to call."""
 
+    folder: str
+
     def __init__(self) -> None:
-        self.file = Path(os.environ["ORDEREDMQ_BENCH_WAITS"], f"{os.getpid()}-{threading.get_ident()}").open("a")  # noqa: SIM115
+        self.file = Path(self.folder, f"{os.getpid()}-{threading.get_ident()}").open("a")  # noqa: SIM115
 
     def __call__(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
         now = time.time()
@@ -150,7 +152,10 @@ def poisoned(bench: Bench) -> list[Figure]:
     def run(first: str) -> dict[str, float]:
         path, waits = bench.fresh("store"), bench.fresh("waits")
         waits.mkdir()
-        os.environ["ORDEREDMQ_BENCH_WAITS"] = str(waits)
+
+        class Clocked(_Clocked):
+            folder = str(waits)
+
         with orderedmq.connect(path) as broker:
             broker.admin.create_topic("t", 1)
 
@@ -159,7 +164,7 @@ def poisoned(bench: Bench) -> list[Figure]:
             return [first if (turn * 10 + one) % 1000 == 0 else f"key-{(turn * 10 + one) % 1000}" for one in range(10)]
 
         how = {"order": "key", "concurrency": 8, "in_batch_attempts": 2, "suspend_current_queue_time_millis": 10}
-        heard = bench.source(SCHEMA, path, "t", parkingLot="true").transform(consume_orderly, _Clocked, **how)
+        heard = bench.source(SCHEMA, path, "t", parkingLot="true").transform(consume_orderly, Clocked, **how)
         with _traffic(path, 0.1, keys):
             took = bench.paced(heard, "noop", 20 if bench.quick else 120)["triggerExecution"]
         seen = [float(line) for file in waits.iterdir() for line in file.read_text().split()]
