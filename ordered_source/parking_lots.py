@@ -130,4 +130,5 @@ def require_none(broker: Broker, options: SourceOptions, topics: Iterable[str]) 
 
 
 def without_lots(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """Return the queues that are not parking lots."""
     return [queue for queue in queues if not is_parked(queue)]

@@ -52,7 +52,8 @@ class QueryRun:
         self.session: Session = group_session.open_session(broker, options, owner_id)
         self.owner = self.session.owner(owner_id)
         self.positions = Positions(broker, options, self.session, watch)
-        self.lots = None if options.parking_lot is None else ParkingLots(broker.log, options.parking_lot)
+        log = broker.log.reading(options.pull_settings)
+        self.lots = None if options.parking_lot is None else ParkingLots(log, options.parking_lot)
 
 
 @concise_calls

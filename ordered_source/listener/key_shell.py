@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 
 from ordered_source import lock_token
 from ordered_source.columns import LOCK_TOKEN
-from ordered_source.listener import calls
+from ordered_source.listener import calls, tasks
 from ordered_source.listener.calls import Calls
 from ordered_source.listener.lying import Lying
 from ordered_source.listener.messages import Columns, Message
@@ -40,25 +40,10 @@ from orderedmq.schema import TIMESTAMP_TYPE
 
 log = logging.getLogger("orderedmq")
 
-#: Columns of the outcomes, one row per decided or parked message; ``end_offset`` is exclusive, ``duration`` in seconds.
-OUTCOMES: Final = (
-    "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, "
-    "duration double, error string, sharding_key string, due_timestamp timestamp"
-)
-_SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("broker_name", pa.string()),
-        ("queue_id", pa.int32()),
-        ("begin_offset", pa.int64()),
-        ("end_offset", pa.int64()),
-        ("status", pa.string()),
-        ("attempts", pa.int32()),
-        ("duration", pa.float64()),
-        ("error", pa.string()),
-        ("sharding_key", pa.string()),
-        ("due_timestamp", TIMESTAMP_TYPE),
-    ]
+#: Columns of the outcomes, one row per decided or parked message.
+OUTCOMES: Final = f"{tasks.OUTCOMES}, sharding_key string, due_timestamp timestamp"
+_SCHEMA: Final = tasks.OUTCOME_SCHEMA.append(pa.field("sharding_key", pa.string())).append(
+    pa.field("due_timestamp", TIMESTAMP_TYPE)
 )
 #: Messages that are given to the engine at once, and outcomes that are given to Spark at once.
 PUT_TOGETHER: Final = 4096

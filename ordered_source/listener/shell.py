@@ -21,7 +21,7 @@ from ordered_source.columns import LOCK_TOKEN
 from ordered_source.listener import by_key, calls, key_shell
 from ordered_source.listener.by_key import ByKey
 from ordered_source.listener.messages import Window
-from ordered_source.listener.tasks import NEEDED, lock_of, put_aside, require_columns
+from ordered_source.listener.tasks import NEEDED, OUTCOME_SCHEMA, OUTCOMES, lock_of, put_aside, require_columns
 from ordered_source.lock_token import Lock
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition
@@ -41,24 +41,6 @@ from orderedmq.model import MessageQueue
 log = logging.getLogger("orderedmq")
 
 NAME: Final = "consume_orderly"
-#: Columns of the outcomes, one row per settled batch; ``end_offset`` is exclusive, ``duration`` in seconds.
-OUTCOMES: Final = (
-    "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, "
-    "duration double, error string"
-)
-_SCHEMA: Final = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("broker_name", pa.string()),
-        ("queue_id", pa.int32()),
-        ("begin_offset", pa.int64()),
-        ("end_offset", pa.int64()),
-        ("status", pa.string()),
-        ("attempts", pa.int32()),
-        ("duration", pa.float64()),
-        ("error", pa.string()),
-    ]
-)
 
 
 def consume_orderly(
@@ -274,5 +256,5 @@ def _table(outcomes: Sequence[Outcome]) -> pa.RecordBatch:
             pa.array([one.duration for one in outcomes], pa.float64()),
             pa.array([one.error for one in outcomes], pa.string()),
         ],
-        schema=_SCHEMA,
+        schema=OUTCOME_SCHEMA,
     )

@@ -22,6 +22,24 @@ from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 
 #: Required columns: a message's queue, offset, body and lock.
 NEEDED: Final = ("topic", "broker_name", "queue_id", "queue_offset", "body", LOCK_TOKEN)
+#: Columns of the outcomes, one row per settled batch (``order="queue"``); ``end_offset`` is exclusive, ``duration`` in seconds.
+OUTCOMES: Final = (
+    "topic string, broker_name string, queue_id int, begin_offset long, end_offset long, status string, attempts int, "
+    "duration double, error string"
+)
+OUTCOME_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("broker_name", pa.string()),
+        ("queue_id", pa.int32()),
+        ("begin_offset", pa.int64()),
+        ("end_offset", pa.int64()),
+        ("status", pa.string()),
+        ("attempts", pa.int32()),
+        ("duration", pa.float64()),
+        ("error", pa.string()),
+    ]
+)
 
 
 def require_columns(df: DataFrame, needed: Sequence[str], listener: str) -> None:

@@ -17,8 +17,10 @@ from ordered_source import plan, stream_reader
 from ordered_source.columns import full_schema
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
+from orderedmq import lots
 from orderedmq.broker import Broker
 from orderedmq.core.parking import BEHIND, HELD, Order, Put, Ticket, parked_queue
+from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import GroupError, OptionError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
@@ -110,6 +112,34 @@ def test_a_lot_is_read_when_its_first_key_is_due_and_then_whole(broker: Broker, 
         assert run.batch() == ((4, 4), (0, 3))
         assert run.batch() is None
         assert broker.groups.offsets("g", [QUEUE, LOT]) == {QUEUE: 4, LOT: 3}
+
+
+def test_lots_are_read_with_the_settings_of_the_query_as_messages_are(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over RocketMQ these name the group: an account may have no right to read as another."""
+
+    class Named:
+        def __init__(self, log: Any) -> None:
+            self.log = log
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.log, name)
+
+    monkeypatch.setattr(EmbeddedLog, "reading", lambda log, how: Named(log))
+    read, logs = lots.read, []
+
+    def noted(log: Any, *given: Any) -> None:
+        logs.append(log)
+        read(log, *given)
+
+    monkeypatch.setattr(lots, "read", noted)
+    produce(broker, "a")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, HOUR))
+        run.batch()
+    assert logs
+    assert all(isinstance(log, Named) for log in logs)
 
 
 def test_an_idle_query_looks_again_when_a_key_is_due_and_not_before(
