@@ -23,7 +23,7 @@ from orderedmq.core.ownership import Commit, Lock, Owner, Policy, Unlock
 from orderedmq.core.parking import companion, is_parked
 from orderedmq.core.strategies import Members, divided
 from orderedmq.errors import FORMER_RUN, GroupError, LockError, lost
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, is_retry
 from orderedmq.options.source import SourceOptions
 
 log = logging.getLogger("orderedmq")
@@ -145,6 +145,7 @@ class GroupSession:
             options.topic_pattern or ",".join(sorted(options.topics)),
             options.allocation.name() if self.shared else None,
             *((ALL, "TAG") if options.matching is None else (options.matching.expression, options.matching.kind)),
+            options.failures,
         )
         self._client = replace(self._groups.join(owner_id), name=options.query_name)
         self._renewal = Renewal(self._groups, self._beat, RENEW_INTERVAL, lambda: self._groups.cut_off(self._client))
@@ -319,8 +320,8 @@ class GroupSession:
             known.update((token.queue, begin) for token, begin in stale.items())
         starting = self._options.starting
         if start.fresh and starting.explicit and starting.kind != "committed" and not self.shared:
-            # What is parked stays parked: it comes back when it is due.
-            begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue)}
+            # What is parked stays parked, and what was sent back stays sent back: it comes when it is due.
+            begins = {queue: begin for queue, begin in begins.items() if not is_parked(queue) and not is_retry(queue)}
             log.warning("group %s is reset to %s, as the options say", self.group, offsets_to_json(begins))
             reset = self._groups.reset({_token(owner, queue): begin for queue, begin in begins.items()})
             known.update(begins)

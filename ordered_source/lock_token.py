@@ -17,7 +17,7 @@ from orderedmq.endpoint import Credentials, Endpoint, TlsOptions
 from orderedmq.errors import LockError, OptionError
 from orderedmq.model import MessageQueue
 
-#: Fields of the JSON without a parking lot, with one, and of a row from one.
+#: Fields of the JSON without a parking lot, with one or with a retry topic, and of a row from a parking lot.
 _PLAIN, _WITH_LOT, _FROM_LOT = 7, 8, 9
 
 
@@ -49,19 +49,25 @@ class Lock(NamedTuple):
     lot: LotPlan | None = None
     #: None: the row comes from the queue.
     ticket: LotPlace | None = None
+    #: The topic of the queue where the row lies, if what fails is sent back to the group's retry topic; else None. The column
+    #: topic of a message of the retry topic has the topic that it was sent to.
+    stored_in: str | None = None
 
 
-def encode(endpoint: Endpoint, identity: str, token: LockToken | None, lot: LotPlan | None = None) -> str | None:
+def encode(
+    endpoint: Endpoint, identity: str, token: LockToken | None, lot: LotPlan | None = None, stored_in: str | None = None
+) -> str | None:
     """Return a lock as JSON; None without a group.
 
     The JSON is ``[epoch, group, client id, identity, path or null, namesrvAddr or null, with account?]``, and with a parking lot
-    ``[q_begin, begin, end, room]`` behind it.
+    ``[q_begin, begin, end, room]`` behind it, or with a retry topic the topic where the rows lie.
     """
     if token is None:
         return None
     account = endpoint.credentials is not None
     fields = [token.epoch, token.group, token.client_id, identity, endpoint.path, endpoint.namesrv_addr, account]
-    return _dumps(fields if lot is None else [*fields, lot])
+    more = lot if lot is not None else stored_in
+    return _dumps(fields if more is None else [*fields, more])
 
 
 def of_row(text: str, place: int, ticket: Ticket) -> str:
@@ -86,6 +92,16 @@ def split(text: str) -> tuple[str, LotPlace | None]:
     return text, None
 
 
+def stored_in(text: str) -> str | None:
+    """Return the topic of the queue where a row lies, if it is in the text of a lock; see `Lock.stored_in`."""
+    try:
+        # All other texts end with a number, true, false, null or a bracket.
+        fields = json.loads(text) if text.endswith('"]') else ()
+    except ValueError:
+        return None
+    return fields[_PLAIN] if len(fields) == _WITH_LOT and isinstance(fields[_PLAIN], str) else None
+
+
 def decode(
     text: str,
     queue: MessageQueue,
@@ -105,7 +121,9 @@ def decode(
         written = isinstance(epoch, int) and all(
             isinstance(one, str) for one in (group, client_id, identity, path or namesrv_addr)
         )
-        lot = LotPlan(*map(_whole, fields[_PLAIN])) if len(fields) > _PLAIN else None
+        more = fields[_PLAIN] if len(fields) > _PLAIN else None
+        stored_in = more if isinstance(more, str) else None
+        lot = None if more is None or stored_in is not None else LotPlan(*map(_whole, more))
         ticket = _place(fields[_WITH_LOT]) if len(fields) > _WITH_LOT else None
         written &= len(fields) <= _FROM_LOT
     except (ValueError, TypeError, KeyError):
@@ -122,7 +140,7 @@ def decode(
             f"{listener}(..., credentials=orderedmq.Credentials(access_key, secret_key))",
         )
     endpoint = Endpoint(path) if path is not None else Endpoint(None, namesrv_addr, credentials, tls)
-    return Lock(kept(endpoint, identity), LockToken(group, queue, "", client_id, epoch, 0), lot, ticket)
+    return Lock(kept(endpoint, identity), LockToken(group, queue, "", client_id, epoch, 0), lot, ticket, stored_in)
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))

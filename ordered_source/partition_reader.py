@@ -40,6 +40,7 @@ class QueuePartition(InputPartition):
 
     ``token`` is None without a group. ``streaming``: the range is part of a micro-batch, whose run is registered with the
     broker. ``lot``: the range of the queue's parking lot, which is read first; None without the option parkingLot.
+    ``retry_topic``: what a listener could not process goes to the group's retry topic, which the query reads.
     """
 
     endpoint: Endpoint
@@ -55,6 +56,7 @@ class QueuePartition(InputPartition):
     matching: Filter | None = None
     pull_settings: PullSettings = DEFAULT_PULL
     lot: LotSpan | None = None
+    retry_topic: bool = False
 
 
 def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -67,7 +69,8 @@ def read(partition: QueuePartition, columns: tuple[str, ...], schema: pa.Schema)
     pulled = tuple(name for name in columns if name != LOCK_TOKEN) or ("queue_offset",)
     lot = partition.lot
     plan = None if lot is None else lot.plan(partition.begin)
-    text = lock_token.encode(partition.endpoint, partition.identity, partition.token, plan)
+    stored_in = partition.queue.topic if partition.retry_topic else None
+    text = lock_token.encode(partition.endpoint, partition.identity, partition.token, plan, stored_in)
     token_text = pa.scalar(text, pa.string())
     context = TaskContext.get()
     run = run_of(context.getLocalProperty) if partition.streaming and context is not None else None

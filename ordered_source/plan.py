@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +15,7 @@ from orderedmq.conditions import OffsetCondition, OptionCondition, TopicConditio
 from orderedmq.connections import reach
 from orderedmq.core.parking import parked_topic
 from orderedmq.errors import OffsetError, OptionError, TopicError
-from orderedmq.model import RESERVED_PREFIXES, MessageQueue
+from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
 
@@ -27,7 +28,7 @@ def planned_schema(options: Mapping[str, str]) -> StructType:
     parsed = SourceOptions.parse(options, streaming=None)
     with reach(parsed.endpoint) as broker:
         check(broker, parsed)
-    return full_schema(parsed.include_properties, parsed.include_lock_token or parsed.parking_lot is not None)
+    return full_schema(parsed.include_properties, parsed.include_lock_token or bool(parsed.failures))
 
 
 def check(broker: Broker, options: SourceOptions) -> None:
@@ -47,7 +48,18 @@ def check(broker: Broker, options: SourceOptions) -> None:
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
-    """Return the topics that the options select. Raises TopicError MISSING, also for a pattern that matches no topic."""
+    """Return the topics that the options select. Raises TopicError MISSING, also for a pattern that matches no topic.
+
+    The group's retry topic is among them if it is to be read and exists: brokers make it with the group's first heartbeat.
+    """
+    found = _selected(broker, options)
+    if options.retry_topic:
+        with contextlib.suppress(TopicError):
+            found.append(broker.log.topic(f"{RETRY_PREFIX}{options.consumer_group}"))
+    return found
+
+
+def _selected(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
     if options.topic_pattern is None:
         return [broker.log.topic(name) for name in sorted(options.topics)]
     # Dead-letter topics are read by name only: a pattern such as ".*" means the user's own topics.

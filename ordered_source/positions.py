@@ -14,7 +14,7 @@ from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.core.ownership import Lock, Owner
 from orderedmq.core.parking import leader_of
 from orderedmq.errors import queue_deleted
-from orderedmq.model import MessageQueue, OffsetRange
+from orderedmq.model import MessageQueue, OffsetRange, is_retry
 from orderedmq.options.source import SourceOptions
 
 log = logging.getLogger("orderedmq")
@@ -48,7 +48,9 @@ class Positions:
         if start.fresh:
             if starting.kind == "committed":
                 starting = plan.never_committed(self._options)
-            begins |= plan.beginnings(self._log, starting, without_lots(queues), bounds)
+            # A retry topic is read from its first message, as Java's consumers do (RebalancePushImpl.computePullFromWhere).
+            chosen = [queue for queue in without_lots(queues) if not is_retry(queue)]
+            begins |= plan.beginnings(self._log, starting, chosen, bounds)
         known, reset = self._session.reset_and_read_offsets(owner, start, queues, begins, self._watch.recreated_topics(start))
         commit, behind, left = owner.enter(start, known, reset, begins)
         group = self._options.consumer_group

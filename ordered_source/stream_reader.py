@@ -50,6 +50,8 @@ class QueryRun:
 
     def __init__(self, broker: Broker, watch: TopicWatch, options: SourceOptions, owner_id: str) -> None:
         self.session: Session = group_session.open_session(broker, options, owner_id)
+        if options.retry_topic:
+            watch.await_retry_topic()
         self.owner = self.session.owner(owner_id)
         self.positions = Positions(broker, options, self.session, watch)
         log = broker.log.reading(options.pull_settings)
@@ -193,6 +195,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             matching=self.options.matching,
             pull_settings=self.options.pull_settings,
             lot=lot,
+            retry_topic=self.options.retry_topic,
         )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -10,15 +10,18 @@ from typing import Final
 from ordered_source import data_loss, plan
 from ordered_source.parking_lots import without_lots
 from orderedmq.broker import Broker, TopicInfo
-from orderedmq.conditions import DataLossCondition
+from orderedmq.conditions import DataLossCondition, TopicCondition
 from orderedmq.core.offsets import Checkpoint
 from orderedmq.core.ownership import Owner
 from orderedmq.errors import DataLossError, TopicError, recreated, topic_deleted
-from orderedmq.model import MessageQueue
+from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.options.source import SourceOptions
 
 #: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
 LISTING_INTERVAL: Final = 1.0
+#: Seconds to wait for a new group's retry topic, and between two looks.
+RETRY_TOPIC_PATIENCE: Final = 10.0
+_POLL: Final = 0.1
 
 
 class TopicWatch:
@@ -56,6 +59,19 @@ class TopicWatch:
     def forget_listing(self) -> None:
         """List the topics again at the next look."""
         self._listed = (None, float("-inf"))
+
+    def await_retry_topic(self) -> None:
+        """Wait until the group's retry topic is listed: brokers make it with the group's first heartbeat. Raises TopicError MISSING."""
+        name = f"{RETRY_PREFIX}{self._options.consumer_group}"
+        deadline = time.monotonic() + RETRY_TOPIC_PATIENCE
+        while all(topic.name != name for topic in self.topics(fresh=True)):
+            if time.monotonic() >= deadline:
+                raise TopicError(
+                    TopicCondition.MISSING,
+                    f"option retryTopic: no broker has the topic {name!r}, which is made with the group's first heartbeat: check that the "
+                    f"group may be made, and has retry queues (mqadmin updateSubGroup -g {self._options.consumer_group} -q 1)",
+                )
+            time.sleep(_POLL)
 
     def queues(self, known: Checkpoint, target: Collection[MessageQueue] | None, *, shared: bool) -> list[MessageQueue]:
         """Return the queues to read; with a ``target``, only those in it.

@@ -295,6 +295,15 @@ class Groups(Protocol):
         False if it was settled. Raises LockError LOST, DataLossError AGED_OUT if a message is gone.
         """
 
+    def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
+        """Have the broker put copies of messages of the token's queue into the retry topic %RETRY%<group>, each after a delay.
+
+        ``messages``: offsets and delay levels, 1 to 18, or below 0 for a dead letter. One that was retried
+        ``max_reconsume_times`` times becomes a dead letter, too. Return how many were sent back, the first of them, at least
+        one. A message that is sent back twice comes twice. Raises LockError LOST, DataLossError AGED_OUT if a message is gone,
+        OptionError UNSUPPORTED where brokers have no retry topics.
+        """
+
     def reset_number(self, group: str) -> int:
         """Return how often the group was reset. A checkpoint with a lower number follows the group's offsets."""
 

@@ -105,6 +105,11 @@ class MessageQueue(NamedTuple):
         return f"{self.topic}/{self.broker_name}/{self.queue_id}"
 
 
+def is_retry(queue: MessageQueue) -> bool:
+    """Whether the queue belongs to a group's retry topic."""
+    return queue.topic.startswith(RETRY_PREFIX)
+
+
 def java_order(text: str) -> bytes:
     """A sort key that orders texts as Java's String.compareTo does: by UTF-16 units, not by code points."""
     return text.encode("utf-16-be", "surrogatepass")

@@ -48,10 +48,10 @@ def consume_concurrently(
 ) -> DataFrame:
     """Run ``listener(messages, context) -> ConsumeConcurrentlyStatus`` over queues, in no order: MessageListenerConcurrently.
 
-    ``df`` is a stream of the source with ``parkingLot=true`` and ``includeLockToken=true``, or with a schema that names topic,
-    broker_name, queue_id, queue_offset, body and lock_token. ``messages`` is a sequence of 1 to
-    ``consume_message_batch_max_size`` (at most 1024) messages with fields named like the columns; ``context`` is a
-    ConsumeConcurrentlyContext. Up to ``concurrency`` batches of a queue are at the listener at once, in threads: it must be
+    ``df`` is a stream of the source with ``parkingLot=true``, or over RocketMQ with ``retryTopic=true``. If you give a schema, it
+    names topic, broker_name, queue_id, queue_offset, body and lock_token, and with a retry topic reconsume_times. ``messages`` is
+    a sequence of 1 to ``consume_message_batch_max_size`` (at most 1024) messages with fields named like the columns; ``context``
+    is a ConsumeConcurrentlyContext. Up to ``concurrency`` batches of a queue are at the listener at once, in threads: it must be
     thread-safe, or a class, of which each thread makes an object as with `consume_orderly`. ``hooks`` are called before and
     after each call, in its thread.
 
@@ -60,14 +60,20 @@ def consume_concurrently(
     chose (``context.delay_level_when_next_consume``). After ``max_reconsume_times`` retries (-1: 16, as in RocketMQ) it goes to
     the topic %DLQ%<group>.
 
+    With ``retryTopic=true`` the message's broker does that, as for a Java MessageListenerConcurrently (CONSUMER_SEND_MSG_BACK).
+    The message comes back through the topic %RETRY%<group>, to whichever member of the group has its queue, or becomes a dead
+    letter. ``message.topic`` is then still the topic that it was sent to, and ``context.message_queue`` is a queue of the retry
+    topic. If its batch runs again, it may be sent back again, and then comes twice, as in Java.
+
     Returns a DataFrame with a row per message: topic string, broker_name string, queue_id int, begin_offset long, end_offset
     long (exclusive), status string, attempts int, duration double (seconds), error string, sharding_key string, due_timestamp
-    timestamp. The status is SUCCESS, DEAD_LETTER, PARKED, DROPPED or REPEATED, as with `consume_orderly`. Write the rows
-    somewhere: the listener runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source.
+    timestamp. The status is SUCCESS, DEAD_LETTER, PARKED, DROPPED or REPEATED, as with `consume_orderly`, or SENT_BACK. A row's
+    topic is that of its queue, which may be the retry topic. Write the rows somewhere: the listener runs only when Spark runs
+    the DataFrame. ``credentials`` and ``tls`` are those of the source.
 
     Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
-    UNSUPPORTED for rows that were read without a lock or a parking lot, MISSING without the ``credentials`` that the source
-    used, LockError LOST if another owner may have the queue.
+    UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry topic, MISSING without the
+    ``credentials`` that the source used, LockError LOST if another owner may have the queue.
     """
     require_columns(df, NEEDED, NAME)
     settings = ConcurrentSettings(consume_message_batch_max_size, concurrency, max_reconsume_times)
@@ -85,7 +91,8 @@ class Concurrently(Kind[ConcurrentRange]):
         credentials: Credentials | None = None,
         tls: TlsOptions | None = None,
     ) -> None:
-        super().__init__(NAME, listener, settings.concurrency, credentials, tls, alone=True)
+        most = settings.most_retries
+        super().__init__(NAME, listener, settings.concurrency, credentials, tls, alone=True, max_reconsume_times=most)
         self._settings, self._hooks = settings, hooks
 
     def engine(

@@ -25,12 +25,14 @@ from ordered_source.listener import calls, tasks
 from ordered_source.listener.calls import Calls
 from ordered_source.listener.lying import Lying
 from ordered_source.listener.messages import Columns, Message
+from ordered_source.listener.send_back import SendBack, require_retries, told
 from ordered_source.listener.tasks import lock_of, put_aside
-from ordered_source.lock_token import Lock, LotPlace
+from ordered_source.lock_token import Lock, LotPlace, LotPlan
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition
 from orderedmq.core import key_order
 from orderedmq.core.key_order import Batch, CheckLock, Consume, DeadLetter, Done, Outcome, Park, Pull, Suspend, Wait
+from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import BEHIND, DELAY_LEVELS, DROPPED, HELD, Put, Ticket, companion, delay
 from orderedmq.core.parking_engine import ParkingEngine
 from orderedmq.endpoint import Credentials, TlsOptions
@@ -48,6 +50,8 @@ _SCHEMA: Final = tasks.OUTCOME_SCHEMA.append(pa.field("sharding_key", pa.string(
 #: Messages that are given to the engine at once, and outcomes that are given to Spark at once.
 PUT_TOGETHER: Final = 4096
 GIVE_TOGETHER: Final = 4096
+#: The room of a queue without a parking lot, whose broker takes back whatever fails.
+NO_BOUND: Final = 2**62
 
 
 #: What a call returned: the listener's answer, its error, and the context as the listener left it.
@@ -58,7 +62,8 @@ Engine = TypeVar("Engine", bound=ParkingEngine)
 class Kind(ABC, Generic[Engine]):
     """A kind of listener: its engine and its calls. ``name`` is the function that the user called.
 
-    ``alone``: whether each message is parked alone, so that newer ones of its key do not wait for it.
+    ``alone``: whether each message is parked alone, so that newer ones of its key do not wait for it. Such a listener can do
+    with a retry topic in place of a parking lot: ``max_reconsume_times`` is for the broker then.
     """
 
     def __init__(
@@ -70,8 +75,10 @@ class Kind(ABC, Generic[Engine]):
         tls: TlsOptions | None,
         *,
         alone: bool,
+        max_reconsume_times: int = 0,
     ) -> None:
         self.name, self.listener, self.concurrency, self.alone = name, listener, concurrency, alone
+        self.max_reconsume_times = max_reconsume_times
         self.credentials, self.tls = credentials, tls
 
     @abstractmethod
@@ -131,7 +138,7 @@ def consume(
     """
     pieces = chain.from_iterable(map(_pieces, batches))
     for (queue, text), own in groupby(pieces, lambda one: (one.queue, one.text)):
-        lock = lock_of(queue, text, kind.credentials, kind.tls, kind.name, lot=True)
+        lock = lock_of(queue, text, kind.credentials, kind.tls, kind.name, lot=True, retry_topic=kind.alone)
         yield from _Task(queue, lock, kind, wall).run(own)
 
 
@@ -139,17 +146,23 @@ class _Task:
     """Runs the engine of one queue with the listener, the broker, the clocks and the log."""
 
     def __init__(self, queue: MessageQueue, lock: Lock, kind: Kind[Any], wall: Callable[[], float]) -> None:
-        assert lock.lot is not None
         self.queue, self._kind, self._wall = queue, kind, wall
-        self._broker, self._token, self._plan = lock.broker, lock.token, lock.lot
-        self._parked = companion(lock.token).queue
+        self._broker, self._token = lock.broker, lock.token
+        #: Where what fails is sent back to; None: it is parked.
+        self._back = None if lock.lot is not None else SendBack(lock.broker, lock.token, kind.max_reconsume_times)
+        self._plan = lock.lot or LotPlan(0, 0, 0, NO_BOUND)
+        if self._back is None:
+            self._parked = companion(lock.token).queue
         self._listener = calls.kept(kind.listener)
         self._out: list[Outcome] = []
         self._warned = 0
 
     def run(self, pieces: Iterator[Piece]) -> Iterator[pa.RecordBatch]:
         lot, rest = self._lot(pieces)
-        lying = Lying.read(self._broker, self._token, self._parked, self._plan)
+        if self._back is None:
+            lying = Lying.read(self._broker, self._token, self._parked, self._plan)
+        else:
+            lying = Lying(Lot(0), self._plan)
         self._out += lying.repeated([one.offset for one in lot], [one.key for one in lot])
         clock, kind = time.monotonic, self._kind
         engine = kind.engine(self.queue, clock(), self._plan.room, lot, lying)
@@ -216,9 +229,7 @@ class _Task:
                 case Park(messages):
                     self._park(engine, messages)
                 case DeadLetter(message):
-                    rows: Rows = message.row
-                    letter = Message(rows.columns, message.number, 0)
-                    failed = put_aside(self._broker, self._token, [letter], message.error, rows.retries(message))
+                    failed = self._put_aside(message) if self._back is None else self._back.put_aside(message)
                     self._out += engine.dead_lettered(failed is None, failed, clock())
                 case Suspend(seconds):
                     time.sleep(seconds)
@@ -229,7 +240,17 @@ class _Task:
                 self._answered(engine, threads, waiting.seconds)
             raise
 
+    def _put_aside(self, message: key_order.Message) -> str | None:
+        rows: Rows = message.row
+        letter = Message(rows.columns, message.number, 0)
+        return put_aside(self._broker, self._token, [letter], message.error, rows.retries(message))
+
     def _park(self, engine: ParkingEngine, messages: Sequence[key_order.Message]) -> None:
+        if self._back is not None:
+            error = self._back.send(messages)
+            sent = None if error is not None else [True] * len(messages)
+            self._out += told(engine.was_parked(sent, error, time.monotonic()))
+            return
         now = int(self._wall() * 1000)
         puts = [self._put(one, now) for one in messages]
         try:
@@ -291,6 +312,8 @@ class _Task:
             for begin in range(0, piece.rows.num_rows, PUT_TOGETHER):
                 columns = Columns(piece.rows.slice(begin, PUT_TOGETHER))
                 offsets, keys = columns.get("queue_offset"), columns.keys()
+                if self._back is not None:
+                    require_retries(columns.names, self.queue)
                 counts = [count or 0 for count in columns.get("reconsume_times")] if "reconsume_times" in columns.names else []
                 rows = Rows(columns, counts if any(counts) else (), ())
                 messages = list(map(key_order.Message, offsets, keys, repeat(rows), range(len(offsets))))
@@ -347,11 +370,21 @@ def _next(engine: ParkingEngine) -> key_order.Action | None:
         return None
 
 
+def _stored_in(topics: pa.Array, texts: pa.Array) -> pa.Array:
+    """Return the topics where the rows lie: a message of a retry topic has the topic that it was sent to in its column."""
+    stored = {text: lock_token.stored_in(text) for text in texts.unique().to_pylist() if text is not None}
+    if not any(stored.values()):
+        return topics
+    found = [stored.get(text) or topic for topic, text in zip(topics.to_pylist(), texts.to_pylist(), strict=True)]
+    return pa.array(found, pa.string())
+
+
 def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:
     """Split a batch's rows where the queue or the lock changes, and between rows of the parking lot and of the queue."""
     if not batch.num_rows:
         return
     columns = [batch.column(name) for name in ("topic", "broker_name", "queue_id", LOCK_TOKEN)]
+    columns[0] = _stored_in(columns[0], columns[3])
     rows = batch.select([name for name in batch.schema.names if name != LOCK_TOKEN])
     if all(len(column.unique()) == 1 for column in columns):
         topic, broker, queue_id, text = (column[0].as_py() for column in columns)

@@ -54,12 +54,20 @@ def require_columns(df: DataFrame, needed: Sequence[str], listener: str) -> None
 
 
 def lock_of(
-    queue: MessageQueue, text: str | None, credentials: Credentials | None, tls: TlsOptions | None, listener: str, *, lot: bool
+    queue: MessageQueue,
+    text: str | None,
+    credentials: Credentials | None,
+    tls: TlsOptions | None,
+    listener: str,
+    *,
+    lot: bool,
+    retry_topic: bool = False,
 ) -> Lock:
     """Return the broker and the lock under which the rows were read.
 
-    ``lot``: whether the listener needs a parking lot. Raises OptionError UNSUPPORTED for rows that were read without a lock, or
-    with a parking lot where none is needed and the reverse, else as `lock_token.decode`.
+    ``lot``: whether the listener needs a parking lot; ``retry_topic``: whether a retry topic will do. Raises OptionError
+    UNSUPPORTED for rows that were read without a lock, or with a parking lot where none is needed and the reverse, else as
+    `lock_token.decode`.
     """
     if text is None:
         raise OptionError(
@@ -68,11 +76,17 @@ def lock_of(
             "batch read nor messageModel=broadcasting",
         )
     lock = lock_token.decode(text, queue, credentials, tls, listener=listener.partition("(")[0])
-    if lot and lock.lot is None:
+    if lock.stored_in is not None and not retry_topic:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            f"{listener} got rows of queue {queue} that were read with retryTopic=true: messages of a retry topic come in no order; use "
+            "consume_concurrently, or read without retryTopic",
+        )
+    if lot and lock.lot is None and lock.stored_in is None:
         raise OptionError(
             OptionCondition.UNSUPPORTED,
             f"{listener} got rows of queue {queue} that were read without a parking lot: what fails has no place to wait in; read with "
-            "parkingLot=true",
+            f"parkingLot=true{', or over RocketMQ with retryTopic=true' if retry_topic else ''}",
         )
     if not lot and lock.lot is not None:
         raise OptionError(

@@ -5,8 +5,8 @@ CONSUME_SUCCESS, the messages up to ``context.ack_index`` are done; of one answe
 none is. Each of the others comes back alone after its delay level, or becomes a dead letter if it was retried
 ``max_reconsume_times`` times or if ``context.delay_level_when_next_consume`` is below 0.
 
-Where RocketMQ sends a message back to the topic %RETRY%<group>, it is put into the queue's parking lot. If the lot has no room,
-the message goes to the listener again after 5 s, as in Java if it cannot be sent back.
+Where Java sends a message back to the topic %RETRY%<group>, the caller may do so, too, or put it into the queue's parking lot. If
+the lot has no room, the message goes to the listener again after 5 s, as in Java if it cannot be sent back.
 """
 
 from __future__ import annotations
@@ -92,6 +92,11 @@ class ConcurrentSettings:
         }
         check_bounds(self, bounds)
 
+    @property
+    def most_retries(self) -> int:
+        """``max_reconsume_times``, or what -1 stands for."""
+        return MAX_RECONSUME_TIMES if self.max_reconsume_times == -1 else self.max_reconsume_times
+
 
 class ConcurrentRange(ParkingEngine):
     """One range of a queue on its way through a listener, in no order.
@@ -110,8 +115,7 @@ class ConcurrentRange(ParkingEngine):
     ) -> None:
         super().__init__(queue, Limits(settings.concurrency, REFUSED_PAUSE, settings.parking_lot_max_messages), now, len(lying))
         self.settings = settings
-        most = settings.max_reconsume_times
-        self._most = MAX_RECONSUME_TIMES if most == -1 else most
+        self._most = settings.most_retries
         self._lying = lying
         self._ready: deque[Message] = deque()
         #: Messages that could not be parked, in the order of the times when they go to the listener again.

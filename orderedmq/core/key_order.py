@@ -13,7 +13,7 @@ from orderedmq.errors import OptionError
 
 OnExhausted = Literal["dead_letter", "hold"]
 #: REPEATED: it failed in a repeat of the micro-batch, and an earlier attempt had decided it. DROPPED: an operator dropped it.
-OutcomeStatus = Literal["SUCCESS", "DEAD_LETTER", "PARKED", "REPEATED", "DROPPED"]
+OutcomeStatus = Literal["SUCCESS", "DEAD_LETTER", "PARKED", "REPEATED", "DROPPED", "SENT_BACK"]
 
 
 @dataclass(frozen=True)

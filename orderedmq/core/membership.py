@@ -28,7 +28,8 @@ MEMBER_LIFE: Final = LOCK_LIFE
 class Subscription:
     """What the members of a group must agree on.
 
-    ``strategy`` None: exclusive, one member has all queues. ``filter`` is canonical.
+    ``strategy`` None: exclusive, one member has all queues. ``filter`` is canonical. ``failures``: where messages wait that a
+    listener could not process, "parkingLot", "retryTopic" or "": a member that does not read them must not get their queue.
     """
 
     assignment: str
@@ -36,11 +37,20 @@ class Subscription:
     strategy: str | None = None
     filter: str = ALL
     filter_type: str = "TAG"
+    # The last field: see `differences`.
+    failures: str = ""
 
     def differences(self, other: Subscription) -> list[str]:
         """Return a text per difference, such as ``assignment 'shared', not 'exclusive'``: this value, then the other's."""
         mine, theirs = asdict(self), asdict(other)
-        return [f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
+        differing = [f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
+        if self.failures != other.failures:
+            differing[-1] = f"{_option(self.failures)}, not {_option(other.failures)}"
+        return differing
+
+
+def _option(failures: str) -> str:
+    return f"option {failures}=true" if failures else "neither parkingLot nor retryTopic"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from orderedmq.conditions import OptionCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import LOCK_LIFE, Client, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
@@ -15,7 +16,7 @@ from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.liveness import Presence, is_alive
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import LockError, lost, not_an_offset
+from orderedmq.errors import LockError, OptionError, lost, not_an_offset
 from orderedmq.model import MessageQueue, check_group
 
 _RESETS = b"reset\0"
@@ -292,6 +293,11 @@ class EmbeddedGroups:
                 for queue in (token.queue, parked_queue(token.group, token.queue))
             }
             return parking_lots.put(txn, token.group, token.queue, puts, settled, self._clock.wall())
+
+    def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
+        """See `Groups.send_back`. Raises OptionError UNSUPPORTED: this broker has no retry topics."""
+        del token, messages, max_reconsume_times
+        raise OptionError(OptionCondition.UNSUPPORTED, "the embedded broker has no retry topics; read with parkingLot=true")
 
     def reset_number(self, group: str) -> int:
         with self._store.read() as txn:

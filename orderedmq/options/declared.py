@@ -155,6 +155,12 @@ SOURCE_OPTIONS: Final = (
         'stream only: read what `consume_orderly` with order="key" has parked, when it is due; adds the column lock_token, too',
     ),
     Option("parkingLotMaxMessages", "10000", "with parkingLot: parked messages per queue above which no more keys are parked"),
+    Option(
+        "retryTopic",
+        "false",
+        "stream only, with namesrvAddr, in place of parkingLot: read the group's retry topic, too, as its Java consumers do; what "
+        "`consume_concurrently` could not process is sent back to it; adds the column lock_token, too",
+    ),
 )
 SINK_OPTIONS: Final = (
     *BROKER_OPTIONS,

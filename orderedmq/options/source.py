@@ -22,6 +22,7 @@ from orderedmq.model import EMBEDDED_BROKER, MessageQueue
 from orderedmq.options.allocation import Assignment, parse_allocation, parse_assignment
 from orderedmq.options.declared import MAX_PULL_BATCH, Given
 from orderedmq.options.endpoint import parse_endpoint
+from orderedmq.options.failed_messages import parse_failed_messages
 from orderedmq.options.filter import parse_filter
 from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
 from orderedmq.options.values import (
@@ -92,7 +93,7 @@ class SourceOptions:
     Exactly one of ``topics`` (as given, no duplicates; else empty) and ``topic_pattern`` is set. ``consumer_group`` is None in
     broadcasting and in a batch without one. ``allocation`` is how the members of a shared group divide its queues.
     ``matching`` None: all messages. ``consume_from`` is where a group that never committed begins. ``parking_lot``: maximum
-    messages in a queue's parking lot, None without one.
+    messages in a queue's parking lot, None without one. ``retry_topic``: whether the group's retry topic is read, too.
     """
 
     endpoint: Endpoint
@@ -118,6 +119,7 @@ class SourceOptions:
     include_properties: bool
     include_lock_token: bool
     parking_lot: int | None = None
+    retry_topic: bool = False
     query_name: str | None = None
 
     @classmethod
@@ -134,6 +136,7 @@ class SourceOptions:
         group = _group(given, model, streaming)
         assignment = parse_assignment(given, model, streaming)
         allocation = parse_allocation(given, assignment, embedded=endpoint.embedded)
+        failed = parse_failed_messages(given, endpoint, group, allocation, streaming)
         _require_read("allocateQueues", allocation.queues, topics, pattern, endpoint)
         consume_from, consume_timestamp = _consume_from(given)
         starting = _starting(given, model, group, consume_from, consume_timestamp, streaming)
@@ -172,29 +175,19 @@ class SourceOptions:
             pull_settings=_pull_settings(given, endpoint, group),
             include_properties=given.value("includeProperties", parse_bool),
             include_lock_token=given.value("includeLockToken", parse_bool),
-            parking_lot=_parking_lot(given, group, streaming),
+            parking_lot=failed.parking_lot,
+            retry_topic=failed.retry_topic,
             query_name=given.optional("queryName", parse_name),
         )
+
+    @property
+    def failures(self) -> str:
+        """Where messages wait that a listener could not process, by the option's name. All members of a group must agree on it."""
+        return "parkingLot" if self.parking_lot is not None else "retryTopic" if self.retry_topic else ""
 
     def reads(self, topic: str) -> bool:
         """Whether the reader reads this topic."""
         return _is_read(topic, self.topics, self.topic_pattern)
-
-
-def _parking_lot(given: Given, group: str | None, streaming: bool | None) -> int | None:
-    room = given.value("parkingLotMaxMessages", integer(1, example=10000))
-    if not given.value("parkingLot", parse_bool):
-        if given.has("parkingLotMaxMessages"):
-            raise conflict("option parkingLotMaxMessages limits a parking lot; set parkingLot=true, or drop it")
-        return None
-    if streaming is False:
-        raise OptionError(
-            OptionCondition.UNSUPPORTED,
-            "option parkingLot is not supported in a batch, which has no locks; use spark.readStream, or `orderedmq parked list`",
-        )
-    if group is None:
-        raise conflict("option parkingLot needs a consumer group, whose messages are parked; set consumerGroup, or drop it")
-    return room
 
 
 def _pull_settings(given: Given, endpoint: Endpoint, group: str | None) -> PullSettings:

@@ -105,6 +105,16 @@ class Peers:
         client.setAwaitTerminationMillisWhenShutdown(5000)
         return Consumer(self, client, topic, consume)
 
+    def concurrent_consumer(
+        self, namesrv: str, group: str, topic: str, consume: Callable[[list[Received]], bool], **settings: Any
+    ) -> ConcurrentConsumer:
+        """A MessageListenerConcurrently from the first offset, started. What ``consume`` refuses comes back through %RETRY%, after 1 s."""
+        client = self._client(self.rocketmq.client.consumer.DefaultMQPushConsumer(group), namesrv, settings)
+        client.setConsumeFromWhere(self.rocketmq.common.consumer.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
+        client.subscribe(topic, "*")
+        client.setAwaitTerminationMillisWhenShutdown(5000)
+        return ConcurrentConsumer(self, client, topic, consume)
+
     def admin(self, namesrv: str) -> Admin:
         client = self._client(self.rocketmq.tools.admin.DefaultMQAdminExt(), namesrv, {})
         client.start()
@@ -207,18 +217,24 @@ class Selector:
 class Consumer:
     """An orderly consumer; ``received`` has what its listener was given, refused messages each time."""
 
+    STATUS = ("ConsumeOrderlyStatus", "SUCCESS", "SUSPEND_CURRENT_QUEUE_A_MOMENT")
+
     def __init__(self, peers: Peers, client: Any, topic: str, consume: Callable[[list[Received]], bool] | None) -> None:
         self.client = client
         self._topic = topic
         self.received: list[Received] = []
         self._consume = consume
-        status = peers.rocketmq.client.consumer.listener.ConsumeOrderlyStatus
-        self._success, self._again = status.SUCCESS, status.SUSPEND_CURRENT_QUEUE_A_MOMENT
+        name, success, again = self.STATUS
+        status = getattr(peers.rocketmq.client.consumer.listener, name)
+        self._success, self._again = getattr(status, success), getattr(status, again)
         # toJson of an object has static and other overloads: py4j's own look for a static member stops at whichever the JVM lists first.
         serializable = peers.rocketmq.remoting.protocol.RemotingSerializable
         self._json = JavaMember("toJson", None, STATIC_PREFIX + serializable._fqn, peers.client)
-        client.registerMessageListener(_Listener(self))
+        client.registerMessageListener(self._listener())
         client.start()
+
+    def _listener(self) -> Any:
+        return _Listener(self)
 
     def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
         """Wait until the listener has received ``count`` messages."""
@@ -256,6 +272,21 @@ class Consumer:
         return self._success if taken else self._again
 
 
+class ConcurrentConsumer(Consumer):
+    """A concurrent consumer. It locks no queues; what its listener refuses is sent back with delay level 1."""
+
+    STATUS = ("ConsumeConcurrentlyStatus", "CONSUME_SUCCESS", "RECONSUME_LATER")
+
+    def _listener(self) -> Any:
+        return _ConcurrentListener(self)
+
+    def has(self, topic: str) -> list[Queue]:
+        """The queues of a topic that are assigned to it."""
+        table = self.client.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
+        assigned = [entry.getKey() for entry in table.entrySet() if not entry.getValue().isDropped()]
+        return sorted((str(q.getBrokerName()), int(q.getQueueId())) for q in assigned if str(q.getTopic()) == topic)
+
+
 def _received(message: Mapping[str, Any], where: Queue) -> Received:
     properties = message["properties"]
     return Received(
@@ -287,6 +318,17 @@ class _Listener:
 
     class Java:
         implements = ("org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly",)
+
+
+class _ConcurrentListener(_Listener):
+    """What Java calls of a concurrent consumer."""
+
+    def consumeMessage(self, messages: Any, context: Any) -> Any:
+        context.setDelayLevelWhenNextConsume(1)
+        return self._consumer._given(messages, context.getMessageQueue())
+
+    class Java:
+        implements = ("org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently",)
 
 
 class Admin:

@@ -109,7 +109,7 @@ def test_the_rows_have_exactly_the_columns_that_were_asked_for(rig: Rig) -> None
 def test_a_lot_that_is_not_planned_gives_no_rows_and_is_known_from_the_lock_token(rig: Rig) -> None:
     found = rig.read(rig.part(4, 6, (1, 1)), "queue_offset", "lock_token")
     assert [row["queue_offset"] for row in found] == [4, 5]
-    assert rig.lock(found[0])[2:] == (LotPlan(4, 1, 1, 100), None)
+    assert rig.lock(found[0])[2:] == (LotPlan(4, 1, 1, 100), None, None)
 
 
 def test_a_range_may_have_parked_messages_only(rig: Rig) -> None:

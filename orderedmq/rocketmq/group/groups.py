@@ -39,6 +39,7 @@ from orderedmq.rocketmq.group.lock_rules import lock_name
 from orderedmq.rocketmq.group.membership import Directory, MemberClient
 from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 from orderedmq.rocketmq.group.parking_lots import ParkingLots
+from orderedmq.rocketmq.group.retry_topic import RetryTopic
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import LEAST_TIMEOUT, Deadline
@@ -64,6 +65,7 @@ class RocketMQGroups:
         self._offsets = GroupOffsets(client)
         self._dead_letters = DeadLetterTopic(client, log, self._offsets)
         self._parking_lots = ParkingLots(client, log, self._offsets)
+        self._retry_topic = RetryTopic(client, log)
         self._directory = Directory(client)
         self._epochs = lock_rules.Epochs()
         self._member_clients: dict[str, MemberClient] = {}
@@ -365,6 +367,12 @@ class RocketMQGroups:
 
         require_lock()
         return self._parking_lots.park(token.group, guarding(token).queue, puts, require_lock)
+
+    def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
+        """See `Groups.send_back`. Raises TopicError NO_SUCH_QUEUE if the queue's broker has no retry queue of the group."""
+        if self._stale([token]):
+            raise lock_rules.lost_lock(token, f"{len(messages)} of its messages were sent back", self.trust)
+        return self._retry_topic.send_back(token.group, token.queue, messages, max_reconsume_times)
 
     def _require(self, offsets: Mapping[LockToken, int], doing: str) -> None:
         """Check tokens and offsets. Raises LockError LOST if a token is stale, OffsetError INVALID if an offset is negative."""

@@ -119,6 +119,9 @@ def decode(client_id: str, body: Bytes) -> Info:
     shown = _CLASS_NAME.fullmatch(str(properties.get("allocateMessageQueueStrategy", "")))
     assignment = "broadcasting" if properties.get("messageModel") == "BROADCASTING" else "shared"
     subscription = subscription_of(topics, _JAVA_STRATEGIES.get(shown[1], shown[1]) if shown else None, assignment)
+    if properties.get("PROP_CONSUMEORDERLY") == "false":
+        # A concurrent consumer: what it sends back may come into a queue of any member.
+        subscription = replace(subscription, failures="retryTopic")
     member = Member(client_id, client_id, subscription, joined, now(), life=CHANNEL_LIFE)
     return Info(member, tuple(_java_locks(field(fields, "mqTable", dict, {}))))
 
@@ -143,7 +146,8 @@ def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[
     """Return a member with the texts of the subscription ``like`` where both mean the same.
 
     This concerns consumers in other languages. They name topics where ``like`` may have a pattern, which selects ``topics``
-    now, and they may not report their strategy: RocketMQ compares neither. Members of this package stay as they are and are
+    now, and they may not report their strategy: RocketMQ compares neither. An orderly consumer sends nothing back, and reads the
+    retry topic, too; no consumer in another language reads parking lots. Members of this package stay as they are and are
     compared by their texts, since one may have listed a new topic before another.
     """
     theirs = member.subscription
@@ -151,7 +155,8 @@ def with_like_texts(member: Member, like: Subscription | None, topics: Iterable[
         return member
     if theirs.topics == ",".join(sorted(topics)):
         theirs = replace(theirs, topics=like.topics)
-    return replace(member, subscription=replace(theirs, strategy=theirs.strategy or like.strategy))
+    failures = theirs.failures if like.failures == "parkingLot" else theirs.failures or like.failures
+    return replace(member, subscription=replace(theirs, strategy=theirs.strategy or like.strategy, failures=failures))
 
 
 def _ours(client_id: str, own: dict[str, Any]) -> Info:

@@ -21,7 +21,8 @@ from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.message_requests import PullStatus
 
 _TEXT = re.compile(r"(.+)/([0-9]{1,6})/([0-9]{1,19})@([0-9a-f]{1,16})")
-_BEYOND: Final = -1
+#: Stands for the position of a message behind the queue's end.
+BEYOND: Final = -1
 
 
 class Anchor(NamedTuple):
@@ -48,20 +49,20 @@ def find_anchor(client: Client, group: str, offsets: Mapping[MessageQueue, int])
     The highest comes first, since its message is the last to be deleted.
     """
     for queue, offset in sorted(offsets.items(), key=lambda item: (-item[1], item[0])):
-        position = _position(client, group, queue, offset - 1) if offset > 0 else None
-        if position is not None and position != _BEYOND:
+        position = position_of(client, group, queue, offset - 1) if offset > 0 else None
+        if position is not None and position != BEYOND:
             return Anchor(queue.broker_name, queue.queue_id, offset - 1, position)
     return None
 
 
 def is_same_topic(client: Client, group: str, topic: str, anchor: Anchor) -> bool | None:
     """Return whether the topic is the anchor's; None if that is unknown because the message was deleted by age."""
-    position = _position(client, group, MessageQueue(topic, anchor.broker_name, anchor.queue_id), anchor.offset)
+    position = position_of(client, group, MessageQueue(topic, anchor.broker_name, anchor.queue_id), anchor.offset)
     return None if position is None else position == anchor.position
 
 
-def _position(client: Client, group: str, queue: MessageQueue, offset: int) -> int | None:
-    """Return a message's position in the commit log; _BEYOND if the queue ends before it, None if it was deleted."""
+def position_of(client: Client, group: str, queue: MessageQueue, offset: int) -> int | None:
+    """Return a message's position in the commit log; BEYOND if the queue ends before it, None if it was deleted."""
     request = message_requests.pull(queue, group, offset, 1)
     result = client.call(request, Deadline.after(REQUEST_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
     if result.status is PullStatus.FOUND:
@@ -71,4 +72,4 @@ def _position(client: Client, group: str, queue: MessageQueue, offset: int) -> i
                 ProtocolCondition.PROTOCOL, f"queue {queue}: a pull at offset {offset} begins with {message.queue_offset}"
             )
         return message.physical_offset
-    return None if offset < result.min_offset else _BEYOND
+    return None if offset < result.min_offset else BEYOND

@@ -168,6 +168,31 @@ def _send_result(response: RemotingCommand) -> SendResult:
     )
 
 
+def send_back(queue: MessageQueue, group: str, position: int, *, delay_level: int, max_reconsume_times: int) -> Request[None]:
+    """Have a message's broker put a copy into %RETRY%<group> after a delay, or into %DLQ%<group> (36).
+
+    ``position`` is the message's offset in the commit log. ``delay_level``: 1 to 18; 0: 3 plus the number of retries; below 0: a
+    dead letter. A message that was retried ``max_reconsume_times`` times becomes a dead letter, too. Raises GroupError MISSING
+    if the broker does not know the group and does not create it. A broker whose group has no retry queues answers that all is
+    well and does nothing (AbstractSendMessageProcessor.consumerSendMsgBack).
+    """
+    return Request(
+        RequestCode.CONSUMER_SEND_MSG_BACK,
+        f"message of queue {queue} sent back by group {group}",
+        f"group {group!r}",
+        ignore_answer,
+        {
+            "offset": java_text(position),
+            "group": group,
+            "delayLevel": java_text(delay_level),
+            "originTopic": queue.topic,
+            "unitMode": "false",
+            "maxReconsumeTimes": java_text(max_reconsume_times),
+        },
+        repeatable=False,
+    )
+
+
 # --- pulling
 
 

@@ -1,0 +1,69 @@
+"""Messages that a listener could not process, on their way back to the group's retry topic. Over RocketMQ only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from orderedmq.broker import Broker
+from orderedmq.conditions import SchemaCondition
+from orderedmq.core.key_order import Message, Outcome
+from orderedmq.core.lock import LockToken
+from orderedmq.errors import DataLossError, GroupError, LockError, OrderedMQError, SchemaError
+from orderedmq.model import MessageQueue
+
+#: The delay level that makes a dead letter of a message at once (Java: delayLevelWhenNextConsume).
+_DEAD_LETTER: Final = -1
+
+
+class SendBack:
+    """Sends messages of one queue back. It does not send a message again that it has sent, if a later one of them failed."""
+
+    def __init__(self, broker: Broker, token: LockToken, max_reconsume_times: int) -> None:
+        self._broker = broker
+        self._token = token
+        self._most = max_reconsume_times
+        self._sent: set[int] = set()
+
+    def send(self, messages: Sequence[Message]) -> str | None:
+        """Send messages back. Return None, or the error's text if not all of them could be: call it again with the same.
+
+        Raises LockError; DataLossError and GroupError, since waiting does not help.
+        """
+        left = [(one.offset, one.level) for one in messages if one.offset not in self._sent]
+        try:
+            while left:
+                done = self._broker.groups.send_back(self._token, left, self._most)
+                self._sent.update(offset for offset, _ in left[:done])
+                left = left[done:]
+        except (LockError, DataLossError, GroupError):
+            raise
+        except OrderedMQError as error:
+            return str(error)
+        self._sent.clear()
+        return None
+
+    def put_aside(self, message: Message) -> str | None:
+        """Have the broker make a dead letter of a message. Return None, or the error's text. Raises as `send`."""
+        try:
+            self._broker.groups.send_back(self._token, [(message.offset, _DEAD_LETTER)], self._most)
+        except (LockError, DataLossError, GroupError):
+            raise
+        except OrderedMQError as error:
+            return str(error)
+        return None
+
+
+def told(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the engine's outcomes of messages that were sent back, where it says PARKED."""
+    return [one._replace(status="SENT_BACK") for one in outcomes]
+
+
+def require_retries(names: Sequence[str], queue: MessageQueue) -> None:
+    """Require the column that counts a message's retries. Raises SchemaError MISSING_COLUMN."""
+    if "reconsume_times" not in names:
+        raise SchemaError(
+            SchemaCondition.MISSING_COLUMN,
+            f"consume_concurrently got rows of queue {queue} without the column reconsume_times: with retryTopic=true it says how often a "
+            "message was retried; do not drop it",
+        )

@@ -1,0 +1,67 @@
+"""The retry topic %RETRY%<group>, into which brokers put copies of messages that a consumer sends back.
+
+A broker makes the topic with the group's first heartbeat. A message that is sent back lies in the broker's delay topic, where
+nobody can look for it, until its copy comes into the retry topic. So a message whose answer was lost, or whose batch runs
+again, may be sent back twice, by Java's consumers and by this one: its copies count their retries separately.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from orderedmq.conditions import TopicCondition
+from orderedmq.errors import TopicError, aged_out, beyond_end
+from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.messages.topic_anchor import BEYOND, position_of
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.wire import message_requests
+
+#: Seconds for sending one message back.
+_TIMEOUT: Final = 25.0
+
+
+class RetryTopic:
+    """Sends messages back. Thread-safe."""
+
+    def __init__(self, client: Client, log: RocketMQLog) -> None:
+        self._client = client
+        self._log = log
+
+    def send_back(self, group: str, queue: MessageQueue, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
+        """See `Groups.send_back`."""
+        if not messages:
+            return 0
+        self._require(group, queue)
+        for number, (offset, delay_level) in enumerate(messages):
+            try:
+                self._send_back(group, queue, offset, delay_level, max_reconsume_times)
+            except Exception:
+                if not number:
+                    raise
+                return number
+        return len(messages)
+
+    def _require(self, group: str, queue: MessageQueue) -> None:
+        """Require the queue's broker to have a retry queue: without one it would drop what is sent back, and say nothing."""
+        topic = RETRY_PREFIX + group
+        if not any(one.broker_name == queue.broker_name for one in self._log.route(topic).subscribe_set()):
+            raise TopicError(
+                TopicCondition.NO_SUCH_QUEUE,
+                f"broker {queue.broker_name!r} has no queue of {topic!r}, so it would drop what is sent back: give the group one there "
+                f"(mqadmin updateSubGroup -g {group} -q 1)",
+            )
+
+    def _send_back(self, group: str, queue: MessageQueue, offset: int, delay_level: int, max_reconsume_times: int) -> None:
+        position = position_of(self._client, group, queue, offset)
+        if position is None or position == BEYOND:
+            bounds = self._log.bounds_of(queue)
+            if position is None:
+                raise aged_out(queue, offset, bounds.min_offset)
+            raise beyond_end(queue, bounds.max_offset, f"message {offset} was to be sent back", self._log.tail_loss)
+        request = message_requests.send_back(
+            queue, group, position, delay_level=delay_level, max_reconsume_times=max_reconsume_times
+        )
+        self._client.call(request, Deadline.after(_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)

@@ -1,0 +1,188 @@
+"""Messages that go back to a group's retry topic: `consume_concurrently` beside RocketMQ's own MessageListenerConcurrently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from ordered_source import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus, consume_concurrently
+from orderedmq.conditions import DataLossCondition, LockCondition
+from orderedmq.core.lock import LockToken
+from orderedmq.errors import DataLossError, LockError, TopicError
+from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, MessageQueue
+from orderedmq.rocketmq.local.probe import ask
+from orderedmq.rocketmq.wire import admin_requests
+from orderedmq.rocketmq.wire.codes import RequestCode
+from tests.rocketmq.peers import Peers, Received
+from tests.rocketmq.test_source import Rig, rig
+from tests.waits import until
+
+__all__ = ["rig"]
+
+pytestmark = pytest.mark.spark
+DONE, LATER = ConsumeConcurrentlyStatus.CONSUME_SUCCESS, ConsumeConcurrentlyStatus.RECONSUME_LATER
+
+#: topic, body, reconsume_times, topic of the context's queue.
+Heard = tuple[str, str, int, str]
+
+
+class Query:
+    """A query whose listener writes down what it hears. ``accept`` says of a body and its retries whether it is processed."""
+
+    def __init__(self, rig: Rig, accept: Callable[[str, int], bool], name: str = "q", **settings: Any) -> None:
+        self.heard_in, self.told_in = rig.folder / f"{name}-heard", rig.folder / f"{name}-told"
+        heard, options = str(self.heard_in), settings.pop("options", {})
+
+        def listener(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> ConsumeConcurrentlyStatus:
+            (one,) = messages
+            body = bytes(one.body).decode()
+            with open(heard, "a") as file:
+                file.write(f"{one.topic} {body} {one.reconsume_times} {context.message_queue.topic}\n")
+            context.delay_level_when_next_consume = -1 if body == "dead" else 1
+            return DONE if accept(body, one.reconsume_times) else LATER
+
+        outcomes = consume_concurrently(rig.stream(retryTopic="true", **options), listener, concurrency=4, **settings)
+        told = str(self.told_in)
+
+        def tell(rows: Any, _: int) -> None:
+            with open(told, "a") as file:
+                for row in rows.collect():
+                    file.write(f"{row.topic} {row.status} {row.attempts}\n")
+
+        writer = outcomes.writeStream.option("checkpointLocation", str(rig.folder / name)).foreachBatch(tell)
+        self.query = writer.trigger(processingTime="200 milliseconds").start()
+
+    def heard(self) -> list[Heard]:
+        lines = self.heard_in.read_text().splitlines() if self.heard_in.exists() else []
+        return [(topic, body, int(times), queue) for topic, body, times, queue in map(str.split, lines)]
+
+    def told(self) -> list[str]:
+        return self.told_in.read_text().splitlines() if self.told_in.exists() else []
+
+
+def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> None:
+    """Both refuse each message at first. Whoever has the retry topic's queue gets all that comes back; the other takes it over."""
+    rig.topic(4)
+    until(lambda: len(rig.broker.log.queues(rig.source)) == 4, "the topic is known")
+    retry = RETRY_PREFIX + rig.group
+    in_java = peers.concurrent_consumer(rig.cluster.address, rig.group, rig.source, lambda batch: batch[0].reconsumed > 0)
+    query = Query(rig, lambda body, times: times > 0, options={"assignment": "shared"})
+
+    def of_java(received: Sequence[Received], retried: bool) -> set[str]:
+        return {one.body.decode() for one in received if (one.reconsumed > 0) is retried}
+
+    def of_spark(retried: bool) -> set[str]:
+        return {body for _, body, times, _ in query.heard() if (times > 0) is retried}
+
+    until(lambda: query.query.exception() is not None or len(in_java.has(rig.source)) == 2, "they share the queues", 90)
+    producer = peers.producer(rig.cluster.address)
+    sent = {f"{number}" for number in range(40)}
+    for body in sorted(sent):
+        producer.send(rig.source, body.encode(), f"k{body}")
+    everything = lambda: of_java(in_java.received, True) | of_spark(True)  # noqa: E731
+    until(lambda: everything() == sent, "what both refused has come back", 90)
+    first = of_java(in_java.received, False), of_spark(False)
+    assert all(first)
+    assert first[0] | first[1] == sent
+    spark_has_it = bool(of_spark(True))
+    # One of them got all retries, those of messages that the other had refused, too.
+    assert sent in (of_spark(True), of_java(in_java.received, True))
+    if spark_has_it:
+        assert all(topic == rig.source and queue == retry for topic, _, times, queue in query.heard() if times)
+        query.query.stop()
+    else:
+        in_java.stop()
+    more = {f"{number}" for number in range(40, 60)}
+    for body in sorted(more):
+        producer.send(rig.source, body.encode(), f"k{body}")
+    if spark_has_it:
+        until(lambda: more <= of_java(in_java.received, True), "the Java consumer takes the retries over", 120)
+        in_java.stop()
+    else:
+        until(lambda: more <= of_spark(True), "the query takes the retries over", 120)
+        assert all(topic == rig.source and queue == retry for topic, _, times, queue in query.heard() if times)
+        query.query.stop()
+    producer.stop()
+
+
+def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(rig: Rig) -> None:
+    rig.topic()
+    until(lambda: len(rig.broker.log.queues(rig.source)) == 1, "the topic is known")
+    rig.fill(0, 3)
+    query = Query(rig, lambda body, times: body != "1", max_reconsume_times=1)
+    retry, letters = RETRY_PREFIX + rig.group, MessageQueue(DEAD_LETTER_PREFIX + rig.group, rig.cluster.broker.name, 0)
+    until(lambda: len(query.told()) == 4, "all is decided", 90)
+    assert sorted(query.told()) == sorted(
+        [f"{rig.source} SUCCESS 1"] * 2 + [f"{rig.source} SENT_BACK 1", f"{retry} DEAD_LETTER 2"]
+    )
+    assert sorted(query.heard()) == [
+        (rig.source, "0", 0, rig.source),
+        (rig.source, "1", 0, rig.source),
+        (rig.source, "1", 1, retry),
+        (rig.source, "2", 0, rig.source),
+    ]
+    rows = until(lambda: _rows(rig, letters, 1), "the dead letter is there")
+    assert [bytes(row["body"]) for row in rows] == [b"1"]
+    assert dict(rows[0]["properties"])["RETRY_TOPIC"] == rig.source
+    query.query.stop()
+
+
+# -- the broker's interface
+
+
+@pytest.fixture
+def token(rig: Rig) -> LockToken:
+    """Of the first queue of the source, which has three messages."""
+    rig.topic()
+    (queue,) = until(lambda: rig.broker.log.queues(rig.source), "the topic is known")
+    rig.fill(0, 3)
+    granted = rig.broker.groups.lock(rig.group, rig.broker.groups.join("me"), [queue])[queue]
+    assert isinstance(granted, LockToken)
+    return granted
+
+
+def make_retry_topic(rig: Rig) -> MessageQueue:
+    """What the group's first heartbeat does."""
+    topic = RETRY_PREFIX + rig.group
+    ask(rig.cluster.broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC, admin_requests.create_topic(topic, 1).ext)
+    return until(lambda: _queues(rig, topic), "the retry topic is known")[0]
+
+
+def test_what_is_sent_back_before_an_error_is_counted(rig: Rig, token: LockToken) -> None:
+    retry = make_retry_topic(rig)
+    assert rig.broker.groups.send_back(token, [(0, 1), (2, 1), (9, 1)], 16) == 2
+    with pytest.raises(DataLossError, match="message 9 was to be sent back") as caught:
+        rig.broker.groups.send_back(token, [(9, 1)], 16)
+    assert caught.value.sub == DataLossCondition.BEYOND_END
+    rows = until(lambda: _rows(rig, retry, 2), "both have come back", 30)
+    assert sorted(bytes(row["body"]) for row in rows) == [b"0", b"2"]
+
+
+def test_nothing_is_sent_back_without_the_lock(rig: Rig, token: LockToken) -> None:
+    make_retry_topic(rig)
+    rig.broker.groups.unlock([token])
+    with pytest.raises(LockError) as caught:
+        rig.broker.groups.send_back(token, [(0, 1)], 16)
+    assert caught.value.sub == LockCondition.LOST
+
+
+def test_nothing_is_sent_to_a_broker_without_a_retry_queue_which_would_drop_it_in_silence(rig: Rig, token: LockToken) -> None:
+    with pytest.raises(TopicError, match=RETRY_PREFIX + rig.group):
+        rig.broker.groups.send_back(token, [(0, 1)], 16)
+    make_retry_topic(rig)
+    assert rig.broker.groups.send_back(token, [(0, 1)], 16) == 1
+
+
+def _queues(rig: Rig, topic: str) -> list[MessageQueue]:
+    try:
+        return rig.broker.log.queues(topic)
+    except TopicError:
+        return []
+
+
+def _rows(rig: Rig, queue: MessageQueue, count: int) -> list[dict[str, Any]]:
+    """All rows of a queue, once there are so many."""
+    end = rig.broker.log.bounds([queue])[queue].max_offset if queue in _queues(rig, queue.topic) else 0
+    return rig.broker.log.pull(queue, 0, count, 1 << 20, ("body", "properties")).to_pylist() if end == count else []
