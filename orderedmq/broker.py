@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
+from orderedmq.capabilities import Capabilities
 from orderedmq.core.lock import Client, LockToken, Refusal
 from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
@@ -25,25 +26,6 @@ if TYPE_CHECKING:
     from orderedmq.core.membership import Member, Subscription
     from orderedmq.core.parking import AtSeek, Order, Put
     from orderedmq.core.pull_settings import PullSettings
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a kind of broker can promise.
-
-    fenced: the broker itself refuses a mutation under a stale lock epoch, and a lock's tenure outlives a restart (lineage).
-    atomic_publish: a batch becomes visible, and its source's group offsets move, in one transaction.
-    names_owner: a refused lock says who holds it.
-    """
-
-    fenced: bool
-    atomic_publish: bool
-    names_owner: bool
-
-
-#: The capabilities of each kind. Option checks read them before there is a connection.
-EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
-ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
 
 
 @dataclass(frozen=True)

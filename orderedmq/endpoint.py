@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from orderedmq.broker import EMBEDDED, ROCKETMQ, Capabilities
+from orderedmq.capabilities import EMBEDDED, ROCKETMQ, Capabilities
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import RocketMQError
 

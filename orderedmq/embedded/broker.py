@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from orderedmq.broker import EMBEDDED, Capabilities
+from orderedmq.capabilities import EMBEDDED, Capabilities
 from orderedmq.conditions import StoreCondition
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.clock import Clock, SystemClock

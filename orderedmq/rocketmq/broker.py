@@ -11,7 +11,7 @@ from hashlib import blake2b
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from orderedmq.broker import ROCKETMQ, Capabilities
+from orderedmq.capabilities import ROCKETMQ, Capabilities
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import RocketMQError

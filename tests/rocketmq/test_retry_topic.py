@@ -68,6 +68,11 @@ def test_java_and_spark_share_the_retries_of_a_group(rig: Rig, peers: Peers) -> 
     until(lambda: len(rig.broker.log.queues(rig.source)) == 4, "the topic is known")
     retry = RETRY_PREFIX + rig.group
     in_java = peers.concurrent_consumer(rig.cluster.address, rig.group, rig.source, lambda batch: batch[0].reconsumed > 0)
+    plain = rig.stream(assignment="shared", lockTimeout="1s").writeStream.format("noop")
+    refused = plain.option("checkpointLocation", str(rig.folder / "plain")).start()
+    until(lambda: refused.exception() is not None, "a query that would leave the consumer's retries lying is refused", 60)
+    assert "GROUP.DISAGREES" in str(refused.exception())
+    assert "not option retryTopic=true" in str(refused.exception())
     query = Query(rig, lambda body, times: times > 0, options={"assignment": "shared"})
 
     def of_java(received: Sequence[Received], retried: bool) -> set[str]:
@@ -127,6 +132,18 @@ def test_a_message_comes_back_and_after_its_retries_it_is_a_dead_letter(rig: Rig
     assert [bytes(row["body"]) for row in rows] == [b"1"]
     assert dict(rows[0]["properties"])["RETRY_TOPIC"] == rig.source
     query.query.stop()
+
+
+def test_a_query_that_begins_at_the_end_reads_what_waits_in_the_retry_topic(rig: Rig, token: LockToken) -> None:
+    retry = make_retry_topic(rig)
+    rig.broker.groups.send_back(token, [(1, 1)], 16)
+    until(lambda: _rows(rig, retry, 1), "it has come back", 30)
+    rig.broker.groups.unlock([token])
+    query = Query(rig, lambda body, times: True, options={"consumeFromWhere": "last"})
+    until(lambda: rig.broker.groups.offsets(rig.group, [retry]) == {retry: 1}, "it is committed", 90)
+    query.query.stop()
+    assert query.heard() == [(rig.source, "1", 1, retry.topic)]
+    assert query.told() == [f"{retry.topic} SUCCESS 2"]
 
 
 # -- the broker's interface

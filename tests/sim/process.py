@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from ordered_source import group_session, stream_reader, topic_watch
 from ordered_source.renewal import Renewal
-from orderedmq.broker import EMBEDDED, QueueBounds, TopicInfo
+from orderedmq.broker import QueueBounds, TopicInfo
+from orderedmq.capabilities import EMBEDDED
 from orderedmq.conditions import StoreCondition
 from orderedmq.core.lock import Client, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription

@@ -31,6 +31,7 @@ SHARED: Final = (
     "orderedmq.errors",
     "orderedmq.conditions",
     "orderedmq.schema",
+    "orderedmq.capabilities",
     "orderedmq.text",
     "orderedmq.broker",
     "orderedmq.endpoint",

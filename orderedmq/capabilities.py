@@ -1,0 +1,25 @@
+"""What differs by nature between the kinds of brokers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a kind of broker can promise.
+
+    fenced: the broker itself refuses a mutation under a stale lock epoch, and a lock's tenure outlives a restart (lineage).
+    atomic_publish: a batch becomes visible, and its source's group offsets move, in one transaction.
+    names_owner: a refused lock says who holds it.
+    """
+
+    fenced: bool
+    atomic_publish: bool
+    names_owner: bool
+
+
+#: The capabilities of each kind. Option checks read them before there is a connection.
+EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
+ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
