@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,10 @@ from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.errors import GroupError, ProtocolError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.group import lock_rules, running_info
+from orderedmq.rocketmq.group import lock_rules, membership, running_info
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -297,3 +299,25 @@ def test_the_key_of_a_dead_letter_is_its_identity() -> None:
     assert len(keys) == 8
     assert all(len(key) == 32 and int(key, 16) >= 0 for key in keys)
     assert key_of("g", QUEUE, 0) == key_of("g", QUEUE, 0)
+
+
+def test_a_java_consumer_is_asked_once_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two questions at a time can cost a Java client of 5.x its connection: it answers them in as many threads as it has cores."""
+    now, asked = [0.0], list[str]()
+    java, ours = "10.0.0.1@12#34", lock_rules.new_client("a").client_id
+
+    class Cluster:
+        def call_address(self, address: str, request: Any, deadline: float) -> bytes:
+            asked.append(request.ext["clientId"])
+            return JAVA % b"MyOwn"
+
+    monkeypatch.setattr(membership.time, "monotonic", lambda: now[0])
+    directory = membership.Directory(cast(Client, Cluster()))
+    for at in (0.0, 6.0, 100.0):
+        now[0] = at
+        directory.members("g", [java, ours], ["h:1"], None)
+    assert asked.count(java) == 1
+    assert asked.count(ours) == 3
+    directory.holder("g", QUEUE, [java], ["h:1"])
+    directory.holder("g", QUEUE, [java], ["h:1"])
+    assert asked.count(java) == 2

@@ -40,6 +40,11 @@ _BEAT_TIMEOUT: Final = 3.0
 #: Seconds until a member is asked about itself again: after an answer, and after none.
 _INFO_AGE: Final = 5.0
 _SILENCE_AGE: Final = 30.0
+#: Seconds until a consumer in another language is asked again which locks it has. A Java client of 5.x asks its broker while it
+#: answers, in as many threads as the machine has cores, and needs one of them for the broker's answer. If all are busy with
+#: such questions, it waits for 5 s and drops the connection that makes it a member. So it is asked seldom; what it reads is
+#: asked once.
+_LOCKS_AGE: Final = 60.0
 #: Seconds for a member's answer about itself: the broker waits 10 s for a member that was stopped.
 _INFO_TIMEOUT: Final = 2.0
 
@@ -209,16 +214,26 @@ class Directory:
         return sorted(found)
 
     def info(
-        self, group: str, client_id: str, brokers: Sequence[str], *, fresh: bool = False, strict: bool = False
+        self,
+        group: str,
+        client_id: str,
+        brokers: Sequence[str],
+        *,
+        fresh: bool = False,
+        strict: bool = False,
+        others: float = _LOCKS_AGE,
     ) -> Info | None:
         """Return what a member reports about itself; None without a readable answer.
 
-        An answer is reused for some seconds unless ``fresh``. ``strict``: raises NO_PERMISSION if the account may not ask.
+        An answer is reused for some seconds unless ``fresh``, that of a consumer in another language for ``others`` seconds.
+        ``strict``: raises NO_PERMISSION if the account may not ask.
         """
         at = time.monotonic()
         known = self._known.get((group, client_id))
-        if known is not None and not fresh and at - known[0] < (_INFO_AGE if known[1] is not None else _SILENCE_AGE):
-            return known[1]
+        if known is not None and not fresh:
+            age = _SILENCE_AGE if known[1] is None else _INFO_AGE if is_ours(client_id) else others
+            if at - known[0] < age:
+                return known[1]
         found = None
         for address in brokers:
             try:
@@ -250,7 +265,7 @@ class Directory:
         """
         found = []
         for client_id in ids:
-            info = self.info(group, client_id, brokers)
+            info = self.info(group, client_id, brokers, others=float("inf"))
             found.append(info.member if info is not None else running_info.silent_member(client_id, like))
         return [running_info.with_like_texts(member, like, topics) for member in found]
 

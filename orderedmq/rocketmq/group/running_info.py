@@ -119,11 +119,13 @@ def decode(client_id: str, body: Bytes) -> Info:
     shown = _CLASS_NAME.fullmatch(str(properties.get("allocateMessageQueueStrategy", "")))
     assignment = "broadcasting" if properties.get("messageModel") == "BROADCASTING" else "shared"
     subscription = subscription_of(topics, _JAVA_STRATEGIES.get(shown[1], shown[1]) if shown else None, assignment)
-    if properties.get("PROP_CONSUMEORDERLY") == "false":
-        # A concurrent consumer: what it sends back may come into a queue of any member.
+    concurrent = properties.get("PROP_CONSUMEORDERLY") == "false"
+    if concurrent:
+        # What it sends back may come into a queue of any member.
         subscription = replace(subscription, failures="retryTopic")
     member = Member(client_id, client_id, subscription, joined, now(), life=CHANNEL_LIFE)
-    return Info(member, tuple(_java_locks(field(fields, "mqTable", dict, {}))))
+    # A concurrent consumer locks nothing, and says of all its queues that they are locked (RebalanceImpl, pq.setLocked).
+    return Info(member, () if concurrent else tuple(_java_locks(field(fields, "mqTable", dict, {}))))
 
 
 def subscription_of(topics: Iterable[TopicSubscription], strategy: str | None, assignment: str = "shared") -> Subscription:
