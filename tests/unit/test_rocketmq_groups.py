@@ -311,7 +311,7 @@ def test_a_java_consumer_is_asked_once_what_it_reads(monkeypatch: pytest.MonkeyP
             asked.append(request.ext["clientId"])
             return JAVA % b"MyOwn"
 
-    monkeypatch.setattr(membership.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("orderedmq.rocketmq.group.membership.time.monotonic", lambda: now[0])
     directory = membership.Directory(cast(Client, Cluster()))
     for at in (0.0, 6.0, 100.0):
         now[0] = at
