@@ -21,6 +21,7 @@ from ordered_source.stream_reader import StreamReader
 from orderedmq import lots
 from orderedmq.broker import Broker
 from orderedmq.core.parking import BEHIND, HELD, Order, Put, Ticket, parked_queue
+from orderedmq.embedded import admin
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
@@ -422,3 +423,49 @@ def test_a_lot_that_is_deleted_beside_a_running_query_is_named_or_begins_anew(
         assert run.batch() == ((1, 2), (0, 0))
         run.park(ticket(1, -HOUR))
         assert run.batch() == ((2, 2), (0, 1))
+
+
+def test_parked_messages_that_aged_out_are_an_error_or_a_counted_warning(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As RocketMQ's brokers delete them, by age alone."""
+    produce(broker, "a", "b")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, HOUR), ticket(1, HOUR))
+        assert run.batch() is None
+    monkeypatch.setattr(admin, "_refuse_parked", lambda topic: None)
+    broker.admin.trim(LOT.topic, {LOT: 2})
+    failing = Run(broker, run.start)
+    with stopped(failing.reader), pytest.raises(DataLossError, match="AGED_OUT.*%PARKED%g%in.*failOnDataLoss"):
+        failing.batch()
+    going = Run(broker, run.start, failOnDataLoss="false")
+    with stopped(going.reader):
+        produce(broker, "c")
+        assert going.batch() == ((2, 3), (2, 2))
+        assert any("AGED_OUT" in text and "messages 0 to 1 (2)" in text for text in caplog.messages)
+
+
+def test_a_parking_lot_is_switched_off_and_on_again_while_nothing_is_parked(broker: Broker) -> None:
+    produce(broker, "a")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR))
+        assert run.batch() == ((1, 1), (0, 1))
+        assert run.batch() is None
+    plain = StreamReader({**options(broker), "parkingLot": "false"}, full_schema(True))
+    with stopped(plain):
+        produce(broker, "b")
+        start = plain.latestOffset(run.start, ReadAllAvailable())
+        [part] = plain.partitions(run.start, start)
+        assert isinstance(part, QueuePartition)
+        assert (part.begin, part.end, part.lot) == (1, 2, None)
+        assert plain.latestOffset(start, ReadAllAvailable()) == start
+    again = Run(broker, start)
+    with stopped(again.reader):
+        produce(broker, "c")
+        assert again.batch() == ((2, 3), (1, 1))
+        again.park(ticket(2, -HOUR))
+        assert again.batch() == ((3, 3), (1, 2))
