@@ -448,6 +448,12 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
         with pytest.raises(RocketMQError, match="NO_PERMISSION"):
             roles.source(guarded, account, consumerGroup="billing-none")
     assert left_behind(guarded) == before
+    # Nothing was parked yet, and the lots do not exist.
+    with pytest.raises(RocketMQError, match="lacks .*%PARKED%billing-none%orders.*; a source needs"):
+        roles.source(guarded, accounts.make(every), consumerGroup="billing-none", parkingLot="true")
+    assert left_behind(guarded) == before
+    with_lots = rights(guarded.version, "source of", "source with `parkingLot", billing="billing-none")
+    roles.source(guarded, accounts.make(with_lots), consumerGroup="billing-none", parkingLot="true")
     # This one may read, and may not see whether it has put anything aside already.
     roles.source(guarded, accounts.make(every), consumerGroup="billing-none")
     before = left_behind(guarded)
