@@ -9,13 +9,13 @@ older messages of that range have to come first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from orderedmq import lots
-from orderedmq.broker import Broker, Log
+from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.core.lag import ParkedCounts
-from orderedmq.core.offsets import OffsetMap
+from orderedmq.core.offsets import Checkpoint, OffsetMap
 from orderedmq.core.owned_queue import Owned
 from orderedmq.core.ownership import Owner
 from orderedmq.core.parked_rows import Lot
@@ -132,3 +132,22 @@ def require_none(broker: Broker, options: SourceOptions, topics: Iterable[str]) 
 def without_lots(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
     """Return the queues that are not parking lots."""
     return [queue for queue in queues if not is_parked(queue)]
+
+
+def without_deleted(
+    start: Checkpoint,
+    queues: Sequence[MessageQueue],
+    bounds: Mapping[MessageQueue, QueueBounds],
+    known: Mapping[MessageQueue, int],
+) -> Checkpoint:
+    """Return ``start`` without parking lots that were deleted, perhaps made anew since: they are read from the group's offset.
+
+    Nothing is lost: a lot with messages is deleted only by somebody who insists. The group's offset of it is deleted with it.
+    """
+    gone: set[MessageQueue] = set()
+    for queue in queues:
+        end, read = bounds[queue].max_offset if queue in bounds else 0, start.next.get(queue, 0)
+        if is_parked(queue) and known.get(queue, 0) <= end < read:
+            log.warning("the parking lot %s, which this query has read up to %d, was deleted: a new one begins", queue, read)
+            gone.add(queue)
+    return replace(start, next={queue: at for queue, at in start.next.items() if queue not in gone}) if gone else start

@@ -38,13 +38,13 @@ def check(broker: Broker, options: SourceOptions) -> None:
     BAD_NAME for a group whose parking lots cannot be named.
     """
     found = topics(broker, options)
-    broker.log.require_rights([topic.name for topic in found], options.consumer_group)
-    if options.matching is not None:
-        broker.log.require_filter(options.matching, [topic.name for topic in found])
+    lots: list[str] = []
     if options.parking_lot is not None:
         assert options.consumer_group is not None
-        for topic in found:
-            parked_topic(options.consumer_group, topic.name)
+        lots = [parked_topic(options.consumer_group, topic.name) for topic in found]
+    broker.log.require_rights([*(topic.name for topic in found), *lots], options.consumer_group)
+    if options.matching is not None:
+        broker.log.require_filter(options.matching, [topic.name for topic in found])
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:

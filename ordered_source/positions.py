@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ordered_source import data_loss, plan
 from ordered_source.group_session import Session
-from ordered_source.parking_lots import without_lots
+from ordered_source.parking_lots import without_deleted, without_lots
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker
 from orderedmq.core.offsets import Checkpoint, ranges
@@ -52,6 +52,7 @@ class Positions:
             chosen = [queue for queue in without_lots(queues) if not is_retry(queue)]
             begins |= plan.beginnings(self._log, starting, chosen, bounds)
         known, reset = self._session.reset_and_read_offsets(owner, start, queues, begins, self._watch.recreated_topics(start))
+        start = without_deleted(start, queues, bounds, known)
         commit, behind, left = owner.enter(start, known, reset, begins)
         group = self._options.consumer_group
         for late in behind:
@@ -81,6 +82,9 @@ class Positions:
                         queue_deleted(queue, f"this query has read it up to {position}"), fail=self._options.fail_on_data_loss
                     )
                     self._gone.add(queue)
+                    if owned.leader is not None:
+                        # What is parked from now on makes a new lot.
+                        owner.skip(queue, 0)
                 continue
             after, loss = data_loss.check_position(queue, position, at, "this query", self._log.tail_loss)
             if loss is not None:

@@ -353,7 +353,7 @@ class Admin(Protocol):
         """Change retention, from the next write or trim on. Raises TopicError MISSING, OptionError INVALID or UNSUPPORTED."""
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic: its messages, offsets and parking lots. TopicError MISSING; GroupError PARKED if it is a lot in use."""
+        """Delete a topic, its offsets and its parking lots. TopicError MISSING; of a lot, GroupError PARKED, or IN_USE by a query."""
 
     def describe_topic(self, name: str) -> list[QueueInfo]:
         """Return the state of each queue of a topic, in order. Raises TopicError MISSING."""

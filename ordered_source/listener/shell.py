@@ -76,14 +76,14 @@ def consume_orderly(
     can hold the micro-batch for ever.) ConsumeOrderlyStatus has the effect of each status.
 
     ``order="key"``: the unit of order is the topic's sharding key, and a message without one is a key of its own. It needs the
-    column sharding_key and a source with ``parkingLot=true``. Up to ``concurrency`` batches of a queue, each of one key, are at
-    the listener at once, in threads: it must be thread-safe, or a class. A key that fails is tried again after the suspension
-    while others go on. After ``in_batch_attempts`` failures, or when the micro-batch has worked on the queue for
-    ``max_batch_seconds``, what the range has of the key is put into the group's parking lot, and later messages of the key
-    behind it. It comes back by itself, before newer messages of the key, after 10 s, 30 s, 1 min … 2 h. A message that failed
-    more than ``max_reconsume_times`` times in all becomes a dead letter and its key goes on; with ``on_exhausted="hold"`` the
-    key stays parked until somebody releases it. COMMIT, ROLLBACK and ``context.auto_commit`` belong to ``order="queue"``:
-    here they count as failures. With ``concurrency=1`` the listener runs in the task's own thread.
+    column sharding_key and a source with ``parkingLot=true``, which adds lock_token. Up to ``concurrency`` batches of a queue,
+    each of one key, are at the listener at once, in threads: it must be thread-safe, or a class. A key that fails is tried
+    again after the suspension while others go on. After ``in_batch_attempts`` failures, or when the micro-batch has worked on
+    the queue for ``max_batch_seconds``, what the range has of the key is put into the group's parking lot, and later messages
+    of the key behind it. It comes back by itself, before newer messages of the key, after 10 s, 30 s, 1 min … 2 h. A message
+    that failed more than ``max_reconsume_times`` times in all becomes a dead letter and its key goes on; with
+    ``on_exhausted="hold"`` the key stays parked until somebody releases it. COMMIT, ROLLBACK and ``context.auto_commit`` belong
+    to ``order="queue"``: here they count as failures. With ``concurrency=1`` the listener runs in the task's own thread.
 
     Returns a DataFrame with a row per settled batch: topic string, broker_name string, queue_id int, begin_offset long,
     end_offset long (exclusive), status string, attempts int, duration double (seconds), error string. ``order="key"`` returns a

@@ -39,8 +39,6 @@ from orderedmq.model import (
     MessageQueue,
 )
 
-#: Messages per parking lot above which no key is parked any more.
-DEFAULT_ROOM: Final = 10_000
 #: The due time, in ms since 1970, of a message that waits behind another of its key and has no time of its own.
 BEHIND: Final = 0
 #: The due time of a message that is held until somebody releases it.

@@ -48,12 +48,29 @@ def lot_in_use(topic: str, group: str, messages: int) -> GroupError:
     )
 
 
+def lot_of_a_query(topic: str, group: str, why: str) -> GroupError:
+    """A topic of parking lots cannot be deleted while a query of its group is at work: it knows how far it has read them."""
+    return GroupError(
+        GroupCondition.IN_USE,
+        f"topic {topic!r} has the parking lots of group {group!r}, which is in use: {why}; stop that query first",
+    )
+
+
 def is_parking_lot(topic: str, group: str) -> TopicError:
     """A topic of parking lots has no settings, and its messages are those that its group's queries park and process."""
     return TopicError(
         TopicCondition.RESERVED,
         f"topic {topic!r} has the parked messages of consumer group {group!r}: it has no settings, grows with its topic, and its messages "
         "are deleted when the group has processed them; set the group's offsets of the topic itself",
+    )
+
+
+def read_as_a_stream(name: str, group: str, topic: str) -> TopicError:
+    """A stream cannot read a topic of parking lots: as its group it would lose messages, as another it would miss some."""
+    return TopicError(
+        TopicCondition.RESERVED,
+        f"option topic: topic {name!r} has the parked messages of consumer group {group!r}, and the group's query moves and deletes them: "
+        f"read topic {topic!r} with parkingLot=true to process them, or list them (orderedmq parked list {group}, or spark.read)",
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from orderedmq.broker import Keep, LockInfo, MemberInfo, QueueBounds, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.membership import present
 from orderedmq.core.parking import AtSeek, Order, leader_of, origin
-from orderedmq.core.parking_errors import delete_with_parked, is_parking_lot, lot_in_use, seek_with_parked
+from orderedmq.core.parking_errors import delete_with_parked, is_parking_lot, lot_in_use, lot_of_a_query, seek_with_parked
 from orderedmq.embedded import groups, index, layout, parking_lots, runs
 from orderedmq.embedded.chunk_codec import CODECS
 from orderedmq.embedded.clock import Clock
@@ -104,6 +105,7 @@ class EmbeddedAdmin:
                 messages = _count(txn, found[0], index.queues_of(topic))
                 if messages:
                     raise lot_in_use(name, found[0], messages)
+                self._require_unused(txn, found[0], partial(lot_of_a_query, name))
             _delete(txn, [topic])
             if name.startswith(DEAD_LETTER_PREFIX):
                 _clear(txn, "dead", name.removeprefix(DEAD_LETTER_PREFIX))
@@ -191,15 +193,15 @@ class EmbeddedAdmin:
         with self._read() as txn:
             self._require_unused(txn, group)
 
-    def _require_unused(self, txn: Transaction, group: str) -> None:
-        """Raises GroupError IN_USE if a living process owns a queue of the group or is a member of it."""
+    def _require_unused(self, txn: Transaction, group: str, error: Callable[[str, str], GroupError] = in_use) -> None:
+        """Raises ``error`` (GroupError IN_USE) if a living process owns a queue of the group or is a member of it."""
         now, alive = self._clock.instant(), self._members().alive
         for key, value in txn.scan("locks", layout.group_prefix(group)):
             lock = layout.lock_from_json(value)
             if lock.held and not lock.expired(now) and alive(lock.client_id):
-                raise in_use(group, f"{lock.client_id} owns queue {layout.group_of(key)[1]}")
+                raise error(group, f"{lock.client_id} owns queue {layout.group_of(key)[1]}")
         for member in present(groups.all_members(txn, group).values(), now, alive):
-            raise in_use(group, f"{member.client_id} is a member")
+            raise error(group, f"{member.client_id} is a member")
 
     def delete_group(self, group: str, *, force: bool = False) -> None:
         check_group(group)

@@ -25,7 +25,7 @@ from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import OptionError, aged_out, beyond_end, recreated
 from orderedmq.malformed_text import MalformedText
-from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange, missing_topic, select_schema
+from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
 from orderedmq.pulls import bounded
 from orderedmq.text import valid_rows
 
@@ -325,6 +325,7 @@ class EmbeddedLog:
         return bounded(joined.slice(0, max_messages), max_bytes)
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
+        check_topic(queue.topic, writing=True)
         checked = normalise(rows, f"queue {queue}")
         with self._store.write() as txn:
             topic = topic_of(txn, queue.topic)

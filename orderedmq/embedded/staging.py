@@ -27,7 +27,7 @@ from orderedmq.embedded.log import topic_of
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
 from orderedmq.errors import SinkError, rows_gone
-from orderedmq.model import MessageQueue
+from orderedmq.model import MessageQueue, check_topic
 
 #: Bytes of payloads per transaction.
 WRITE_BYTES: Final = 8 * 1024 * 1024
@@ -58,6 +58,7 @@ class EmbeddedStaging:
             raise self._error
         checked = normalise(rows, f"queue {queue}")
         if queue not in self._rows:
+            check_topic(queue.topic, writing=True)
             with self._store.read() as txn:
                 self._codecs[queue.topic] = codec.CODECS.index(topic_of(txn, queue.topic).compression)
                 index.state(txn, queue)

@@ -15,6 +15,8 @@ from typing import Final, Literal, Self
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.allocate import Allocation
 from orderedmq.core.filters import Filter
+from orderedmq.core.parking import origin
+from orderedmq.core.parking_errors import read_as_a_stream
 from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
@@ -132,6 +134,8 @@ class SourceOptions:
         endpoint = parse_endpoint(given)
         _check_kind(given, streaming)
         topics, pattern = _topics(given)
+        if streaming is True:
+            _refuse_parking_lots(topics)
         model = given.value("messageModel", choice(_MODELS))
         group = _group(given, model, streaming)
         assignment = parse_assignment(given, model, streaming)
@@ -235,6 +239,14 @@ def _topics(given: Given) -> tuple[tuple[str, ...], str | None]:
             raise conflict("options topic and topicPattern exclude each other; drop one")
         raise OptionError(OptionCondition.MISSING, "option topic is missing; set topic (one, or a,b), or topicPattern")
     return given.optional("topic", _topic_list) or (), given.optional("topicPattern", _pattern)
+
+
+def _refuse_parking_lots(topics: tuple[str, ...]) -> None:
+    """Refuse a stream from a parking lot, whose owner moves and deletes messages in it. Raises TopicError RESERVED."""
+    for name in topics:
+        found = origin(name)
+        if found is not None:
+            raise read_as_a_stream(name, *found)
 
 
 def _topic_list(text: str, option: str) -> tuple[str, ...]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import partial
 
 from orderedmq.broker import Keep, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.parking import origin
-from orderedmq.core.parking_errors import lot_in_use
+from orderedmq.core.parking_errors import lot_in_use, lot_of_a_query
 from orderedmq.errors import (
     OptionError,
     RocketMQError,
@@ -26,14 +27,14 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_changes import await_registration, delete_topic, every_master, queue_counts
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
-from orderedmq.rocketmq.parked_admin import ParkedAdmin, refuse_parking_lot
+from orderedmq.rocketmq.parked_admin import refuse_parking_lot
 from orderedmq.rocketmq.sink.message_stamp import is_bookmark_group
 from orderedmq.rocketmq.wire import admin_requests
 from orderedmq.rocketmq.wire.group_requests import all_consumer_offsets
 
 
-class TopicAdmin(ParkedAdmin):
-    """The topics' part of the Admin protocol."""
+class RocketMQAdmin(GroupAdmin):
+    """The Admin protocol: the topics' part, and that of groups."""
 
     def __init__(self, client: Client, log: RocketMQLog) -> None:
         self._client = client
@@ -100,7 +101,8 @@ class TopicAdmin(ParkedAdmin):
             messages = sum(self._count_parked(found[0], self._queues_of([name])).values())
             if messages:
                 raise lot_in_use(name, found[0], messages)
-            self._delete_lots({name: found}, masters)
+            with self._hold_locks(found[0], self._queues_of([found[1]]), False, partial(lot_of_a_query, name)):
+                self._delete_lots({name: found}, masters)
             return
         sinks = {master: self._bookmarks(master, name) for master in masters.values()}
         self._delete_lots(self._lots(topic=name), masters)
@@ -170,7 +172,3 @@ def _not_settable(what: str, topic: str) -> OptionError:
         f"{what} of topic {topic!r} cannot be set: RocketMQ has it for a whole broker only (fileReservedTime, compressType); leave it out, "
         "or set it in the broker's configuration",
     )
-
-
-class RocketMQAdmin(TopicAdmin, GroupAdmin):
-    """The Admin protocol."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -179,7 +179,7 @@ class GroupAdmin(ParkedAdmin):
             return []
         if not force:
             # Any member may be the holder.
-            raise self._in_use(group, self._directory.ids_everywhere(group), held)
+            raise in_use(group, self._user(group, self._directory.ids_everywhere(group), held))
         with self._hold_locks(group, held, force=True) as taken:
             self._numbers.raise_fences(group, dict.fromkeys(taken, time.time_ns() // 1000))
         left = [queue for queue in held if queue not in taken]
@@ -194,22 +194,24 @@ class GroupAdmin(ParkedAdmin):
     # -- locks
 
     @contextlib.contextmanager
-    def _hold_locks(self, group: str, queues: Sequence[MessageQueue], force: bool) -> Iterator[list[MessageQueue]]:
+    def _hold_locks(
+        self, group: str, queues: Sequence[MessageQueue], force: bool, error: Callable[[str, str], GroupError] = in_use
+    ) -> Iterator[list[MessageQueue]]:
         """Hold the queues' locks during the ``with`` block and yield the queues that were granted; ``force`` may not get all.
 
-        Raises GroupError IN_USE if the group has a member or one of the queues is locked. ``force`` takes the locks from
+        Raises ``error`` (GroupError IN_USE) if the group has a member or one of the queues is locked. ``force`` takes the locks from
         members instead.
         """
         ids = self._directory.ids_everywhere(group)
         if not force and ids:
-            raise self._in_use(group, ids, ())
+            raise error(group, self._user(group, ids, ()))
         for name in {name for client_id in ids for name in lock_rules.lock_names(client_id)}:
             self._unlock(group, name, queues)
         name = _probe()
         granted = self._lock(group, name, queues)
         try:
             if not force and len(granted) < len(set(queues)):
-                raise self._in_use(group, (), [queue for queue in queues if queue not in granted])
+                raise error(group, self._user(group, (), [queue for queue in queues if queue not in granted]))
             yield granted
         finally:
             self._unlock(group, name, granted)
@@ -223,19 +225,17 @@ class GroupAdmin(ParkedAdmin):
         asked = [(of_broker[0], group_requests.unlock(group, name, of_broker)) for of_broker in _by_broker(queues)]
         ask_queues(self._client, asked, Deadline.after(GROUP_TIMEOUT))
 
-    def _in_use(self, group: str, ids: Sequence[str], held: Sequence[MessageQueue]) -> GroupError:
-        """Return an error that names the owner of a queue, else a member of the group."""
+    def _user(self, group: str, ids: Sequence[str], held: Sequence[MessageQueue]) -> str:
+        """Return who uses the group, for an error: the owner of a queue, else a member."""
         brokers = self._directory.masters()
         for client_id in ids:
             info = self._directory.info(group, client_id, brokers, fresh=True)
             for one in info.held if info is not None else ():
                 if not held or one.queue in held:
-                    return in_use(group, f"{client_id} owns queue {one.queue}")
+                    return f"{client_id} owns queue {one.queue}"
         if ids:
-            return in_use(group, f"{ids[0]} is a member")
-        return in_use(
-            group, f"a client that is not a member owns queue {held[0]}; if it has ended, for {LOCK_LIFE:.0f} s at most"
-        )
+            return f"{ids[0]} is a member"
+        return f"a client that is not a member owns queue {held[0]}; if it has ended, for {LOCK_LIFE:.0f} s at most"
 
 
 def _probe() -> str:

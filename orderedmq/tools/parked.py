@@ -16,6 +16,7 @@ from orderedmq.broker import Broker
 from orderedmq.conditions import GroupCondition, OptionCondition, TopicCondition
 from orderedmq.core.parked_rows import LOT_COLUMNS, Lot, lane_key
 from orderedmq.core.parking import BEHIND, DROPPED, HELD, Order, OrderAction, Ticket, leader_of, origin, parked_queue
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import PARKED_ORDER, MessageQueue
 from orderedmq.pulls import pulls
@@ -71,6 +72,8 @@ class LotReader:
     def _read(self, group: str, parked: Sequence[MessageQueue]) -> Iterator[tuple[MessageQueue, Lot]]:
         if not parked:
             return
+        # As the group: the account may be allowed to read in no other name.
+        log = self._broker.log.reading(PullSettings(group))
         # The offsets first: they only grow.
         offsets = self._broker.groups.offsets(group, parked)
         for queue, at in self._broker.log.bounds(parked).items():
@@ -80,7 +83,7 @@ class LotReader:
             lot = self._lots.get((group, queue))
             if lot is None or lot.begin != begin or lot.end > at.max_offset:
                 lot = self._lots[group, queue] = Lot(begin)
-            lots.read(self._broker.log, lot, queue, at.max_offset)
+            lots.read(log, lot, queue, at.max_offset)
             if lot.messages:
                 yield queue, lot
 
@@ -136,8 +139,8 @@ def parked_keys(broker: Broker, group: str) -> list[ParkedKey]:
 def _keys(broker: Broker, group: str, queue: MessageQueue, lot: Lot) -> list[ParkedKey]:
     """Read the lot a second time, for what `Lot` does not keep: the tickets."""
     keys: dict[object, ParkedKey] = {}
-    parked = parked_queue(group, queue)
-    for rows in pulls(broker.log, parked, lot.begin, lot.end, lots.LOT_PULL, lots.LOT_PULL_BYTES, LOT_COLUMNS):
+    log, parked = broker.log.reading(PullSettings(group)), parked_queue(group, queue)
+    for rows in pulls(log, parked, lot.begin, lot.end, lots.LOT_PULL, lots.LOT_PULL_BYTES, LOT_COLUMNS):
         for place, key, properties in zip(*(rows.column(name).to_pylist() for name in LOT_COLUMNS), strict=True):
             noted = dict(properties)
             if PARKED_ORDER in noted:

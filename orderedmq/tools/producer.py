@@ -8,6 +8,7 @@ import pyarrow as pa
 from orderedmq.broker import Log
 from orderedmq.core.selector import KeyedSelectorName, keyed
 from orderedmq.core.sharding_key import GivenKeyType, hashed_keys
+from orderedmq.model import check_topic
 
 
 class Producer:
@@ -22,8 +23,9 @@ class Producer:
         """``log`` is that of a connection: ``connect(...).log``.
 
         ``sharding_key_type`` ("auto", "text", "int" or "long") and ``selector`` ("hash" or "mod") are the sink's options
-        shardingKeyType and messageQueueSelector. Raises TopicError MISSING.
+        shardingKeyType and messageQueueSelector. Raises TopicError MISSING, or RESERVED for a topic that belongs to a consumer group.
         """
+        check_topic(topic, writing=True)
         self._log = log
         self._topic = topic
         self._key_type: GivenKeyType = sharding_key_type

@@ -442,10 +442,29 @@ def test_lots_are_deleted_only_when_nothing_is_parked(broker: Broker, token: Loc
         broker.admin.delete_topic(LOTS)
     assert everything(broker) == before
     broker.groups.commit({token: 5, companion(token): 2})
+    before = everything(broker)
+    with refused("GROUP.IN_USE", "'g'", LOTS, "stop that query"):
+        broker.admin.delete_topic(LOTS)
+    assert everything(broker) == before
+    broker.groups.unlock([token])
     broker.admin.delete_topic(LOTS)
     assert [topic.name for topic in broker.log.topics()] == ["orders"]
-    assert park(broker, token, [4, 5]) == [False, True]
+    [again] = locked(broker, "g", broker.groups.join("me again"), [token.queue])
+    assert park(broker, again, [4, 5]) == [False, True]
     assert offsets(broker, token.queue) == [5]
+
+
+def test_a_lot_is_not_written_to_from_outside(broker: Broker, token: LockToken):
+    """What lies there says where it comes from. A message without that would stop the owner."""
+    park(broker, token, [3])
+    lot, before = companion(token).queue, everything(broker)
+    with refused("TOPIC.RESERVED", LOTS):
+        broker.log.append(lot, rows("a"))
+    staging = broker.outbox.open(SinkBatch("sink", 0), 0)
+    with refused("TOPIC.RESERVED", LOTS):
+        staging.add(lot, rows("a"))
+    staging.abandon()
+    assert everything(broker) == before
 
 
 def test_a_group_with_parked_messages_is_deleted_only_by_force(broker: Broker, token: LockToken):

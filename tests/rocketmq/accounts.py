@@ -54,7 +54,7 @@ class Right(NamedTuple):
         """How an error names it, as a regular expression."""
         if self.resource == "admin":
             # What comes before needs less.
-            return r"admin: true|groupPerms \S+=SUB"
+            return r"admin: true|(topic|group)Perms \S+=SUB"
         if self.resource.startswith("default"):
             return rf"{self.resource[7].lower()}{self.resource[8:]}s \S+={self.action}"
         name = re.escape(self.resource).replace(r"\*", r"\S+")

@@ -18,7 +18,7 @@ from orderedmq.broker import SinkBatch
 from orderedmq.cli import app
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
-from orderedmq.core.parking import BEHIND, Put, Ticket, companion, parked_topic
+from orderedmq.core.parking import BEHIND, HELD, Put, Ticket, companion, parked_topic
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Credentials
 from orderedmq.rocketmq.broker import RocketMQBroker
@@ -90,12 +90,14 @@ def write(cluster: Cluster, account: Credentials, topic: str) -> None:
 
 
 @contextlib.contextmanager
-def owner(cluster: Cluster, account: Credentials, group: str, name: str) -> Iterator[tuple[RocketMQBroker, LockToken]]:
-    """A member of a group that has locked the queue of topic ``orders``: its connection and its token."""
+def owner(
+    cluster: Cluster, account: Credentials, group: str, name: str, topic: str = "orders"
+) -> Iterator[tuple[RocketMQBroker, LockToken]]:
+    """A member of a group that has locked the queue of a topic: its connection and its token."""
     with connect(cluster, account) as broker:
-        queue = broker.log.queues("orders")[0]
+        queue = broker.log.queues(topic)[0]
         me = broker.groups.join(name)
-        broker.groups.heartbeat(group, me, Subscription("shared", "orders", "AVG"))
+        broker.groups.heartbeat(group, me, Subscription("shared", topic, "AVG"))
         [token] = locked(broker, group, me, [queue])
         yield broker, token
 
@@ -112,9 +114,9 @@ def put_aside(cluster: Cluster, account: Credentials, group: str) -> int:
     return put[0]
 
 
-def park(cluster: Cluster, account: Credentials, group: str) -> None:
+def park(cluster: Cluster, account: Credentials, group: str, topic: str = "orders") -> None:
     """What a listener with order per key does: two tasks park the same message, a source reads it and commits."""
-    with owner(cluster, account, group, "listener") as (broker, token):
+    with owner(cluster, account, group, "listener", topic) as (broker, token):
         for _ in range(2):
             with connect(cluster, account) as task:
                 assert task.groups.park(token, [Put(token.queue, 0, Ticket(0, 1, 1, BEHIND))]) == [True]
@@ -123,6 +125,13 @@ def park(cluster: Cluster, account: Credentials, group: str) -> None:
         assert broker.log.bounds([lot.queue])[lot.queue].max_offset == 1
         assert broker.log.reading(PullSettings(group)).pull(lot.queue, 0, 10, 10, ("body",)).num_rows == 1
         broker.groups.commit({token: 1, lot: 1})
+
+
+def hold(cluster: Cluster, admin: Credentials, group: str) -> None:
+    """Park a message that is never due."""
+    with owner(cluster, admin, group, "listener") as (broker, token):
+        assert broker.groups.park(token, [Put(token.queue, 0, Ticket(0, 1, 1, HELD))]) == [True]
+        broker.groups.commit({token: 1})
 
 
 def make_lots(cluster: Cluster, account: Credentials, group: str) -> None:

@@ -68,6 +68,8 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             broker.log.append(QUEUE, roles.row())
         roles.commit(cluster, ADMIN, "shipping")
         roles.put_aside(cluster, ADMIN, "returns")
+        roles.park(cluster, ADMIN, "decided")
+        roles.hold(cluster, ADMIN, "held")
         yield cluster
 
 
@@ -225,6 +227,23 @@ def listen_by_key(cluster: Cluster, account: Credentials, group: str) -> None:
     listen(cluster, account, group)
 
 
+def topic_with_a_lot(cluster: Cluster, account: Credentials, name: str) -> None:
+    with RocketMQBroker(cluster.address, credentials=ADMIN) as broker:
+        broker.log.append(broker.log.queues(make_topic(cluster, name))[0], roles.row())
+    roles.park(cluster, ADMIN, "billing", name)
+    roles.command(cluster, account, "topic", "delete", name, "--yes")
+
+
+def with_a_lot(act: Callable[[Cluster, Credentials, str], object]) -> Callable[[Cluster, Credentials, str], object]:
+    """A command for the group NAME, which has a parking lot whose messages are decided."""
+
+    def acting(cluster: Cluster, account: Credentials, name: str) -> object:
+        roles.park(cluster, ADMIN, name)
+        return act(cluster, account, name)
+
+    return acting
+
+
 def beside(*arguments: str) -> Callable[[Cluster, Credentials, str], object]:
     """A command while the group NAME has a member."""
     return lambda cluster, account, name: roles.held(
@@ -252,6 +271,16 @@ ROLES: dict[str, Role] = {
     "listener": Role(("source of", "`consume_orderly`"), listen, "billing"),
     "listener with order per key": Role(("source of", "`consume_orderly`", '`order="key"`, besides'), listen_by_key, "billing"),
     "first parked message": Role(('`order="key"`, where',), roles.make_lots, "billing"),
+    "source with a parking lot": Role(
+        ("source of", "source with `parkingLot"),
+        lambda cluster, account, name: roles.source(cluster, account, consumerGroup=name, parkingLot="true"),
+        "billing",
+    ),
+    "source that parked before": Role(
+        ("source of", "`parkingLot=false`"),
+        lambda cluster, account, name: roles.source(cluster, account, consumerGroup=name),
+        "billing",
+    ),
     "sink with sinkGroup": Role(
         ("sink to `invoices`, `sinkGroup",),
         lambda cluster, account, name: roles.sink(cluster, account, "invoices", name),
@@ -266,16 +295,30 @@ ROLES: dict[str, Role] = {
     "audit": Role(("`topic describe",), run("audit", "orders", "orders")),
     "topic create": Role(("`topic create`",), run("topic", "create", "NAME", "--queues", "1"), "orders"),
     "topic add-queues": Role(("`topic create`",), add_queues, "orders"),
-    "topic delete": Role(("`topic delete",), delete_topic, "orders"),
+    "topic delete": Role(("`topic delete orders`",), delete_topic, "orders"),
+    "topic delete with a parking lot": Role(("`topic delete orders`", "`topic delete`, of"), topic_with_a_lot, "orders"),
     "produce": Role(("`produce",), run("produce", "invoices", given="line"), "orders"),
     "group list": Role(("`group list`",), run("group", "list")),
     "lock list": Role(("`lock list`",), run("lock", "list")),
-    "top": Role(("`group list`",), run("top")),
-    "group describe": Role(("`group describe",), beside("group", "describe", "NAME"), "billing"),
-    "top of a group": Role(("`group describe",), beside("top", "NAME"), "billing"),
+    "top": Role(("`group list`", "`top`, while"), beside("top")),
+    "group describe": Role(("`group describe billing`",), beside("group", "describe", "NAME"), "billing"),
+    "top of a group": Role(("`group describe billing`",), beside("top", "NAME"), "billing"),
     "lock list of a group": Role(("`lock list --group",), beside("lock", "list", "--group", "NAME"), "billing"),
-    "group seek": Role(("`group seek",), run("group", "seek", "shipping", "--to", "2020-01-01T00:00:00Z"), "billing"),
-    "group delete": Role(("`group delete",), delete_group, "billing"),
+    "group seek": Role(("`group seek billing`",), run("group", "seek", "shipping", "--to", "2020-01-01T00:00:00Z"), "billing"),
+    "group seek with parked messages": Role(
+        ("`group seek billing`", "`group seek`, of"),
+        with_a_lot(run("group", "seek", "NAME", "--to", "earliest", "--parked", "drop")),
+        "billing",
+    ),
+    "group delete": Role(("`group delete billing`",), delete_group, "billing"),
+    "group delete with a parking lot": Role(
+        ("`group delete billing`", "`group delete`, of"), with_a_lot(run("group", "delete", "NAME")), "billing"
+    ),
+    "group describe with parked messages": Role(
+        ("`group describe billing`", "`group describe`, while"), beside("group", "describe", "NAME"), "billing"
+    ),
+    "parked list": Role(("`parked list",), run("parked", "list", "NAME"), "billing"),
+    "parked hold": Role(("`parked list", "`parked retry"), beside("parked", "hold", "NAME", "--all"), "billing"),
     "lock release": Role(("`lock release",), beside("lock", "release", "NAME", "--force"), "billing"),
     "dlq list": Role(("`dlq list",), run("dlq", "list", "returns"), "billing"),
     "dlq replay": Role(
@@ -283,9 +326,17 @@ ROLES: dict[str, Role] = {
     ),
 }
 #: Those whose name in the table stands for one that is there.
-FIXED = {"produce": "invoices", "group seek": "shipping", "dlq list": "returns", "dlq replay": "returns"}
+FIXED = {
+    "source that parked before": "decided",
+    "source with a parking lot": "decided",
+    **dict.fromkeys(("group describe with parked messages", "parked list", "parked hold", "top"), "held"),
+    "produce": "invoices",
+    "group seek": "shipping",
+    "dlq list": "returns",
+    "dlq replay": "returns",
+}
 #: What 4.9 does not look at (SEND_BATCH_MESSAGE).
-UNCHECKED = {("4.9.7", who, "PUB") for who in ("write", "produce", "dlq replay")}
+UNCHECKED = {("4.9.7", who, "PUB") for who in ("write", "produce", "dlq replay", "parked hold")}
 
 
 @pytest.mark.timeout(300)
@@ -313,7 +364,7 @@ def test_the_rights_of_the_readme_are_enough_and_without_each_of_them_an_error_n
             continue
         account, said = remembered(lambda: without(number))  # noqa: B023 (called at once)
         missing = given(names[-1])[number]
-        assert said is not None
+        assert said is not None, missing
         assert "ORDEREDMQ_ROCKETMQ.NO_PERMISSION" in said, missing
         assert re.search(missing.pattern, said), (missing, said)
         assert account.secret_key not in said
@@ -397,6 +448,12 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
         with pytest.raises(RocketMQError, match="NO_PERMISSION"):
             roles.source(guarded, account, consumerGroup="billing-none")
     assert left_behind(guarded) == before
+    # Nothing was parked yet, and the lots do not exist.
+    with pytest.raises(RocketMQError, match="lacks .*%PARKED%billing-none%orders.*; a source needs"):
+        roles.source(guarded, accounts.make(every), consumerGroup="billing-none", parkingLot="true")
+    assert left_behind(guarded) == before
+    with_lots = rights(guarded.version, "source of", "source with `parkingLot", billing="billing-none")
+    roles.source(guarded, accounts.make(with_lots), consumerGroup="billing-none", parkingLot="true")
     # This one may read, and may not see whether it has put anything aside already.
     roles.source(guarded, accounts.make(every), consumerGroup="billing-none")
     before = left_behind(guarded)

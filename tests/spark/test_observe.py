@@ -14,7 +14,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 
 from ordered_source.lag_listener import LagListener
+from orderedmq.core.lock import LockToken
+from orderedmq.core.parking import HELD, Put, Ticket
 from orderedmq.errors import OptionError
+from orderedmq.model import MessageQueue
 from tests.spark.conftest import Rig
 from tests.waits import until
 
@@ -152,6 +155,26 @@ def test_other_sources_are_ignored_also_beside_ours(
     assert scraped(registry, "orderedmq_rows_processed_total") == {'{query="lagging"}': 10}
     gate.opened.set()
     assert all(line.startswith("query lagging, ") for line in lines(caplog))
+
+
+@pytest.mark.usefixtures("listener")
+def test_what_a_query_has_parked_is_seen(rig: Rig, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture) -> None:
+    rig.topic("in", 1, rows=10)
+    source = MessageQueue("in", "embedded", 0)
+    earlier = rig.broker.groups.join("earlier")
+    [token] = rig.broker.groups.lock("g", earlier, [source]).values()
+    assert isinstance(token, LockToken)
+    rig.broker.groups.park(token, [Put(source, offset, Ticket(offset, 3, 1, HELD)) for offset in (0, 1, 5)])
+    rig.broker.groups.commit({token: 6})
+    rig.broker.groups.unlock([token])
+    rig.broker.groups.leave(earlier)
+    start(rig, rig.stream(topic="in", consumerGroup="g", parkingLot="true"), Gate(first=1))
+    told(caplog, 1)
+    assert scraped(registry, "orderedmq_parked_messages") == {'{query="lagging"}': 3}
+    assert scraped(registry, "orderedmq_parked_keys") == {'{query="lagging"}': 2}
+    assert scraped(registry, "orderedmq_parked_retries") == {'{query="lagging"}': 6}
+    assert 0 <= scraped(registry, "orderedmq_parked_oldest_age_seconds")['{query="lagging"}'] < 600
+    assert lines(caplog) == ["query lagging, batch 0: lag 0 messages in 1 queues, parked 3 messages of 2 keys"]
 
 
 class _Broken:

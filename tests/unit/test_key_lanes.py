@@ -338,6 +338,11 @@ def test_with_hold_the_key_stays_parked() -> None:
     assert [(one.offset, one.held) for one in held] == [(7, True), (8, False)]
 
 
+def test_with_minus_one_no_message_is_ever_a_dead_letter() -> None:
+    made = KeyLanes(QUEUE, KeySettings(max_reconsume_times=-1), 0.0, [Message(7, "a", attempts=10**6, parked=1)])
+    assert told(drained(made, lambda batch: SUSPEND)) == [(7, "PARKED")]
+
+
 def test_a_full_lot_is_a_warning_and_the_key_is_tried_again() -> None:
     tries = Counter[int]()
 

@@ -43,7 +43,7 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import DataLossError, LockError, OptionError, StoreError
 from orderedmq.model import MessageQueue
 from orderedmq.schema import MESSAGE_SCHEMA
-from orderedmq.tools import parked
+from orderedmq.tools import dead_letters, parked
 from tests.contract.support import locked, rows
 from tests.waits import until
 
@@ -212,14 +212,70 @@ def test_a_message_that_comes_back_is_as_it_was_sent_and_says_how_often_it_was_t
 
     def answer(message: Any) -> Any:
         seen.append((message.body, message.topic, message.queue_id, message.message_id, message.reconsume_times))
-        return SUCCESS if len(seen) > 3 else SUSPEND
+        return SUCCESS if len(seen) > 2 else SUSPEND
 
     rig.send("a")
     rig.run(rig.by_key(answer, in_batch_attempts=2))
+    [waiting] = parked.parked_keys(rig.broker, "g")
+    assert waiting.ticket.error == (error := "the listener answered SUSPEND_CURRENT_QUEUE_A_MOMENT")
     rig.now += 10
-    rig.run(rig.by_key(answer, in_batch_attempts=2), planned=True)
-    assert [one[:4] for one in seen] == [seen[0][:4]] * 4
-    assert [one[4] for one in seen] == [0, 1, 2, 3]
+    ((row,),) = [batch.to_pylist() for batch in rig.task(rig.by_key(answer), planned=True)]
+    assert (row["status"], row["attempts"], row["error"]) == ("SUCCESS", 3, error)
+    assert [one[:4] for one in seen] == [seen[0][:4]] * 3
+    assert [one[4] for one in seen] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("answer", [SUSPEND, None, ValueError("no such customer"), "yes"])
+def test_whatever_is_not_success_is_tried_again_while_other_keys_go_on(rig: Rig, answer: Any) -> None:
+    def once(message: Any) -> Any:
+        if rig.heard != [[0]]:
+            return SUCCESS
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    rig.send("a", "b")
+    assert rig.run(rig.by_key(once, in_batch_attempts=2)) == [(1, "SUCCESS", 1, None), (0, "SUCCESS", 2, None)]
+    assert rig.heard == [[0], [1], [0]]
+
+
+def test_a_replayed_dead_letter_of_a_key_that_is_parked_comes_behind_what_is_parked(rig: Rig) -> None:
+    rig.send("a", "a")
+    kind = rig.by_key(bad("a"), max_reconsume_times=0)
+    rig.run(rig.by_key(lambda message: SUSPEND if message.queue_offset == 0 else SUCCESS, max_reconsume_times=0))
+    rig.send("a")
+    assert rig.run(rig.by_key(bad("a"))) == [(2, "PARKED", 1, 10)]
+    letters = MessageQueue("%DLQ%g", "embedded", 0)
+    dead_letters.replay(rig.broker, letters, None, None, dead_letters.Replayed(), lambda sent: None)
+    rig.heard.clear()
+    assert rig.run(kind) == [(3, "PARKED", 0, None)]
+    rig.now += 10
+    assert rig.run(rig.by_key(bad()), planned=True) == [(2, "SUCCESS", 2, None), (3, "SUCCESS", 1, None)]
+    assert rig.heard == [[2], [3]]
+
+
+def test_hooks_are_called_around_each_call_in_its_thread(rig: Rig) -> None:
+    told: list[tuple[Any, ...]] = []
+
+    class Hook:
+        def consume_message_before(self, messages: Sequence[Any], context: Any) -> None:
+            told.append(("before", threading.get_ident(), [one.queue_offset for one in messages], id(context)))
+
+        def consume_message_after(self, messages: Sequence[Any], context: Any, status: Any, error: Any) -> None:
+            told.append(("after", threading.get_ident(), [one.queue_offset for one in messages], id(context), status, error))
+
+    def listen(messages: Sequence[Any], context: Any) -> Any:
+        told.append(("call", threading.get_ident(), [one.queue_offset for one in messages], id(context)))
+        return SUSPEND if len(told) < 4 else SUCCESS
+
+    rig.send("a", "a")
+    settings = KeySettings(concurrency=2, suspend_current_queue_time_millis=10)
+    assert len(rig.run(ByKey(listen, settings, [Hook()]))) == 2
+    calls_of = [told[at : at + 3] for at in range(0, 9, 3)]
+    assert [[one[0] for one in call] for call in calls_of] == [["before", "call", "after"]] * 3
+    assert all(len({(one[1], one[3], *one[2]) for one in call}) == 1 for call in calls_of)
+    assert [call[2][4] for call in calls_of] == [SUSPEND, SUCCESS, SUCCESS]
+    assert threading.get_ident() not in {one[1] for one in told}
 
 
 def test_a_key_that_is_not_due_is_moved_behind_as_it_is_when_its_lot_is_planned(rig: Rig) -> None:

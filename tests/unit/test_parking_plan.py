@@ -14,14 +14,17 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import orderedmq
 from ordered_source import plan, stream_reader
+from ordered_source.batch_reader import BatchReader
 from ordered_source.columns import full_schema
 from ordered_source.partition_reader import QueuePartition
 from ordered_source.stream_reader import StreamReader
 from orderedmq import lots
 from orderedmq.broker import Broker
 from orderedmq.core.parking import BEHIND, HELD, Order, Put, Ticket, parked_queue
+from orderedmq.embedded import admin
+from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.log import EmbeddedLog
-from orderedmq.errors import GroupError, OptionError
+from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 from tests.stopped_readers import stopped
@@ -193,6 +196,22 @@ def test_what_a_dead_owner_parked_of_a_range_waits_until_the_range_was_processed
         assert again.batch() == ((4, 6), (0, 1))
 
 
+def test_a_restarted_query_knows_from_its_lot_when_a_key_is_due(broker: Broker, clock: SimpleNamespace) -> None:
+    produce(broker, "a")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, HOUR))
+        assert run.batch() is None
+    again = Run(broker, run.start)
+    with stopped(again.reader):
+        # The first look is a change at the broker: only the second one waits for the time.
+        assert again.batch() is None
+        assert again.batch() is None
+        clock.passed = 3700
+        assert again.batch() == ((1, 1), (0, 1))
+
+
 def test_a_run_with_available_now_reads_what_was_due_when_it_began(broker: Broker, clock: SimpleNamespace) -> None:
     produce(broker, "a", "b")
     run = Run(broker)
@@ -274,6 +293,32 @@ def test_a_query_without_parking_lots_is_refused_while_something_is_parked(broke
         other.latestOffset({}, ReadAllAvailable())
 
 
+def test_a_lot_is_read_by_its_groups_query_and_by_batches_alone(broker: Broker) -> None:
+    """A stream of the group would move the offset that says what is parked; the messages would be lost."""
+    produce(broker, "a", "b")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, HOUR), ticket(1, HOUR))
+        before = broker.log.change()
+        plain = {name: value for name, value in options(broker, topic=LOT.topic).items() if name != "parkingLot"}
+        other = {**plain, "messageModel": "broadcasting"}
+        del other["consumerGroup"]
+        for given in (plain, {**plain, "parkingLot": "true"}, {**plain, "consumerGroup": "h"}, other):
+            with pytest.raises(
+                TopicError, match="RESERVED.*%PARKED%g%in.*group 'g'.*'in'.*parkingLot=true.*orderedmq parked list g"
+            ):
+                StreamReader(given, full_schema(False))
+        assert broker.log.change() == before
+        schema = full_schema(True)
+        batch = BatchReader({**plain, "startingOffsets": "committed", "includeProperties": "true"}, schema)
+        [part] = batch.partitions()
+        [rows] = batch.read(part)
+        assert rows.column("sharding_key").to_pylist() == ["a", "b"]
+        assert [dict(one)["OMQ_PARKED_OFFSET"] for one in rows.column("properties").to_pylist()] == ["0", "1"]
+        assert broker.log.change() == before
+
+
 def test_a_group_whose_lots_cannot_be_named_is_refused_when_the_dataframe_is_built(broker: Broker) -> None:
     broker.admin.create_topic("t" * 100, 1)
     with pytest.raises(GroupError, match="BAD_NAME.*shorter group name"):
@@ -322,3 +367,105 @@ def test_the_progress_of_a_query_without_a_parking_lot_is_as_ever(broker: Broker
     with stopped(reader):
         reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
         assert reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 1}}}}
+
+
+@pytest.mark.parametrize("deleted", ["the lots", "the group", "the topic"])
+def test_lots_that_were_deleted_while_no_query_ran_begin_anew(
+    broker: Broker, caplog: pytest.LogCaptureFixture, deleted: str
+) -> None:
+    """The checkpoint has an offset in the former lot."""
+    produce(broker, "a", "b")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR), ticket(1, -HOUR))
+        assert run.batch() == ((2, 2), (0, 2))
+        assert run.batch() is None
+    begin = 2
+    if deleted == "the lots":
+        broker.admin.delete_topic(LOT.topic)
+    elif deleted == "the group":
+        broker.admin.delete_group("g")
+    else:
+        broker.admin.delete_topic("in")
+        broker.admin.create_topic("in", 1)
+        begin = 0
+    produce(broker, "c")
+    again = Run(broker, run.start, failOnDataLoss="false" if deleted == "the topic" else "true")
+    with stopped(again.reader):
+        assert again.batch() == ((begin, begin + 1), (0, 0))
+        assert f"the parking lot {LOT}, which this query has read up to 2, was deleted: a new one begins" in caplog.messages
+        again.park(ticket(begin, -HOUR))
+        assert again.batch() == ((begin + 1, begin + 1), (0, 1))
+        assert again.batch() is None
+        assert broker.groups.offsets("g", [LOT]) == {LOT: 1}
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_lot_that_is_deleted_beside_a_running_query_is_named_or_begins_anew(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, accepted: bool
+) -> None:
+    """RocketMQ's own tools can delete it."""
+    produce(broker, "a")
+    run = Run(broker, failOnDataLoss="false" if accepted else "true")
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR))
+        assert run.batch() == ((1, 1), (0, 1))
+        assert run.batch() is None
+        monkeypatch.setattr(EmbeddedAdmin, "_require_unused", lambda *given: None)
+        broker.admin.delete_topic(LOT.topic)
+        produce(broker, "b")
+        if not accepted:
+            with pytest.raises(DataLossError, match="QUEUE_DELETED.*%PARKED%g%in.*failOnDataLoss"):
+                run.batch()
+            return
+        assert run.batch() == ((1, 2), (0, 0))
+        run.park(ticket(1, -HOUR))
+        assert run.batch() == ((2, 2), (0, 1))
+
+
+def test_parked_messages_that_aged_out_are_an_error_or_a_counted_warning(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As RocketMQ's brokers delete them, by age alone."""
+    produce(broker, "a", "b")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, HOUR), ticket(1, HOUR))
+        assert run.batch() is None
+    monkeypatch.setattr(admin, "_refuse_parked", lambda topic: None)
+    broker.admin.trim(LOT.topic, {LOT: 2})
+    failing = Run(broker, run.start)
+    with stopped(failing.reader), pytest.raises(DataLossError, match="AGED_OUT.*%PARKED%g%in.*failOnDataLoss"):
+        failing.batch()
+    going = Run(broker, run.start, failOnDataLoss="false")
+    with stopped(going.reader):
+        produce(broker, "c")
+        assert going.batch() == ((2, 3), (2, 2))
+        assert any("AGED_OUT" in text and "messages 0 to 1 (2)" in text for text in caplog.messages)
+
+
+def test_a_parking_lot_is_switched_off_and_on_again_while_nothing_is_parked(broker: Broker) -> None:
+    produce(broker, "a")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR))
+        assert run.batch() == ((1, 1), (0, 1))
+        assert run.batch() is None
+    plain = StreamReader({**options(broker), "parkingLot": "false"}, full_schema(True))
+    with stopped(plain):
+        produce(broker, "b")
+        start = plain.latestOffset(run.start, ReadAllAvailable())
+        [part] = plain.partitions(run.start, start)
+        assert isinstance(part, QueuePartition)
+        assert (part.begin, part.end, part.lot) == (1, 2, None)
+        assert plain.latestOffset(start, ReadAllAvailable()) == start
+    again = Run(broker, start)
+    with stopped(again.reader):
+        produce(broker, "c")
+        assert again.batch() == ((2, 3), (1, 1))
+        again.park(ticket(2, -HOUR))
+        assert again.batch() == ((3, 3), (1, 2))
