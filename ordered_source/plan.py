@@ -38,11 +38,14 @@ def check(broker: Broker, options: SourceOptions) -> None:
     BAD_NAME for a group whose parking lots cannot be named.
     """
     found = topics(broker, options)
-    lots: list[str] = []
+    names = [topic.name for topic in found]
     if options.parking_lot is not None:
         assert options.consumer_group is not None
-        lots = [parked_topic(options.consumer_group, topic.name) for topic in found]
-    broker.log.require_rights([*(topic.name for topic in found), *lots], options.consumer_group)
+        names += [parked_topic(options.consumer_group, topic.name) for topic in found]
+    if options.retry_topic:
+        # It may not exist yet.
+        names = list(dict.fromkeys([*names, retry_topic(options)]))
+    broker.log.require_rights(names, options.consumer_group)
     if options.matching is not None:
         broker.log.require_filter(options.matching, [topic.name for topic in found])
 
@@ -55,8 +58,13 @@ def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:
     found = _selected(broker, options)
     if options.retry_topic:
         with contextlib.suppress(TopicError):
-            found.append(broker.log.topic(f"{RETRY_PREFIX}{options.consumer_group}"))
+            found.append(broker.log.topic(retry_topic(options)))
     return found
+
+
+def retry_topic(options: SourceOptions) -> str:
+    """Return the name of the group's retry topic."""
+    return f"{RETRY_PREFIX}{options.consumer_group}"
 
 
 def _selected(broker: Broker, options: SourceOptions) -> list[TopicInfo]:

@@ -14,7 +14,7 @@ from orderedmq.conditions import DataLossCondition, TopicCondition
 from orderedmq.core.offsets import Checkpoint
 from orderedmq.core.ownership import Owner
 from orderedmq.errors import DataLossError, TopicError, recreated, topic_deleted
-from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 
 #: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
@@ -62,7 +62,7 @@ class TopicWatch:
 
     def await_retry_topic(self) -> None:
         """Wait until the group's retry topic is listed: brokers make it with the group's first heartbeat. Raises TopicError MISSING."""
-        name = f"{RETRY_PREFIX}{self._options.consumer_group}"
+        name = plan.retry_topic(self._options)
         deadline = time.monotonic() + RETRY_TOPIC_PATIENCE
         while all(topic.name != name for topic in self.topics(fresh=True)):
             if time.monotonic() >= deadline:

@@ -127,6 +127,13 @@ def park(cluster: Cluster, account: Credentials, group: str, topic: str = "order
         broker.groups.commit({token: 1, lot: 1})
 
 
+def send_back(cluster: Cluster, account: Credentials, group: str) -> None:
+    """What a source that reads the retry topic does, and a listener that sends a message back. It comes in two hours."""
+    source(cluster, account, consumerGroup=group, retryTopic="true")
+    with owner(cluster, account, group, "listener") as (_, token), connect(cluster, account) as task:
+        assert task.groups.send_back(token, [(0, 18)], 16) == 1
+
+
 def hold(cluster: Cluster, admin: Credentials, group: str) -> None:
     """Park a message that is never due."""
     with owner(cluster, admin, group, "listener") as (broker, token):

@@ -281,6 +281,7 @@ ROLES: dict[str, Role] = {
         lambda cluster, account, name: roles.source(cluster, account, consumerGroup=name),
         "billing",
     ),
+    "source with a retry topic": Role(("source of", "`retryTopic=true`"), roles.send_back, "billing"),
     "sink with sinkGroup": Role(
         ("sink to `invoices`, `sinkGroup",),
         lambda cluster, account, name: roles.sink(cluster, account, "invoices", name),

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
-from orderedmq.model import MessageQueue
+from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import group_requests, message_requests, rights
@@ -60,13 +60,15 @@ def explain(client: Client, error: BaseException, wanted: Sequence[Right], whose
 def missing_rights_error(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
     """Return the error that names the rights of ``wanted`` that the account lacks; None if it has them all."""
     deadline = Deadline.after(REQUEST_TIMEOUT)
-    group = next((right.name for right in wanted if right.kind == "Group"), None)
+    of_group = [right for right in wanted if right.kind == "Group"]
+    group = of_group[0].name if of_group else None
+    reads_retries = any(right.action == "Get" for right in of_group)
     missing: dict[Right, None] = {}
     acl = 0
     for topic in dict.fromkeys(right.name for right in wanted if right.kind == "Topic"):
         actions = {right.action for right in wanted if right.kind == "Topic" and right.name == topic}
         for name, address in _masters(client, topic, deadline).items():
-            asked = _Broker(client, address, MessageQueue(topic, name, 0), group, deadline)
+            asked = _Broker(client, address, MessageQueue(topic, name, 0), group, deadline, reads_retries)
             for refused in asked.refusals(actions):
                 acl = refused.acl
                 missing.update({right: None for right in wanted if right == refused.right})
@@ -93,12 +95,22 @@ def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
 class _Broker:
     """Tests rights on one topic and a group at one broker."""
 
-    def __init__(self, client: Client, address: str, queue: MessageQueue, group: str | None, deadline: float) -> None:
+    def __init__(
+        self,
+        client: Client,
+        address: str,
+        queue: MessageQueue,
+        group: str | None,
+        deadline: float,
+        reads_retries: bool,
+    ) -> None:
         self._client = client
         self._address = address
         self._queue = queue
         self._group = group
         self._deadline = deadline
+        #: Whether the right to read the group's retry topic is tested, too.
+        self._reads_retries = reads_retries
 
     def refusals(self, actions: Iterable[str]) -> list[Refusal]:
         out = []
@@ -109,6 +121,8 @@ class _Broker:
             group = self._refused(group_requests.consumer_list(self._group))
             group = group or self._refused(group_requests.lock(self._group, _probe(), ()))
             out.append(group)
+            if self._reads_retries:
+                out.append(self._refused(message_requests.max_offset(self._queue._replace(topic=RETRY_PREFIX + self._group))))
         if "Sub" in actions:
             out.append(self._refused(message_requests.query_message(self._queue.topic, _NO_KEY)) or self._subscribes(group))
         if "Get" in actions:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from orderedmq.core.parking import parked_topic
-from orderedmq.model import DEAD_LETTER_PREFIX
+from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orderedmq.rocketmq.wire.codes import RequestCode
 
 Kind = Literal["Topic", "Group", "Cluster"]
@@ -153,9 +153,14 @@ def of_sink(topic: str, group: str) -> list[Right]:
 
 
 def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
-    """Return the rights of a query that reads topics as a group; without one, as TOOLS_CONSUMER."""
-    rights = [Right("Topic", topic, action) for topic in topics for action in _READ]
-    return [*rights, Right("Group", group or TOOLS_GROUP, "Sub")]
+    """Return the rights of a query that reads topics as a group; without one, as TOOLS_CONSUMER.
+
+    The rights on a group's retry topic are rights on the group (DefaultAuthorizationContextBuilder, NamespaceUtil.isRetryTopic).
+    """
+    own = [topic for topic in topics if not topic.startswith(RETRY_PREFIX)]
+    rights = [Right("Topic", topic, action) for topic in own for action in _READ]
+    actions: Sequence[Action] = _READ if len(own) < len(topics) else ("Sub",)
+    return [*rights, *(Right("Group", group or TOOLS_GROUP, action) for action in actions)]
 
 
 def of_dead_letters(group: str) -> list[Right]:
