@@ -33,12 +33,15 @@ def use() -> bool:
     """Make the drivers that this process starts quick. Return whether the preparation was done."""
     if not _made():
         return False
-    options = " ".join(QUICK_JVM)
-    if _ARCHIVE.exists():
-        options += f" -XX:SharedArchiveFile={_ARCHIVE} {_SILENT}"
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", options)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm_options())
     os.environ.setdefault("SPARK_HOME", str(_HOME))
     return True
+
+
+def jvm_options() -> str:
+    """Options for a JVM of Spark that has the jars of SPARK_HOME: drivers have them, executors and Spark's own servers need them."""
+    options = " ".join(QUICK_JVM)
+    return f"{options} -XX:SharedArchiveFile={_ARCHIVE} {_SILENT}" if _ARCHIVE.exists() else options
 
 
 def begin() -> subprocess.Popen[bytes] | None:
