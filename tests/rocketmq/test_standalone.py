@@ -189,7 +189,7 @@ def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_anothe
             def through(rows: int) -> Callable[[], bool]:
                 def done() -> bool:
                     assert job.poll() is None, (home / "errors.log").read_text()[-3000:]
-                    return len(read(broker, "standalone-out")) >= rows
+                    return sum(at.max_offset for at in broker.log.bounds(broker.log.queues("standalone-out")).values()) >= rows
 
                 return done
 
