@@ -85,6 +85,11 @@ class Driver:
         self._read = b""
         self._answer(90.0)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the driver was not killed."""
+        return self._process.poll() is None
+
     # -- commands to it -----------------------------------------------------------------------------------------------------
 
     def start(self, query: str = "q", **spec: Any) -> None:

@@ -149,9 +149,9 @@ def four(worlds: Callable[..., World]) -> World:
 
 @pytest.mark.timeout(400)
 def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_repeat_nothing(
-    four: World, other: Driver, drivers: Callable[..., Driver]
+    four: World, other: Driver, lasting: Driver
 ) -> None:
-    paused, killed = drivers("local[2]"), other
+    paused, killed = lasting, other
     four.lives(LIFE)
     producers = Producers(four)
     try:
@@ -187,3 +187,4 @@ def test_two_then_three_then_one_query_with_one_killed_and_one_paused_lose_and_r
     until(lambda: four.count() == four.count("in"), "everything is processed", 90.0)
     assert last.isActive
     four.judge(drained=False)
+    paused.stop("again")
