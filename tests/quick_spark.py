@@ -19,8 +19,6 @@ from typing import Final
 
 #: Most JVMs of the tests live for seconds: without the optimising compiler they need 40 % less CPU. Benchmarks use it.
 QUICK_JVM: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-#: RocketMQ's servers generate a certificate at each start, which takes 2 of about 4 s of CPU.
-QUICK_SERVER: Final = (*QUICK_JVM, "-Dtls.server.mode=disabled")
 _FOLDER: Final = Path(sys.prefix) / "share" / "orderedmq-tests"
 _HOME: Final = _FOLDER / "spark"
 _ARCHIVE: Final = _FOLDER / "driver.jsa"
@@ -33,12 +31,15 @@ def use() -> bool:
     """Make the drivers that this process starts quick. Return whether the preparation was done."""
     if not _made():
         return False
-    options = " ".join(QUICK_JVM)
-    if _ARCHIVE.exists():
-        options += f" -XX:SharedArchiveFile={_ARCHIVE} {_SILENT}"
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", options)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", jvm_options())
     os.environ.setdefault("SPARK_HOME", str(_HOME))
     return True
+
+
+def jvm_options() -> str:
+    """Options for a JVM of Spark that has the jars of SPARK_HOME: drivers have them, executors and Spark's own servers need them."""
+    options = " ".join(QUICK_JVM)
+    return f"{options} -XX:SharedArchiveFile={_ARCHIVE} {_SILENT}" if _ARCHIVE.exists() else options
 
 
 def begin() -> subprocess.Popen[bytes] | None:

@@ -1,7 +1,7 @@
 """The scopes of a parallel run: tests that start the same servers or drivers run in one process, one after the other.
 
-Each folder is a scope. tests/rocketmq is two, each with servers of its own: modules marked ``spark`` are the second. Unit tests
-start no servers: each file is a scope, to fill the time that the others leave.
+Each folder is a scope. tests/rocketmq is two, each with servers of its own: modules marked ``spark`` are the second. A module that
+shares nothing with others is a scope, to fill the time that the others leave: unit tests, and what starts only drivers of its own.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import pytest
 _ROOT: Final = Path(__file__).parents[1]
 #: An order that keeps two processes busy to the end. sim comes late: its background processes take CPU that servers with short
 #: locks need.
-_ORDER: Final = ("rocketmq", "contract", "faults", "rocketmq with Spark", "spark", "sim", "unit")
+_ORDER: Final = ("rocketmq", "contract", "faults", "rocketmq with Spark", "spark", "sim")
+#: Modules of tests/spark that do not use the shared session.
+ALONE: Final = ("tests/spark/test_connect.py", "tests/spark/test_demo.py", "tests/spark/test_registration.py")
 
 
 def scope_of(nodeid: str) -> str:
     """The scope of a test: ``tests/rocketmq/test_sink.py::test_x`` → rocketmq with Spark."""
     module = nodeid.partition("::")[0]
     folder = module.split("/")[1]
-    if folder == "unit":
+    if folder == "unit" or module in ALONE:
         return module
     return f"{folder} with Spark" if folder == "rocketmq" and _is_marked(module) else folder
 

@@ -8,8 +8,11 @@ from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
 
-#: Seconds between two looks at a condition.
+#: Seconds between the first looks at a condition. A look takes CPU here, and often in a server or a driver.
 STEP: Final = 0.01
+#: Seconds between two looks in a long wait, which is to be 3 % longer at most.
+LONG_STEP: Final = 0.1
+_PART: Final = 0.03
 
 
 def soon(seconds: float = 30.0) -> float:
@@ -19,19 +22,24 @@ def soon(seconds: float = 30.0) -> float:
 
 def until(condition: Callable[[], Any], what: str = "the condition is true", timeout: float = 90.0) -> Any:
     """Wait until the condition is true and return its value. Raises AssertionError with ``what`` after ``timeout`` seconds."""
-    deadline = soon(timeout)
+    begun = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {what}"
-        time.sleep(STEP)
+        assert time.monotonic() < begun + timeout, f"not within {timeout:.0f} s: {what}"
+        _sleep(begun)
 
 
 def first_good(get: Callable[[], T], good: Callable[[T], bool], timeout: float = 90.0) -> T:
     """Wait until ``get`` returns a value that is ``good``, and return it. Raises AssertionError with the last value."""
-    deadline = soon(timeout)
+    begun = time.monotonic()
     while not good(value := get()):
-        assert time.monotonic() < deadline, f"not within {timeout:.0f} s: {value}"
-        time.sleep(STEP)
+        assert time.monotonic() < begun + timeout, f"not within {timeout:.0f} s: {value}"
+        _sleep(begun)
     return value
+
+
+def _sleep(begun: float) -> None:
+    """The pause before the next look of a wait that began then."""
+    time.sleep(min(max(STEP, (time.monotonic() - begun) * _PART), LONG_STEP))

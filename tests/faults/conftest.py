@@ -231,3 +231,19 @@ def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
     yield make
     for driver in made:
         driver.close()
+
+
+@pytest.fixture(scope="session")
+def _lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Driver]]:
+    made: list[Driver] = []
+    yield made
+    for driver in made:
+        driver.close()
+
+
+@pytest.fixture
+def lasting(_lasting: list[Driver], tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """A separate Spark that tests of all modules share until one kills it. They leave no query running in it."""
+    if not _lasting or not _lasting[-1].alive:
+        _lasting.append(Driver(tmp_path_factory.mktemp("driver"), "local[4]"))
+    return _lasting[-1]

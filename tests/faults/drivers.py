@@ -25,8 +25,11 @@ JVM = "org.apache.spark.deploy.SparkSubmit"
 
 
 def send(process: psutil.Process, kind: str, which: int) -> None:
-    """Signal a process of the test, after a check that it is still of the expected kind."""
+    """Signal a process of the test, after a check that it is still of the expected kind. Raises NoSuchProcess if it has ended."""
     words = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    if not words:
+        # It waits for its parent to notice its end.
+        raise psutil.NoSuchProcess(process.pid)
     assert kind in words, f"process {process.pid} is not a {kind} but {words!r}"
     assert process.is_running(), f"process {process.pid} is another one by now"
     os.kill(process.pid, which)
@@ -84,6 +87,11 @@ class Driver:
         os.set_blocking(self._process.stdout.fileno(), False)
         self._read = b""
         self._answer(90.0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the driver was not killed."""
+        return self._process.poll() is None
 
     # -- commands to it -----------------------------------------------------------------------------------------------------
 

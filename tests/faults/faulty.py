@@ -45,7 +45,7 @@ from orderedmq.errors import OrderedMQError
 from pyspark_orderedmq import DefaultSource
 from tests.faults.key_listener import Recorder
 from tests.faults.points import Points
-from tests.quick_spark import QUICK_JVM
+from tests.quick_spark import jvm_options
 
 FORMAT = "orderedmq_faulty"
 #: SQL for a row's origin, in the form that the checker reads.
@@ -191,7 +191,7 @@ def session_config() -> dict[str, str]:
     """The configuration of every Spark of these tests."""
     return {
         "spark.driver.memory": "1g",
-        "spark.executor.extraJavaOptions": " ".join(QUICK_JVM),
+        "spark.executor.extraJavaOptions": jvm_options(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.shuffle.partitions": "2",

@@ -71,7 +71,10 @@ def storm(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, *, messag
     def start(member: int) -> None:
         driver = Driver(world.folder / f"driver-{member}-{time.monotonic_ns()}")
         drivers[member : member + 1] = [driver]
-        driver.start(**world.spec(f"ck-{member}", sink="noop", source=source, listener=LISTENER))
+        run(member)
+
+    def run(member: int) -> None:
+        drivers[member].start(**world.spec(f"ck-{member}", sink="noop", source=source, listener=LISTENER))
 
     def done() -> bool:
         at = world.broker.groups.offsets(GROUP, world.queues)
@@ -92,8 +95,7 @@ def storm(world: World, folder: Path, monkeypatch: pytest.MonkeyPatch, *, messag
             for member, driver in enumerate(drivers):
                 if not driver.state()["active"]:
                     # A worker that is killed fails its query, which the user restarts.
-                    driver.close()
-                    start(member)
+                    run(member)
             pid = at_work(folder)
             if pid is None or sum(killed.values()) >= kills or draw.random() < 0.9:
                 continue

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from tests.faults.conftest import GROUP, World
@@ -15,10 +13,10 @@ LIFE = 3.0
 EVERYTHING = ("tests.faults.job", JVM, WORKER, RUNNER)
 
 
-@pytest.fixture(scope="module")
-def other(drivers: Callable[..., Driver]) -> Driver:
+@pytest.fixture
+def other(lasting: Driver) -> Driver:
     """A separate Spark for the first query. The tests that it survives come first."""
-    return drivers("local[4]")
+    return lasting
 
 
 def assert_refused(text: str, owner: str) -> None:

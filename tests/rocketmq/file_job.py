@@ -12,11 +12,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from ordered_sink import writer
@@ -25,6 +27,8 @@ from orderedmq.java import ensure_java
 from pyspark_orderedmq import DefaultSource
 
 FORMAT = "orderedmq_held"
+#: Makes Spark split files by the number of cores.
+SPLITS: Final = {"spark.sql.files.openCostInBytes": "1"}
 #: Rows after which a task sends.
 STEP = 100
 
@@ -66,21 +70,24 @@ class HeldSource(DefaultSource):
         return made
 
 
+def start(spark: SparkSession, form: str, home: str, **options: str) -> StreamingQuery:
+    """Start the query that writes all rows of the folder ``home`` in one batch."""
+    rows = spark.readStream.schema("sharding_key string, body string").json(f"{home}/rows")
+    sink = rows.writeStream.format(form).options(**options).option("checkpointLocation", f"{home}/checkpoint")
+    return sink.trigger(availableNow=True).start()
+
+
 def main(cores: str, address: str, topic: str, folder: str) -> None:
     ensure_java()
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     builder = SparkSession.builder.master(f"local[{cores}]").appName("orderedmq-files")
-    # Files are split by the number of cores.
-    for name, value in {"spark.ui.enabled": "false", "spark.sql.files.openCostInBytes": "1"}.items():
+    for name, value in {"spark.ui.enabled": "false", **SPLITS}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     spark.dataSource.register(HeldSource)
-    rows = spark.readStream.schema("sharding_key string, body string").json(f"{folder}/rows")
-    sink = rows.writeStream.format(FORMAT).options(namesrvAddr=address, topic=topic, folder=folder)
-    query = sink.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
-    query.awaitTermination()
+    start(spark, FORMAT, folder, namesrvAddr=address, topic=topic, folder=folder).awaitTermination()
 
 
 if __name__ == "__main__":

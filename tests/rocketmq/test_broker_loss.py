@@ -15,7 +15,7 @@ import pytest
 from orderedmq.errors import DataLossError, OrderedMQError
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_queue import Timing
-from tests.quick_spark import QUICK_SERVER
+from tests.quick_rocketmq import quick_server
 from tests.rocketmq.conftest import AGING
 from tests.rocketmq.outbox_world import World, numbered
 
@@ -26,7 +26,7 @@ IMPATIENT = Timing(patience=2.0)
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster to be spoiled; the usual one says whether there are jars at all."""
-    with Cluster(tmp_path_factory.mktemp("own"), cluster.version, properties=AGING, jvm=QUICK_SERVER) as made:
+    with Cluster(tmp_path_factory.mktemp("own"), cluster.version, properties=AGING, jvm=quick_server(cluster.version)) as made:
         yield made
 
 
@@ -45,10 +45,11 @@ def test_rows_that_a_broker_lost_with_its_machine_are_sent_again_only_if_spark_h
     committed, sent = make_world(), make_world()
     for world in (committed, sent):
         world.outbox().publish(world.batch(0), [world.write(first)])
-    own.broker.shut_down()
     store = own.broker.home / "store"
+    # It stands still meanwhile. An end in order would take 10 s.
+    own.broker.pause()
     shutil.copytree(store, own.broker.home / "copy")
-    own.broker.start()
+    own.broker.resume()
     committed.outbox().publish(committed.batch(1), [committed.write(second, 1)])
     sent.write(second, 1)
     for world in (committed, sent):

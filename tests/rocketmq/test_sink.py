@@ -30,6 +30,7 @@ from orderedmq.broker import Broker, SinkBatch
 from orderedmq.core.key_hash import key_hash64
 from orderedmq.errors import OptionError
 from orderedmq.rocketmq.local.servers import Cluster
+from tests.rocketmq.file_job import SPLITS, start
 from tests.sink_tasks import written
 from tests.waits import until
 
@@ -124,12 +125,17 @@ def stamps(broker: Broker, topic: str) -> list[dict[str, str]]:
 
 def file_job(cores: int, address: str, topic: str, folder: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.rocketmq.file_job", str(cores), address, topic, str(folder)]
-    with (folder / f"job-{cores}.txt").open("wb") as errors:
+    with (folder / "job.txt").open("wb") as errors:
         return subprocess.Popen(command, cwd=ROOT, stdout=errors, stderr=errors, start_new_session=True)
 
 
-def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(quick_locks: Cluster, tmp_path: Path) -> None:
-    """Files are split by the number of cores, so the batch's rows are in other partitions. Some rows of several splits say the same."""
+def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(
+    spark: SparkSession, quick_locks: Cluster, tmp_path: Path
+) -> None:
+    """Files are split by the number of cores, so the batch's rows are in other partitions. Some rows of several splits say the same.
+
+    It goes on in the tests' session, which is told to split for four cores.
+    """
     topic, files, lines = "files", 3, 2000
     expected: Counter[str] = Counter()
     (tmp_path / "rows").mkdir()
@@ -151,8 +157,14 @@ def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(quick_
         there = sum(counts(broker, topic))
         assert there < files * lines
         (tmp_path / "hold").unlink()
-        with file_job(4, quick_locks.address, topic, tmp_path) as again:
-            assert again.wait(300) == 0, (tmp_path / "job-4.txt").read_text()[-3000:]
+        settings = {**SPLITS, "spark.sql.files.minPartitionNum": "4"}
+        try:
+            for name, value in settings.items():
+                spark.conf.set(name, value)
+            assert start(spark, "orderedmq", str(tmp_path), namesrvAddr=quick_locks.address, topic=topic).awaitTermination(300)
+        finally:
+            for name in settings:
+                spark.conf.unset(name)
         assert Counter(bodies(broker, topic)) == expected
         sent = Counter((found["OMQ_RUN"], found["OMQ_PARTITION"]) for found in stamps(broker, topic))
     runs = Counter(run for run, _ in sent)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -18,6 +19,7 @@ import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.servers import Cluster
+from tests.command import COMMAND
 from tests.rocketmq.peers import Peers
 from tests.waits import until
 
@@ -230,14 +232,30 @@ def test_the_orderly_listener_puts_a_poison_message_where_rocketmqs_tools_look(r
 @pytest.mark.timeout(600)
 def test_the_demo_runs_on_a_cluster_and_its_audit_finds_nothing(quick_locks: Cluster, tmp_path: Path) -> None:
     """Where a killed attempt's locks end after 3 s; elsewhere the job that is resumed waits for up to 60."""
-    command = [sys.executable, "-m", "orderedmq", "--json", "--namesrv", quick_locks.address, "--path", str(tmp_path / "demo")]
+    # A path with a blank, as temporary folders of some systems have.
+    folder, temporary = tmp_path / "a demo", tmp_path / "tmp"
+    temporary.mkdir()
+    command = [*COMMAND, "--json", "--namesrv", quick_locks.address, "--path", str(folder)]
     done = subprocess.run(
         [*command, "demo", "--events", "8000", "--queues", "4", "--batches", "4"],
         capture_output=True,
         text=True,
         timeout=500,
         check=False,
+        env=os.environ | {"TMPDIR": str(temporary)},
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    audited = next(line for line in map(json.loads, done.stdout.splitlines()) if line.get("step") == "audited")
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert done.stderr == ""
+    produced, killed, resumed, audited = map(json.loads, done.stdout.splitlines())
+    assert (produced["step"], produced["events"], produced["queues"]) == ("produced", 8000, 4)
+    # Some batches were committed, one was in flight, and the rest was left to the second run.
+    assert killed["step"] == "killed"
+    assert killed["killed_in"] == killed["committed"] in (2, 3)
+    assert (resumed["killed_in"], resumed["committed"], resumed["events"]) == (None, 4, 8000)
     assert (audited["lost"], audited["duplicated"], audited["out_of_order"], audited["ok"]) == (0, 0, 0, True)
+    # No process is left, and no files but those that the demo names.
+    assert [
+        process for process in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(process.info["cmdline"] or [])
+    ] == []
+    assert sorted(entry.name for entry in folder.iterdir()) == ["checkpoint", "spark.log"]
+    assert list(temporary.iterdir()) == []

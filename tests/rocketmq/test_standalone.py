@@ -22,13 +22,12 @@ import orderedmq
 from orderedmq.broker import Broker
 from orderedmq.java import ensure_java
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.quick_spark import QUICK_JVM
+from tests.quick_spark import jvm_options
 from tests.waits import until
 
 pytestmark = pytest.mark.spark
 
 ROOT = Path(__file__).resolve().parents[2]
-HOME = Path(pyspark.__file__).parent
 URL = re.compile(r"spark://127\.0\.0\.1:\d+")
 
 
@@ -53,18 +52,20 @@ class Standalone:
     def _start(self, name: str, service: str, *arguments: str) -> subprocess.Popen[bytes]:
         home = self._folder / name
         home.mkdir()
+        # The one that the archive of classes was made with.
+        spark_home = os.environ.get("SPARK_HOME", str(Path(pyspark.__file__).parent))
         environment = {
             **os.environ,
-            "SPARK_HOME": str(HOME),
+            "SPARK_HOME": spark_home,
             "JAVA_HOME": str(ensure_java().parents[1]),
             "SPARK_NO_DAEMONIZE": "1",
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": " ".join(QUICK_JVM),
+            "SPARK_DAEMON_JAVA_OPTS": jvm_options(),
         }
         with (home / "out.log").open("wb") as output:
             command = [
-                str(HOME / "bin" / "spark-class"),
+                f"{spark_home}/bin/spark-class",
                 f"org.apache.spark.deploy.{service}",
                 "--host",
                 "127.0.0.1",
@@ -97,11 +98,12 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-url, address, checkpoint, source, target = sys.argv[1:]
+url, address, checkpoint, source, target, options = sys.argv[1:]
 spark = (SparkSession.builder.master(url).appName("standalone").config("spark.driver.host", "127.0.0.1")
          .config("spark.cores.max", "2").config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
          .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "300s")
-         .config("spark.executor.memory", "512m").config("spark.ui.enabled", "false").getOrCreate())
+         .config("spark.executor.memory", "512m").config("spark.executor.extraJavaOptions", options)
+         .config("spark.ui.enabled", "false").getOrCreate())
 spark.sparkContext.setLogLevel("ERROR")
 
 def mark(batches):
@@ -168,7 +170,14 @@ def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_anothe
         home = tmp_path / "driver"
         home.mkdir()
         (home / "job.py").write_text(JOB)
-        names = (standalone.url, quick_locks.address, str(tmp_path / "checkpoint"), "standalone-in", "standalone-out")
+        names = (
+            standalone.url,
+            quick_locks.address,
+            str(tmp_path / "checkpoint"),
+            "standalone-in",
+            "standalone-out",
+            jvm_options(),
+        )
         environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         with (home / "errors.log").open("wb") as errors:
             job = subprocess.Popen(
@@ -180,7 +189,7 @@ def test_workers_in_folders_of_their_own_share_the_queues_and_replace_one_anothe
             def through(rows: int) -> Callable[[], bool]:
                 def done() -> bool:
                     assert job.poll() is None, (home / "errors.log").read_text()[-3000:]
-                    return len(read(broker, "standalone-out")) >= rows
+                    return sum(at.max_offset for at in broker.log.bounds(broker.log.queues("standalone-out")).values()) >= rows
 
                 return done
 

@@ -20,6 +20,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.quick_spark import QUICK_JVM
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # An option that no source has: this source refuses it by name; for an unknown format, Spark says that it cannot find it.
@@ -165,6 +167,8 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
             if program.name != "java" and not (programs / program.name).is_symlink():
                 (programs / program.name).symlink_to(program)
     env = {"PATH": str(programs), "HOME": str(tmp_path), "SPARK_LOCAL_IP": "127.0.0.1", "LANG": "C.UTF-8"}
+    # No setting of Spark's: a JVM that lives for seconds compiles quickly rather than well.
+    env["JDK_JAVA_OPTIONS"] = " ".join(QUICK_JVM)
     said = ""
     for command in commands:
         done = subprocess.run(["sh", "-c", command], cwd=bare, env=env, capture_output=True, text=True, timeout=150)
@@ -172,10 +176,14 @@ def test_the_quick_start_of_the_documents_runs_as_it_stands_without_java_and_set
         said += done.stdout
     for invoice in ("invoice for created", "invoice for paid"):
         assert invoice in said, said
-    packages = subprocess.run(["omq/bin/python", "-c", "import pytest"], cwd=bare, env=env, capture_output=True, text=True)
+    code = "import orderedmq, pyspark_orderedmq; print(orderedmq.__file__, pyspark_orderedmq.__file__); import pytest"
+    packages = subprocess.run([bare / "omq/bin/python", "-c", code], cwd=bare, env=env, capture_output=True, text=True)
     assert "No module named 'pytest'" in packages.stderr
+    # What Spark has found is in the wheel.
+    assert [Path(origin).is_relative_to(bare / "omq") for origin in packages.stdout.split()] == [True, True], packages.stdout
 
 
+@pytest.mark.slow
 def test_found_from_the_wheel(clean_python: Path, tmp_path: Path) -> None:
     for origin in find(clean_python, tmp_path):
         assert origin.startswith(str(clean_python.parents[1]))
@@ -202,9 +210,9 @@ def test_found_from_an_editable_install(tmp_path: Path) -> None:
         assert Path(origin).is_relative_to(ROOT)
 
 
-def test_the_command_is_installed_with_the_wheel(clean_python: Path, tmp_path: Path) -> None:
+def test_the_command_is_installed_with_the_wheel(bare: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [clean_python.with_name("orderedmq"), "--help"],
+        [bare / "omq/bin/orderedmq", "--help"],
         cwd=tmp_path,
         env=environment(),
         capture_output=True,

@@ -51,6 +51,8 @@ def test_spark_is_prepared_only_if_a_test_starts_it(
     ("module", "scope"),
     [
         ("tests/spark/test_sink.py", "spark"),
+        # Starts only drivers of its own.
+        ("tests/spark/test_demo.py", "tests/spark/test_demo.py"),
         ("tests/faults/test_stop.py", "faults"),
         # It says so: pytestmark = pytest.mark.spark.
         ("tests/rocketmq/test_standalone.py", "rocketmq with Spark"),
