@@ -64,12 +64,19 @@ class Storm:
         self.failure: str | None = None
 
     def run(
-        self, *, messages: int, poison: int, kills: int, interrupt: Callable[[], None] | None = None, seconds: float = 900.0
+        self,
+        *,
+        messages: int,
+        poison: int,
+        kills: int,
+        interrupts: Sequence[Callable[[], None]] = (),
+        seconds: float = 900.0,
     ) -> Counter[str]:
         """Kill a worker or a whole driver ``kills`` times, let the queries finish, and judge. Return what was counted.
 
-        ``interrupt`` is called once, in the middle of the kills and while a listener is at work. It may take the broker away.
+        ``interrupts`` are called between the kills, each while a listener is at work. They may take the broker away for a while.
         """
+        pending = list(interrupts)
         self.produce(messages, poison)
         self.batch = max(800, messages // 40)
         draw = random.Random(kills)
@@ -81,7 +88,7 @@ class Storm:
             while True:
                 if time.monotonic() - looked > _LOOK:
                     if self.done():
-                        if self.killed.total() >= kills and interrupt is None:
+                        if self.killed.total() >= kills and not pending:
                             break
                         self.produce(1000, 0)
                     looked = time.monotonic()
@@ -91,9 +98,8 @@ class Storm:
                 pid = at_work(self.folder)
                 if pid is None or draw.random() < 0.9:
                     continue
-                if interrupt is not None and self.killed.total() > kills // 2:
-                    interrupt()
-                    interrupt = None
+                if pending and self.killed.total() >= kills - kills * len(pending) // (len(interrupts) + 1):
+                    pending.pop()()
                 elif self.killed.total() < kills:
                     self.kill(pid)
             for driver in self.drivers:

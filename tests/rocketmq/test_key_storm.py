@@ -51,13 +51,13 @@ def test_killed_drivers_and_a_killed_broker_lose_and_reorder_nothing_of_any_key(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storm = Storm(world, tmp_path / "calls", monkeypatch, keys=40, members=1)
-    storm.run(messages=2000, poison=2, kills=3, interrupt=world.restart_broker)
+    storm.run(messages=2000, poison=2, kills=3, interrupts=[world.restart_broker])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_five_kills_a_killed_broker_and_two_members_lose_and_reorder_nothing_of_two_thousand_keys(
+def test_eight_kills_a_broker_killed_twice_and_two_members_lose_and_reorder_nothing_of_two_thousand_keys(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storm = Storm(world, tmp_path / "calls", monkeypatch, keys=2000, members=2)
-    storm.run(messages=100_000, poison=5, kills=5, interrupt=world.restart_broker, seconds=1800.0)
+    storm.run(messages=200_000, poison=5, kills=8, interrupts=[world.restart_broker] * 2, seconds=1800.0)
