@@ -90,7 +90,7 @@ class Listener:
 class Keys:
     """Listeners with order per key, of a scenario. ``keyless``: some messages have no key. ``orders``: operators give orders.
 
-    ``keys``: how many each queue has.
+    ``keys``: how many each queue has. ``seeks``: operators seek, and keep or drop what is parked.
     """
 
     settings: KeySettings
@@ -100,6 +100,7 @@ class Keys:
     keyless: bool
     orders: bool
     keys: int
+    seeks: bool
 
     def key_of(self, queue: MessageQueue, offset: int) -> str | None:
         return None if self.keyless and offset % 4 == 1 else f"{queue.queue_id}.{offset % self.keys}"
