@@ -174,8 +174,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.parking_lot is not None and token is not None:
             parked = companion(token)
             at = until.next.get(parked.queue)
-            if at is None:
-                # The batch was logged by a run without parking lots.
+            if at is None or run.owner.owned[parked.queue].position is None:
+                # The batch was logged by a run without parking lots, or its lot was deleted since.
                 at = run.session.offsets([parked.queue]).get(parked.queue, 0)
             of_lot = spans.get(parked.queue, OffsetRange(at, at))
             lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked, self.options.parking_lot)

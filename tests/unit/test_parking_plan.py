@@ -322,3 +322,94 @@ def test_the_progress_of_a_query_without_a_parking_lot_is_as_ever(broker: Broker
     with stopped(reader):
         reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
         assert reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 1}}}}
+
+
+def processed_lot(broker: Broker) -> dict[str, Any]:
+    """Run a query that has processed a lot of two messages. Return what Spark has logged."""
+    produce(broker, "a", "b", "c")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR), ticket(1, -HOUR))
+        assert run.batch() == ((3, 3), (0, 2))
+        assert run.batch() is None
+        return run.start
+
+
+def parks_and_gets_it_back(broker: Broker, run: Run, at: int) -> None:
+    """Park what the batch at ``at`` reads; it lies at the beginning of a lot that is new."""
+    run.park(ticket(at, -HOUR))
+    assert broker.log.bounds([LOT])[LOT].max_offset == 1
+    assert run.batch() == ((at + 1, at + 1), (0, 1))
+
+
+def test_after_its_group_was_deleted_a_query_goes_on_with_new_lots(broker: Broker) -> None:
+    """Nothing was parked, so nothing is lost."""
+    start = processed_lot(broker)
+    broker.admin.delete_group("g")
+    produce(broker, "d")
+    run = Run(broker, start)
+    with stopped(run.reader):
+        assert run.batch() == ((3, 4), (0, 0))
+        parks_and_gets_it_back(broker, run, 3)
+
+
+def test_after_its_lots_were_deleted_a_query_goes_on_with_new_ones(broker: Broker) -> None:
+    start = processed_lot(broker)
+    broker.admin.delete_topic(LOT.topic)
+    produce(broker, "d")
+    run = Run(broker, start)
+    with stopped(run.reader):
+        assert run.batch() == ((3, 4), (0, 0))
+        parks_and_gets_it_back(broker, run, 3)
+
+
+def test_lots_of_a_topic_that_was_created_anew_begin_anew(broker: Broker) -> None:
+    start = processed_lot(broker)
+    broker.admin.delete_topic("in")
+    broker.admin.create_topic("in", 1)
+    produce(broker, "d")
+    run = Run(broker, start, failOnDataLoss="false")
+    with stopped(run.reader):
+        assert run.batch() == ((0, 1), (0, 0))
+        parks_and_gets_it_back(broker, run, 0)
+
+
+def test_lots_that_are_deleted_under_a_query_that_accepts_losses_begin_anew(broker: Broker) -> None:
+    produce(broker, "a", "b")
+    run = Run(broker, failOnDataLoss="false")
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR), ticket(1, -HOUR))
+        assert run.batch() == ((2, 2), (0, 2))
+        assert run.batch() is None
+        broker.admin.delete_topic(LOT.topic)
+        produce(broker, "c")
+        assert run.batch() == ((2, 3), (0, 0))
+        parks_and_gets_it_back(broker, run, 2)
+
+
+@pytest.mark.parametrize("deleted", ["the group", "the lots"])
+def test_a_logged_batch_is_repeated_without_its_part_of_a_lot_that_was_deleted(broker: Broker, deleted: str) -> None:
+    produce(broker, "a", "b")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR))
+        produce(broker, "c")
+        before = run.start
+        assert run.batch() == ((2, 3), (0, 1))
+        logged = run.start
+    if deleted == "the group":
+        broker.admin.delete_group("g", force=True)
+    else:
+        broker.admin.order_parked("g", QUEUE, [Order("drop", "a")])
+        broker.admin.seek("g", {QUEUE: 2}, force=True, parked="drop")
+        broker.admin.delete_topic(LOT.topic)
+    again = Run(broker, before)
+    with stopped(again.reader):
+        expected = ((2, 3), (0, 0)) if deleted == "the group" else None
+        assert again.run(logged) == expected
+        if expected is None:
+            assert again.batch() == ((2, 3), (0, 0))
+        parks_and_gets_it_back(broker, again, 2)
