@@ -8,7 +8,9 @@ older messages of that range have to come first.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -108,23 +110,22 @@ class ParkingLots:
         self._warned = full
 
 
-def require_none(broker: Broker, options: SourceOptions, topics: Iterable[str]) -> None:
-    """Require that nothing of the topics is parked, for a query that does not read parking lots. Raises GroupError PARKED."""
+def require_none(broker: Broker, options: SourceOptions, queues: Iterable[MessageQueue]) -> None:
+    """Require that nothing of the queues is parked, if the query does not read parking lots. Raises GroupError PARKED."""
     group = options.consumer_group
-    if group is None:
+    if group is None or options.parking_lot is not None:
         return
-    parked: dict[str, int] = {}
-    for topic in topics:
-        try:
-            queues = [parked_queue(group, queue) for queue in broker.log.queues(topic)]
-        except GroupError:
-            # No lot can have so long a name.
-            continue
-        bounds = broker.log.bounds(queues)
-        known = broker.groups.offsets(group, list(bounds)) if bounds else {}
-        lying = sum(at.max_offset - known.get(queue, at.min_offset) for queue, at in bounds.items())
-        if lying:
-            parked[topic] = lying
+    leaders: dict[MessageQueue, MessageQueue] = {}
+    for queue in queues:
+        # No lot can have so long a name.
+        with contextlib.suppress(GroupError):
+            leaders[parked_queue(group, queue)] = queue
+    bounds = broker.log.bounds(list(leaders)) if leaders else {}
+    known = broker.groups.offsets(group, list(bounds)) if bounds else {}
+    parked: Counter[str] = Counter()
+    for lot, at in bounds.items():
+        parked[leaders[lot].topic] += at.max_offset - known.get(lot, at.min_offset)
+    parked = +parked
     if parked:
         raise has_parked(group, parked)
 

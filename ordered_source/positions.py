@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ordered_source import data_loss, plan
 from ordered_source.group_session import Session
-from ordered_source.parking_lots import without_lots
+from ordered_source.parking_lots import require_none, without_lots
 from ordered_source.topic_watch import TopicWatch
 from orderedmq.broker import Broker, QueueBounds
 from orderedmq.core.offsets import Checkpoint, ranges
@@ -42,6 +42,8 @@ class Positions:
         # Queues that were deleted after the listing and never read: the next listing leaves them out.
         owner.drop([queue for queue in without_lots(queues) if queue not in bounds and queue not in start.next])
         queues = tuple(queue for queue in queues if queue in owner.owned)
+        # Another member may have parked something of a queue since this query began.
+        require_none(self._broker, self._options, queues)
         starting = self._options.starting
         # A deleted queue of the checkpoint has no bounds here: `ends` reports what is lost of it. A parking lot without bounds was
         # never needed.

@@ -231,8 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ensure_run(self, offsets: Checkpoint) -> QueryRun:
         if self._run is None:
             broker, watch = self._connect()
-            if self.options.parking_lot is None:
-                require_none(broker, self.options, [topic.name for topic in watch.topics()])
+            require_none(broker, self.options, plan.queues_of(broker, watch.topics()))
             self._run = QueryRun(broker, watch, self.options, offsets.owner or uuid.uuid4().hex)
         elif offsets.owner is not None and offsets.owner != self._run.owner.owner_id:
             raise OffsetError(

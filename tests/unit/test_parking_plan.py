@@ -413,3 +413,26 @@ def test_a_logged_batch_is_repeated_without_its_part_of_a_lot_that_was_deleted(b
         if expected is None:
             assert again.batch() == ((2, 3), (0, 0))
         parks_and_gets_it_back(broker, again, 2)
+
+
+def test_a_query_without_parking_lots_is_refused_a_queue_of_which_another_member_has_parked_something(broker: Broker) -> None:
+    """It joined while nothing was parked, as members do that get the option one after the other."""
+    broker.admin.create_topic("two", 2)
+    with_lots = options(broker, topic="two", assignment="shared")
+    plain = {name: value for name, value in with_lots.items() if name != "parkingLot"}
+    one, other = (StreamReader(given, full_schema(False)) for given in (plain, with_lots))
+    with stopped(one):
+        begun = one.latestOffset({}, ReadAllAvailable())
+        with stopped(other):
+            other.latestOffset({}, ReadAllAvailable())
+            one.latestOffset(begun, ReadAllAvailable())
+            for queue in broker.log.queues("two"):
+                broker.log.append(queue, pa.record_batch({"body": [b"x"], "sharding_key": ["a"]}))
+            planned = other.latestOffset({}, ReadAllAvailable())
+            [part] = other.partitions({}, planned)
+            assert isinstance(part, QueuePartition)
+            assert part.token is not None
+            assert broker.groups.park(part.token, [Put(part.queue, 0, ticket(0, HOUR))]) == [True]
+            other.latestOffset(planned, ReadAllAvailable())
+        with pytest.raises(GroupError, match=r"GROUP.PARKED.* 1 of topic 'two'.*parkingLot=true"):
+            one.latestOffset(begun, ReadAllAvailable())
