@@ -231,7 +231,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ensure_run(self, offsets: Checkpoint) -> QueryRun:
         if self._run is None:
             broker, watch = self._connect()
-            require_none(broker, self.options, plan.queues_of(broker, watch.topics()))
+            if self.options.parking_lot is None and self.options.consumer_group is not None:
+                require_none(broker, self.options, plan.queues_of(broker, watch.topics()))
             self._run = QueryRun(broker, watch, self.options, offsets.owner or uuid.uuid4().hex)
         elif offsets.owner is not None and offsets.owner != self._run.owner.owner_id:
             raise OffsetError(
