@@ -14,7 +14,7 @@ from tests.faults.key_storm import Storm
 def test_killed_workers_and_drivers_lose_and_reorder_nothing_of_any_key(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Storm(world, tmp_path / "calls", monkeypatch, keys=60, members=1).run(messages=3000, poison=2, kills=3)
+    Storm(world, tmp_path / "calls", monkeypatch, keys=200, members=1).run(messages=3000, poison=2, kills=3)
 
 
 @pytest.mark.slow

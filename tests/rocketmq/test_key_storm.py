@@ -50,7 +50,7 @@ def world(cluster: Cluster, tmp_path: Path) -> Iterator[World]:
 def test_killed_drivers_and_a_killed_broker_lose_and_reorder_nothing_of_any_key(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storm = Storm(world, tmp_path / "calls", monkeypatch, keys=40, members=1)
+    storm = Storm(world, tmp_path / "calls", monkeypatch, keys=200, members=1)
     storm.run(messages=2000, poison=2, kills=3, interrupts=[world.restart_broker])
 
 
