@@ -8,14 +8,16 @@ older messages of that range have to come first.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from orderedmq import lots
-from orderedmq.broker import Broker, Log, QueueBounds
+from orderedmq.broker import Broker, Log
 from orderedmq.core.lag import ParkedCounts
-from orderedmq.core.offsets import Checkpoint, OffsetMap
+from orderedmq.core.offsets import OffsetMap
 from orderedmq.core.owned_queue import Owned
 from orderedmq.core.ownership import Owner
 from orderedmq.core.parked_rows import Lot
@@ -108,23 +110,22 @@ class ParkingLots:
         self._warned = full
 
 
-def require_none(broker: Broker, options: SourceOptions, topics: Iterable[str]) -> None:
-    """Require that nothing of the topics is parked, for a query that does not read parking lots. Raises GroupError PARKED."""
+def require_none(broker: Broker, options: SourceOptions, queues: Iterable[MessageQueue]) -> None:
+    """Require that nothing of the queues is parked, if the query does not read parking lots. Raises GroupError PARKED."""
     group = options.consumer_group
-    if group is None:
+    if group is None or options.parking_lot is not None:
         return
-    parked: dict[str, int] = {}
-    for topic in topics:
-        try:
-            queues = [parked_queue(group, queue) for queue in broker.log.queues(topic)]
-        except GroupError:
-            # No lot can have so long a name.
-            continue
-        bounds = broker.log.bounds(queues)
-        known = broker.groups.offsets(group, list(bounds)) if bounds else {}
-        lying = sum(at.max_offset - known.get(queue, at.min_offset) for queue, at in bounds.items())
-        if lying:
-            parked[topic] = lying
+    leaders: dict[MessageQueue, MessageQueue] = {}
+    for queue in queues:
+        # No lot can have so long a name.
+        with contextlib.suppress(GroupError):
+            leaders[parked_queue(group, queue)] = queue
+    bounds = broker.log.bounds(list(leaders)) if leaders else {}
+    known = broker.groups.offsets(group, list(bounds)) if bounds else {}
+    parked: Counter[str] = Counter()
+    for lot, at in bounds.items():
+        parked[leaders[lot].topic] += at.max_offset - known.get(lot, at.min_offset)
+    parked = +parked
     if parked:
         raise has_parked(group, parked)
 
@@ -132,22 +133,3 @@ def require_none(broker: Broker, options: SourceOptions, topics: Iterable[str]) 
 def without_lots(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
     """Return the queues that are not parking lots."""
     return [queue for queue in queues if not is_parked(queue)]
-
-
-def without_deleted(
-    start: Checkpoint,
-    queues: Sequence[MessageQueue],
-    bounds: Mapping[MessageQueue, QueueBounds],
-    known: Mapping[MessageQueue, int],
-) -> Checkpoint:
-    """Return ``start`` without parking lots that were deleted, perhaps made anew since: they are read from the group's offset.
-
-    Nothing is lost: a lot with messages is deleted only by somebody who insists. The group's offset of it is deleted with it.
-    """
-    gone: set[MessageQueue] = set()
-    for queue in queues:
-        end, read = bounds[queue].max_offset if queue in bounds else 0, start.next.get(queue, 0)
-        if is_parked(queue) and known.get(queue, 0) <= end < read:
-            log.warning("the parking lot %s, which this query has read up to %d, was deleted: a new one begins", queue, read)
-            gone.add(queue)
-    return replace(start, next={queue: at for queue, at in start.next.items() if queue not in gone}) if gone else start

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ordered_source import data_loss, plan
 from ordered_source.group_session import Session
-from ordered_source.parking_lots import without_deleted, without_lots
+from ordered_source.parking_lots import require_none, without_lots
 from ordered_source.topic_watch import TopicWatch
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, QueueBounds
 from orderedmq.core.offsets import Checkpoint, ranges
 from orderedmq.core.ownership import Lock, Owner
 from orderedmq.core.parking import leader_of
@@ -29,7 +30,7 @@ class Positions:
         self._session = session
         self._watch = watch
         self._log = broker.log.reading(options.pull_settings)
-        #: Deleted queues whose loss was reported, once each.
+        #: Deleted queues whose loss was reported, once each. A parking lot may come back.
         self._gone: set[MessageQueue] = set()
 
     def place(self, owner: Owner, start: Checkpoint) -> None:
@@ -41,10 +42,14 @@ class Positions:
         # Queues that were deleted after the listing and never read: the next listing leaves them out.
         owner.drop([queue for queue in without_lots(queues) if queue not in bounds and queue not in start.next])
         queues = tuple(queue for queue in queues if queue in owner.owned)
+        # Another member may have parked something of a queue since this query began.
+        require_none(self._broker, self._options, queues)
         starting = self._options.starting
         # A deleted queue of the checkpoint has no bounds here: `ends` reports what is lost of it. A parking lot without bounds was
         # never needed.
         begins = dict.fromkeys(queues, 0) | {queue: at.min_offset for queue, at in bounds.items()}
+        deleted = self._deleted_lots(start, [queue for queue in queues if owner.owned[queue].leader is not None], bounds)
+        start = replace(start, next={queue: at for queue, at in start.next.items() if queue not in deleted})
         if start.fresh:
             if starting.kind == "committed":
                 starting = plan.never_committed(self._options)
@@ -52,7 +57,6 @@ class Positions:
             chosen = [queue for queue in without_lots(queues) if not is_retry(queue)]
             begins |= plan.beginnings(self._log, starting, chosen, bounds)
         known, reset = self._session.reset_and_read_offsets(owner, start, queues, begins, self._watch.recreated_topics(start))
-        start = without_deleted(start, queues, bounds, known)
         commit, behind, left = owner.enter(start, known, reset, begins)
         group = self._options.consumer_group
         for late in behind:
@@ -67,6 +71,22 @@ class Positions:
             )  # fmt: skip
         if commit is not None:
             self._broker.groups.commit(commit.offsets)
+
+    def _deleted_lots(
+        self, at: Checkpoint, lots: Iterable[MessageQueue], bounds: Mapping[MessageQueue, QueueBounds]
+    ) -> list[MessageQueue]:
+        """Return the parking lots that end before ``at``: they were deleted, and what is parked next lies in new ones."""
+        deleted = []
+        for queue in lots:
+            position, known = at.next.get(queue, 0), bounds.get(queue)
+            if queue not in self._gone and position > (0 if known is None else known.max_offset):
+                log.warning(
+                    "parking lot %s was deleted since this query had processed it up to %d; it begins anew", queue, position
+                )
+                self._gone.add(queue)
+            if queue in self._gone:
+                deleted.append(queue)
+        return deleted
 
     def ends(self, owner: Owner, target: Mapping[MessageQueue, int] | None) -> dict[MessageQueue, int]:
         """Return the end of each owned queue, at most ``target``. Raises DataLossError unless the user accepts losses."""
@@ -83,16 +103,27 @@ class Positions:
                     )
                     self._gone.add(queue)
                     if owned.leader is not None:
-                        # What is parked from now on makes a new lot.
+                        # What is parked next lies in a new lot.
                         owner.skip(queue, 0)
                 continue
+            if owned.leader is not None and queue in self._gone:
+                self._gone.remove(queue)
+                position = self._return(owner, queue, position, at)
             after, loss = data_loss.check_position(queue, position, at, "this query", self._log.tail_loss)
             if loss is not None:
                 data_loss.fail_or_warn(loss, fail=self._options.fail_on_data_loss)
-                owner.skip(queue, after)
+                # A lot that ends too early is another one of that name.
+                owner.skip(queue, after if owned.leader is None else at.min_offset)
             limited = target is not None and owned.leader is None
             ends[queue] = min(at.max_offset, target.get(queue, 0)) if target is not None and limited else at.max_offset
         return ends
+
+    def _return(self, owner: Owner, lot: MessageQueue, position: int, at: QueueBounds) -> int:
+        """Go on in a parking lot that was away and is back, and return where: a new one of that name has no offset of the group."""
+        back = self._session.offsets([lot]).get(lot, at.min_offset)
+        if back != position:
+            owner.skip(lot, back)
+        return back
 
     def replay(self, owner: Owner, start: Checkpoint, end: Checkpoint, known: Checkpoint) -> dict[MessageQueue, OffsetRange]:
         """Return the ranges of a batch that was logged before a restart.
@@ -113,6 +144,10 @@ class Positions:
                     "queue %s of group %s has another owner: its part of the logged batch is not repeated", queue, group
                 )
         spans = owner.replay(start, end, session.reset_number(), session.offsets(sorted(owner.owned)))
+        lots = [queue for queue, owned in owner.owned.items() if owned.leader is not None]
+        for lot in self._deleted_lots(end, lots, self._broker.log.bounds(lots) if lots else {}):
+            owner.unplace(lot)
+            spans.pop(lot, None)
         for queue in owner.unplaced().queues:
             log.warning(
                 "queue %s of group %s had another owner, or was reset: its part of the logged batch is not repeated",

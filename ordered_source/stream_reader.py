@@ -176,8 +176,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.parking_lot is not None and token is not None:
             parked = companion(token)
             at = until.next.get(parked.queue)
-            if at is None:
-                # The batch was logged by a run without parking lots.
+            if at is None or run.owner.owned[parked.queue].position is None:
+                # The batch was logged by a run without parking lots, or its lot was deleted since.
                 at = run.session.offsets([parked.queue]).get(parked.queue, 0)
             of_lot = spans.get(parked.queue, OffsetRange(at, at))
             lot = LotSpan(parked.queue, of_lot.begin, of_lot.end, parked, self.options.parking_lot)
@@ -234,8 +234,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ensure_run(self, offsets: Checkpoint) -> QueryRun:
         if self._run is None:
             broker, watch = self._connect()
-            if self.options.parking_lot is None:
-                require_none(broker, self.options, [topic.name for topic in watch.topics()])
+            if self.options.parking_lot is None and self.options.consumer_group is not None:
+                require_none(broker, self.options, plan.queues_of(broker, watch.topics()))
             self._run = QueryRun(broker, watch, self.options, offsets.owner or uuid.uuid4().hex)
         elif offsets.owner is not None and offsets.owner != self._run.owner.owner_id:
             raise OffsetError(

@@ -89,7 +89,7 @@ def consume_orderly(
     end_offset long (exclusive), status string, attempts int, duration double (seconds), error string. ``order="key"`` returns a
     row per message, with sharding_key string and due_timestamp timestamp besides. Its status is SUCCESS, DEAD_LETTER, PARKED
     (``due_timestamp`` says when it comes back, if that is known), DROPPED (an operator dropped it from the parking lot) or
-    REPEATED (it failed in a repeat of a micro-batch whose first attempt had decided it). Write the rows somewhere: the listener
+    REPEATED (it failed in a repeat of a micro-batch that the group's offset had passed). Write the rows somewhere: the listener
     runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source, for a cluster that requires
     them, because rows do not carry them.
 

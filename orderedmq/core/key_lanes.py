@@ -14,9 +14,9 @@ outcome, for another key. The rules:
   of the key. A key whose head is not due is parked again as it is, and newer messages behind it.
 - Keys of messages that lie in the lot and are not planned wait there: from the first such offset of a key on, messages of the
   range are parked behind, unless they lie there already.
-- A repeat of a range honours what its first attempt parked, in the same way. Older messages of such a key were decided by the
-  first attempt. They are consumed again, and where they fail again they are passed over (REPEATED): parked, they would come
-  back behind newer messages of the key.
+- A repeat of a range honours what its first attempt parked, in the same way, and so does a range that a seek brought back to
+  messages older than parked ones. Older messages of such a key are consumed, and where they fail they are parked or put aside as
+  ever: a lot is consumed in the queue's order, whatever order it has.
 - A key is parked only if the lot has room for what the range has of it so far. Otherwise it is tried again, as with order per
   queue. Messages of keys that are parked already always get in, so a lot outgrows its bound by one range at most.
 """
@@ -136,8 +136,6 @@ class KeyLanes(ParkingEngine):
         pause = suspend_seconds(suspend_millis, self.settings.suspend_current_queue_time_millis)
         head = batch.messages[0]
         exhausted = 0 <= self.settings.max_reconsume_times < head.attempts
-        if lane.attempted and (exhausted or self._tried_enough(lane, now)):
-            return self._decide(lane, len(batch.messages), "REPEATED")
         if exhausted:
             if self.settings.on_exhausted == "dead_letter":
                 self._exhausted.append(batch)
@@ -155,8 +153,8 @@ class KeyLanes(ParkingEngine):
     def _lane(self, key: object) -> Lane:
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = Lane(key, attempted=key in self._attempted)
-            if key in self._waiting or lane.attempted:
+            lane = self._lanes[key] = Lane(key)
+            if key in self._waiting or key in self._attempted:
                 lane.behind = {*self._waiting.get(key, ()), *self._attempted.get(key, ())}
                 lane.diverted_from = min(lane.behind)
         return lane
@@ -181,8 +179,6 @@ class KeyLanes(ParkingEngine):
 
     def _leave(self, lane: Lane) -> bool:
         """Park what the range has of a key so far. Return False if the key has to be tried again instead."""
-        if lane.diverted_from is not None:
-            return False
         leaving = [*(lane.batch.messages if lane.batch is not None else ()), *lane.waiting]
         if len(leaving) > self._room:
             self._warn(

@@ -12,7 +12,7 @@ from orderedmq.core.listener import check_bounds
 from orderedmq.errors import OptionError
 
 OnExhausted = Literal["dead_letter", "hold"]
-#: REPEATED: it failed in a repeat of the micro-batch, and an earlier attempt had decided it. DROPPED: an operator dropped it.
+#: REPEATED: it failed in a repeat of a micro-batch after the group's offset had passed it. DROPPED: an operator dropped it.
 OutcomeStatus = Literal["SUCCESS", "DEAD_LETTER", "PARKED", "REPEATED", "DROPPED", "SENT_BACK"]
 
 
@@ -107,8 +107,6 @@ class Lane:
     #: Offsets of the key that lie in the lot and are not planned, and the least of them: from there on everything is parked.
     behind: Set[int] = frozenset()
     diverted_from: int | None = None
-    #: Whether an earlier attempt of this range parked some of them. It has decided the key's older messages then.
-    attempted: bool = False
 
 
 class Outcome(NamedTuple):

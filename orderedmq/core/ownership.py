@@ -300,6 +300,11 @@ class Owner:
         """Messages before ``offset`` are lost, and the user accepts it: enter the queue there."""
         self.owned[queue].place(offset, entered=True)
 
+    def unplace(self, queue: MessageQueue) -> None:
+        """Forget where a queue is read from, and what of it is in flight: the next boundary decides anew."""
+        self.owned[queue].pending.clear()
+        self.owned[queue].position = None
+
     def following(self, counts: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
         """Return the next offset of each queue after ``counts`` more messages of it."""
         return {

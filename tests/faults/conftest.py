@@ -83,6 +83,8 @@ class Observer:
 class World:
     """One store, its queries, and the actions and checks of a test."""
 
+    group = GROUP
+
     def __init__(self, folder: Path, spark: SparkSession, queues: int) -> None:
         self.folder = folder
         self.spark = spark

@@ -202,8 +202,9 @@ def session_config() -> dict[str, str]:
 def start(
     spark: SparkSession,
     *,
-    path: str,
     checkpoint: str,
+    path: str = "",
+    servers: str = "",
     group: str | None = "g",
     topic: str = "in",
     sink: str = "out",
@@ -214,9 +215,11 @@ def start(
 ) -> StreamingQuery:
     """Start a query from ``topic`` to ``sink``: a topic, ``noop``, or ``parquet:<folder>``.
 
+    It reads and writes the store at ``path``, or at RocketMQ's ``servers`` (namesrvAddr), where nothing has points.
     ``listener``: the parameters of `consume_orderly`, if the query has a listener that records its calls.
     """
-    reader = spark.readStream.format(FORMAT).option("path", path).option("topic", topic)
+    format, place = ("orderedmq", ("namesrvAddr", servers)) if servers else (FORMAT, ("path", path))
+    reader = spark.readStream.format(format).option(*place).option("topic", topic)
     for name, value in {**({"consumerGroup": group} if group else {}), **(source or {})}.items():
         reader = reader.option(name, str(value))
     rows = reader.load()
@@ -238,7 +241,7 @@ def start(
     elif sink == "noop":
         writer = writer.format("noop")
     else:
-        writer = writer.format(FORMAT).option("path", path).option("topic", sink)
+        writer = writer.format(format).option(*place).option("topic", sink)
     for name, value in (target or {}).items():
         writer = writer.option(name, str(value))
     writer = writer.option("checkpointLocation", checkpoint)

@@ -15,6 +15,7 @@ from ordered_source.parking_lots import ParkingLots
 from orderedmq.core import key_lanes, ownership, parked_rows
 from orderedmq.core.key_lanes import KeyLanes
 from orderedmq.core.key_order import Lane
+from orderedmq.core.listener import ConsumeOrderlyStatus
 from orderedmq.core.ownership import Commit, Owner
 from orderedmq.core.parked_rows import Lot
 from orderedmq.core.parking import HELD, Ticket, is_parked
@@ -99,7 +100,7 @@ def due_too_early() -> AbstractContextManager[Any]:
 
 def identity_ignored() -> AbstractContextManager[Any]:
     """A message that was parked from a place is parked from there again."""
-    return _instead(Lots, "parked_before", lambda self, lot, put: self.known.setdefault(lot, set()) is None)
+    return _instead(Lots, "parked_before", lambda self, lot, put: False)
 
 
 def newer_message_not_diverted() -> AbstractContextManager[Any]:
@@ -126,6 +127,30 @@ def dead_letter_overtaken() -> AbstractContextManager[Any]:
 def settled_place_parked_again() -> AbstractContextManager[Any]:
     """What lies below the group's offset can be parked: a late repeat raises it from the dead."""
     return _instead(Lots, "settled", lambda self, put: False)
+
+
+def dropped_by_a_seek_and_still_known() -> AbstractContextManager[Any]:
+    """A message whose copy a seek has dropped is not parked from its place again."""
+    return _instead(Lots, "parked_before", lambda self, lot, put: put.place in self.known.get(lot, {}))
+
+
+def lot_not_sought_with_its_queue() -> AbstractContextManager[Any]:
+    """A lot is read on from the checkpoint, though a seek or another owner came between."""
+    unbroken = Owner.unbroken
+    return _instead(Owner, "unbroken", lambda self, owned, *given: owned.leader is not None or unbroken(self, owned, *given))
+
+
+def passed_over_before_what_is_parked() -> AbstractContextManager[Any]:
+    """A message that fails while newer ones of its key are parked is passed over: it might have been decided before."""
+    consumed = KeyLanes.consumed
+
+    def passes(self: KeyLanes, batch: Any, status: Any, error: Any, now: float) -> Any:
+        if status is ConsumeOrderlyStatus.SUCCESS or batch.lane.diverted_from is None:
+            return consumed(self, batch, status, error, now)
+        self._returned(batch, now)
+        return self._decide(batch.lane, len(batch.messages), "REPEATED")
+
+    return _instead(KeyLanes, "consumed", passes)
 
 
 def lot_planned_before_what_is_older() -> AbstractContextManager[Any]:
@@ -182,4 +207,7 @@ KEY_BUGS: Final[tuple[Callable[[], AbstractContextManager[Any]], ...]] = (
     lot_in_its_own_order,
     lot_read_on_from_the_checkpoint,
     queue_stopped_by_a_lot_that_waits_for_it,
+    dropped_by_a_seek_and_still_known,
+    lot_not_sought_with_its_queue,
+    passed_over_before_what_is_parked,
 )

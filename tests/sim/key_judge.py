@@ -1,9 +1,13 @@
 """Judges listeners with order per key: the invariants K1 to K5, whatever the rules say.
 
-K1: per key the first decisions (success, dead letter, dropped) come in offset order. K2: after a committed success of n no
+K1: per key the first decisions (success, dead letter, dropped) come in offset order, but that an order drops what lay in the
+lot when it was given, and older messages may be parked after that. K2: after a committed success of n no
 listener sees an offset up to n of the key, except in a repeat of the same micro-batch. K3: every message of a committed range is
 decided once, or lies in the lot once. K4: no listener sees a key while an older message of it is parked and not due, and who is
 due is called. K5: other keys go on while one is parked, and lots drain once their listeners accept (`Simulation._heal`).
+
+A seek begins anew: what comes again is decided again, and is judged with what is parked and kept, by K1 to K5, from there. What
+a seek skips or drops is decided by that.
 """
 
 from __future__ import annotations
@@ -42,8 +46,13 @@ REACHED: Final = (
     "full lot fallback",
     "queue behind a full lot",
     "range committed",
+    "seek with --parked keep",
+    "seek with --parked drop",
+    "lot ahead of its queue",
 )
 _DECIDED: Final = ("SUCCESS", "DEAD_LETTER", "DROPPED")
+#: A seek passed over it.
+_SKIPPED: Final = "SKIPPED"
 
 
 class KeyJudge:
@@ -64,6 +73,8 @@ class KeyJudge:
         self.at: dict[MessageQueue, tuple[int, int]] = {}
         #: Keys that were due when some run of a range began, by where the lot's range begins. The clock may have been put back since.
         self.due: set[tuple[MessageQueue, int, object]] = set()
+        #: The epoch of each queue's last seek: what runs under an older token counts no more.
+        self.anew: dict[MessageQueue, int] = {}
 
     def lane(self, queue: MessageQueue, offset: int) -> object:
         return lane_key(self.lots.key_of(queue, offset), offset)
@@ -108,14 +119,16 @@ class KeyJudge:
         """A message was decided by a run of its range, whether that is committed or not."""
         queue = task.token.queue
         lane = self.lane(queue, offset)
-        task.passed[lane] = max(offset, task.passed.get(lane, -1))
-        if (queue, offset) in self.first:
+        if status != "DROPPED":
+            task.passed[lane] = max(offset, task.passed.get(lane, -1))
+        if (queue, offset) in self.first or task.token.epoch <= self.anew.get(queue, 0):
             return
         last = self.last.get((queue, lane), -1)
         if offset < last:
             self.world.fail(f"{task}: {offset} of key {lane!r} is {status} for the first time after {last} (K1)")
         self.first[queue, offset] = status
-        self.last[queue, lane] = offset
+        if status != "DROPPED":
+            self.last[queue, lane] = offset
 
     def finished(self, task: KeyTask) -> None:
         """A run of a range is done: every message has one outcome, and who was due was called."""
@@ -171,6 +184,31 @@ class KeyJudge:
             best, _ = self.best.get((queue, lane), (-1, None))
             if offset >= best:
                 self.best[queue, lane] = offset, task.batch
+
+    def sought(self, queue: MessageQueue, to: int) -> None:
+        """The queue is read from ``to`` on, and what lies in its lot was kept."""
+        world = self.world
+        self.anew[queue] = world.numbers
+        kept = {one.offset for one in self.lots.messages(queue)}
+        # Of each key, where what is to come begins.
+        begins: dict[object, int] = {}
+        for offset in sorted({*kept, *range(to, world.ends[queue])}):
+            begins.setdefault(self.lane(queue, offset), offset)
+            self.first.pop((queue, offset), None)
+            self.final.pop((queue, offset), None)
+        for name in [name for name in (*self.last, *self.best) if name[0] == queue]:
+            self.last.pop(name, None)
+            self.best.pop(name, None)
+        for offset in range(to):
+            if offset in kept:
+                continue
+            self.first.setdefault((queue, offset), _SKIPPED)
+            status, batch = self.final.setdefault((queue, offset), (_SKIPPED, None))
+            lane = self.lane(queue, offset)
+            if status == "SUCCESS" and offset < begins.get(lane, offset + 1):
+                self.best[queue, lane] = offset, batch
+        self.runs = {name: task for name, task in self.runs.items() if name[0] != queue}
+        self.at[queue] = world.group_offsets.get(queue, 0), world.group_offsets.get(parked_queue(GROUP, queue), 0)
 
     # -- the end ---------------------------------------------------------------------------------------------------------------
 

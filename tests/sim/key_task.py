@@ -90,7 +90,7 @@ class Listener:
 class Keys:
     """Listeners with order per key, of a scenario. ``keyless``: some messages have no key. ``orders``: operators give orders.
 
-    ``keys``: how many each queue has.
+    ``keys``: how many each queue has. ``seeks``: operators seek, and keep or drop what is parked.
     """
 
     settings: KeySettings
@@ -100,6 +100,7 @@ class Keys:
     keyless: bool
     orders: bool
     keys: int
+    seeks: bool
 
     def key_of(self, queue: MessageQueue, offset: int) -> str | None:
         return None if self.keyless and offset % 4 == 1 else f"{queue.queue_id}.{offset % self.keys}"
@@ -166,6 +167,8 @@ class KeyTask(Task):
 
     def retry(self) -> None:
         super().retry()
+        if self.engine is not None:
+            self.worker.kill()
         self.engine = None
 
     def start(self) -> None:
@@ -297,13 +300,17 @@ class KeyTask(Task):
 
     def _call(self, effect: Any, *args: Any) -> Any:
         """Call the broker. Return None if that failed."""
-        network = self.around.network
+        network, worker = self.around.network, self.worker
+
+        def unless_gone(*given: Any) -> Any:
+            # A process that is gone changes nothing later: the store's transaction was its own.
+            return None if worker.dead else effect(*given)
+
         try:
-            answer = network.call(self.worker, effect.__name__, effect, *args)
+            answer = network.call(worker, effect.__name__, unless_gone, *args)
             # The rarest of what a network does to a write is what its identity is for.
             return None if network.random.random() < 2 * network.mishap else answer
         except StoreError:
-            # A process that is gone changes nothing later: the store's transaction was its own.
             return None
 
     def _dead_letter(self, message: Message) -> None:

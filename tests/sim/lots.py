@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from orderedmq.core.lock import LockToken
 from orderedmq.core.parked_rows import LOT_COLUMNS, lane_key
-from orderedmq.core.parking import DROPPED, HELD, Order, Put, Ticket, is_parked, parked_queue
+from orderedmq.core.parking import DROPPED, HELD, AtSeek, Order, Put, Ticket, is_parked, parked_queue
 from orderedmq.model import PARKED_DUE, PARKED_FROM, PARKED_OFFSET, MessageQueue
 from orderedmq.schema import PROPERTIES_TYPE
 from tests.sim.world import GROUP, World
@@ -60,8 +60,8 @@ class Lots:
         self.world = world
         self.key_of = key_of
         self.entries: dict[MessageQueue, list[Entry]] = {}
-        #: The places of which there is a copy.
-        self.known: dict[MessageQueue, set[str]] = {}
+        #: The places of which there is a copy, and where the last one lies.
+        self.known: dict[MessageQueue, dict[str, int]] = {}
         #: What lies before this place may have been deleted.
         self.begins: dict[MessageQueue, int] = {}
 
@@ -80,8 +80,8 @@ class Lots:
         return put.at < self.world.group_offsets.get(put.source, 0)
 
     def parked_before(self, lot: MessageQueue, put: Put) -> bool:
-        """Whether a copy was made from this place, whatever became of it."""
-        return put.place in self.known.setdefault(lot, set())
+        """Whether a copy that was made from this place lies in the lot. A seek may have dropped it."""
+        return self.known.get(lot, {}).get(put.place, -1) >= self.world.group_offsets.get(lot, 0)
 
     def park(self, token: LockToken, puts: Sequence[Put]) -> list[bool]:
         """Do what `Groups.park` promises."""
@@ -99,8 +99,7 @@ class Lots:
                 self.world.reached["same place again"] += 1
                 out.append(True)
             else:
-                self._append(lot, self._copy(lot, put))
-                self.known[lot].add(put.place)
+                self.known.setdefault(lot, {})[put.place] = self._append(lot, self._copy(lot, put))
                 out.append(True)
         return out
 
@@ -119,11 +118,24 @@ class Lots:
         for one in orders:
             self._append(parked_queue(GROUP, queue), Entry(0, one.offset, one.key, None, one))
 
-    def _append(self, lot: MessageQueue, entry: Entry) -> None:
+    def _append(self, lot: MessageQueue, entry: Entry) -> int:
         lying = self.entries.setdefault(lot, [])
         entry.place = len(lying)
         lying.append(entry)
         self.world.changes += 1
+        return entry.place
+
+    def sought(self, queue: MessageQueue, offset: int, parked: AtSeek) -> None:
+        """Do with the queue's lot what ``group seek --parked`` does. ``offset``: where the queue is read from now."""
+        lying = [one.offset for one in self.messages(queue)]
+        if not lying:
+            return
+        self.world.reached[f"seek with --parked {parked}"] += 1
+        self.world.reached["lot ahead of its queue"] += parked == "keep" and max(lying) >= offset
+        lot = parked_queue(GROUP, queue)
+        if parked == "drop":
+            self.world.group_offsets[lot] = self.end(lot)
+        self.world.ledger.lot_sought(lot, self.world.group_offsets.get(lot, 0))
 
     def pull(self, lot: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
         """Return the rows (LOT_COLUMNS) of a lot from ``begin`` to ``end``."""

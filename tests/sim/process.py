@@ -19,11 +19,11 @@ from orderedmq.capabilities import EMBEDDED
 from orderedmq.conditions import StoreCondition
 from orderedmq.core.lock import Client, LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
-from orderedmq.core.parking import is_parked
+from orderedmq.core.parking import is_parked, leader_of
 from orderedmq.core.pull_settings import PullSettings
-from orderedmq.errors import StoreError
+from orderedmq.errors import StoreError, aged_out
 from orderedmq.model import MessageQueue
-from tests.sim.world import TICK, World
+from tests.sim.world import GROUP, TICK, World
 
 #: Faults of a call; the number of entries is the weight. A late call takes effect after its caller has given up.
 MISHAPS: Final = (
@@ -211,7 +211,16 @@ class Process:
     ) -> pa.RecordBatch:
         assert self.world.lots is not None
         assert is_parked(queue)
-        return self._call(self.world.lots.pull, queue, offset, offset + max_messages)
+        return self._call(self._pull, queue, offset, offset + max_messages)
+
+    def _pull(self, lot: MessageQueue, begin: int, end: int) -> pa.RecordBatch:
+        lots, lock = self.world.lots, self.world.locks.get(leader_of(GROUP, lot))
+        assert lots is not None
+        mine = lock is not None and self.client is not None and lock.client_id == self.client.client_id
+        if begin < lots.begins.get(lot, 0) and not mine:
+            # This process was paused, and the next owner has moved the group's offset.
+            raise aged_out(lot, begin, lots.begins[lot])
+        return lots.pull(lot, begin, end)
 
     # -- Groups --------------------------------------------------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ class Query:
                 raise
         self.world.note(f"{self.name}: batch {self.run.batch} is out")
         self.phase = "committing"
-        if self.kind.keys is not None and self.random.random() < 4 * self.network.mishap:
+        if self.kind.keys is not None and self.random.random() < 10 * self.network.mishap:
             self.world.note(f"{self.name}: is killed before Spark commits batch {self.run.batch}")
             raise Killed
 

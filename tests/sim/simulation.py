@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from orderedmq.core.key_order import KeySettings
 from orderedmq.core.lock import LOCK_LIFE, LockToken
-from orderedmq.core.parking import HELD, Order
+from orderedmq.core.parking import HELD, AtSeek, Order
 from orderedmq.errors import OrderedMQError
 from tests import checker
 from tests.sim.key_judge import KeyJudge
@@ -64,6 +64,7 @@ class Scenario:
         if kind.keys is not None:
             # Few queues have many messages each, and their lots cost less.
             queues = min(queues, 4)
+            seeks = not calm and kind.keys.seeks
         return cls(seed, calm, members, queues, seeks, stranger, not calm and draw.random() < 0.25, kind)
 
 
@@ -90,6 +91,7 @@ def _keys(seed: int) -> Keys | None:
         keyless=draw.random() < 0.3,
         orders=draw.random() < 0.75,
         keys=draw.choice((1, 3, 3)),
+        seeks=draw.random() < 0.5,
     )
 
 
@@ -179,7 +181,7 @@ class Simulation:
                 (self._reboot, 2),
             ]
         if self.scenario.seeks:
-            table.append((self._seek, 12))
+            table.append((self._seek, 12 if self.scenario.kind.keys is None else 25))
         if self.scenario.kind.keys is not None:
             table.append((self._until_due, 25))
             if not self.scenario.calm:
@@ -344,8 +346,18 @@ class Simulation:
     def _seek(self) -> None:
         chosen = self.random.sample(self.world.queues, self.random.randint(1, 2))
         offsets = {queue: self.random.randint(0, self.world.ends[queue]) for queue in chosen}
-        self.world.note(f"an operator seeks {', '.join(f'{queue} to {at}' for queue, at in offsets.items())}")
-        self.world.seek(offsets)
+        parked: AtSeek = "keep"
+        if self.world.lots is not None:
+            parked = self.random.choice(("keep", "keep", "drop"))
+            for queue in chosen:
+                # Often back to the first that is parked, or to before it.
+                lying = self.world.lots.messages(queue)
+                if lying and self.random.random() < 0.7:
+                    first = min(one.offset for one in lying)
+                    offsets[queue] = self.random.choice((first, max(0, first - self.random.randint(1, 6))))
+        where = ", ".join(f"{queue} to {at}" for queue, at in offsets.items())
+        self.world.note(f"an operator seeks {where}, --parked {parked}")
+        self.world.seek(offsets, parked)
 
     def _kill_after_parking(self) -> None:
         """Kill a driver whose tasks have parked something: whoever has the queue next finds a range that is half done."""

@@ -17,7 +17,7 @@ from orderedmq.conditions import LockCondition
 from orderedmq.core import lock as rules
 from orderedmq.core.lock import LOCK_LIFE, Client, Instant, LockToken, QueueLock, Refusal
 from orderedmq.core.membership import Member, Subscription, present
-from orderedmq.core.parking import guarding, is_parked
+from orderedmq.core.parking import AtSeek, guarding, is_parked
 from orderedmq.errors import LockError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
@@ -141,8 +141,8 @@ class World:
         self.alive.clear()
         self.holdings.clear()
 
-    def seek(self, offsets: Mapping[MessageQueue, int]) -> None:
-        """Do what ``group seek --force`` does."""
+    def seek(self, offsets: Mapping[MessageQueue, int], parked: AtSeek = "keep") -> None:
+        """Do what ``group seek --force --parked`` does."""
         self.changes += 1
         self.history.append({"event": "reset", "group": GROUP})
         for queue, offset in offsets.items():
@@ -152,6 +152,9 @@ class World:
                 self._put(queue, rules.sought(self._number(), self.instant()))
                 self.highest[queue] = self.locks[queue].epoch
                 self.holdings.pop(queue, None)
+            if self.lots is not None and self.keys is not None:
+                self.lots.sought(queue, offset, parked)
+                self.keys.sought(queue, offset)
         self.resets += 1
 
     def release(self, queue: MessageQueue) -> None:
@@ -354,6 +357,12 @@ class Ledger:
         self.processed[queue] = offset
         self.seen[queue] = max(offset, self.seen[queue])
         self.before_seek[queue] = self.world.numbers
+
+    def lot_sought(self, lot: MessageQueue, offset: int) -> None:
+        """The queue of a parking lot was sought; the group is at ``offset`` in the lot."""
+        self.processed[lot] = offset
+        self.seen[lot] = max(offset, self.seen.get(lot, 0))
+        self.before_seek[lot] = self.world.numbers
 
     def called(self, queue: MessageQueue, begin: int, end: int) -> None:
         """A listener is called with messages. Fail if a predecessor was never seen."""

@@ -1,4 +1,5 @@
-"""A Spark Connect session, so that one start of a server does for all tests: copies a topic, is refused, watches a query's lag.
+"""A Spark Connect session, so that one start of a server does for all tests: copies a topic, is refused, watches a query's lag, runs
+listeners with order per key and without order.
 
 Prints one JSON line: python connect_job.py STORE FOLDER_OF_CHECKPOINTS
 """
@@ -9,15 +10,19 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
+from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
 from ordered_source.lag_listener import LagListener
+from orderedmq.core.parking import Order
+from orderedmq.tools.parked import LotReader
 
 
 def copied(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
@@ -104,10 +109,60 @@ def watched(spark: SparkSession, path: str, checkpoint: str) -> dict[str, Any]:
     return {"lines": kept.lines, "lags": kept.lags, "after": after}
 
 
+def by_key(spark: SparkSession, path: str, folder: str) -> dict[str, Any]:
+    """Run a listener with order per key until a poisoned key is parked, heal the key, and run it until the key has come back.
+
+    Return the calls of each run, and what is parked after each.
+    """
+    heard, healed = f"{folder}/heard", Path(folder, "healed")
+
+    def listener(messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus | None:
+        with open(heard, "a") as file:
+            file.write("".join(f"{message.sharding_key} {message.queue_offset}\n" for message in messages))
+        return None if messages[0].sharding_key == "poisoned" and not healed.exists() else ConsumeOrderlyStatus.SUCCESS
+
+    said: dict[str, Any] = {}
+    stream = spark.readStream.format("orderedmq").options(path=path, topic="keyed", consumerGroup="k", parkingLot="true").load()
+    outcomes = consume_orderly(stream, listener, order="key", concurrency=2, in_batch_attempts=1)
+    with orderedmq.connect(path) as broker:
+        [queue] = broker.log.queues("keyed")
+        for run in ("poisoned", "healed"):
+            finish(outcomes, f"{folder}/by key")
+            said[run] = Path(heard).read_text().splitlines()
+            Path(heard).unlink()
+            parked = LotReader(broker).look("k")
+            said[f"parked of {run}"] = parked[queue].messages if parked else 0
+            healed.touch()
+            broker.admin.order_parked("k", queue, [Order("retry", "poisoned")])
+    return said
+
+
+def without_order(spark: SparkSession, path: str, folder: str) -> list[list[Any]]:
+    """Run a listener without order that refuses the odd messages. Return offset and status of each outcome."""
+
+    def listener(messages: Sequence[Any], context: Any) -> ConsumeConcurrentlyStatus:
+        odd = messages[0].queue_offset % 2
+        return ConsumeConcurrentlyStatus.RECONSUME_LATER if odd else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+
+    stream = spark.readStream.format("orderedmq").options(path=path, topic="keyed", consumerGroup="c", parkingLot="true").load()
+    outcomes = consume_concurrently(stream, listener, concurrency=2)
+    finish(outcomes, f"{folder}/without order", f"{folder}/outcomes")
+    rows = spark.read.parquet(f"{folder}/outcomes").select("begin_offset", "status").collect()
+    return sorted([row.begin_offset, row.status] for row in rows)
+
+
+def finish(outcomes: DataFrame, checkpoint: str, folder: str | None = None) -> None:
+    """Run a query over what is there now. Its rows are appended to a Parquet table, if there is a folder for it."""
+    writer = outcomes.writeStream.option("checkpointLocation", checkpoint)
+    writer = writer.format("noop") if folder is None else writer.format("parquet").option("path", folder)
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
 def main(path: str, checkpoints: str) -> None:
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     said: dict[str, Any] = {"kind": type(spark).__module__}
     said |= {"copied": copied(spark, path, f"{checkpoints}/copied"), "watched": watched(spark, path, f"{checkpoints}/watched")}
+    said |= {"by key": by_key(spark, path, checkpoints), "without order": without_order(spark, path, checkpoints)}
     print(json.dumps(said))
     spark.stop()
 

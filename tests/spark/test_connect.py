@@ -25,6 +25,9 @@ def connected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("connect")
     path = str(folder / "store")
     with orderedmq.connect(path) as broker:
+        broker.admin.create_topic("keyed", 1)
+        keys = ["fine", "poisoned", "also fine"] * 3
+        broker.log.append(broker.log.queues("keyed")[0], pa.record_batch({"body": [b"x"] * 9, "sharding_key": keys}))
         for topic, rows in (("in", 50), ("lagging", 30)):
             broker.admin.create_topic(topic, 2)
             for queue in broker.log.queues(topic):
@@ -62,3 +65,21 @@ def test_in_a_connect_session_the_client_sees_the_lag(connected: dict[str, Any])
     ]
     assert watched["lags"] == [20.0, 10.0, 0.0]
     assert watched["after"] == {"lag": None, "rows": 60.0, "batches": 3.0}
+
+
+@pytest.mark.timeout(400)
+def test_in_a_connect_session_a_poisoned_key_is_parked_and_comes_back_in_order(connected: dict[str, Any]) -> None:
+    said = connected["by key"]
+    others = [f"fine {offset}" for offset in (0, 3, 6)], [f"also fine {offset}" for offset in (2, 5, 8)]
+    poisoned = said["poisoned"]
+    assert [line for line in poisoned if line.startswith("fine")] == others[0]
+    assert [line for line in poisoned if line.startswith("also")] == others[1]
+    assert [line for line in poisoned if line.startswith("poisoned")] == ["poisoned 1"]
+    assert said["parked of poisoned"] == 3
+    assert said["healed"] == [f"poisoned {offset}" for offset in (1, 4, 7)]
+    assert said["parked of healed"] == 0
+
+
+@pytest.mark.timeout(400)
+def test_in_a_connect_session_a_listener_without_order_parks_each_message_alone(connected: dict[str, Any]) -> None:
+    assert connected["without order"] == [[offset, "PARKED" if offset % 2 else "SUCCESS"] for offset in range(9)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from orderedmq.errors import DataLossError, GroupError, OptionError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.options.source import SourceOptions
 from tests.stopped_readers import stopped
+from tests.waits import until
 
 QUEUE = MessageQueue("in", "embedded", 0)
 LOT = parked_queue("g", QUEUE)
@@ -369,38 +371,6 @@ def test_the_progress_of_a_query_without_a_parking_lot_is_as_ever(broker: Broker
         assert reader.reportLatestOffset() == {"next": {"in": {"embedded": {"0": 1}}}}
 
 
-@pytest.mark.parametrize("deleted", ["the lots", "the group", "the topic"])
-def test_lots_that_were_deleted_while_no_query_ran_begin_anew(
-    broker: Broker, caplog: pytest.LogCaptureFixture, deleted: str
-) -> None:
-    """The checkpoint has an offset in the former lot."""
-    produce(broker, "a", "b")
-    run = Run(broker)
-    with stopped(run.reader):
-        run.batch()
-        run.park(ticket(0, -HOUR), ticket(1, -HOUR))
-        assert run.batch() == ((2, 2), (0, 2))
-        assert run.batch() is None
-    begin = 2
-    if deleted == "the lots":
-        broker.admin.delete_topic(LOT.topic)
-    elif deleted == "the group":
-        broker.admin.delete_group("g")
-    else:
-        broker.admin.delete_topic("in")
-        broker.admin.create_topic("in", 1)
-        begin = 0
-    produce(broker, "c")
-    again = Run(broker, run.start, failOnDataLoss="false" if deleted == "the topic" else "true")
-    with stopped(again.reader):
-        assert again.batch() == ((begin, begin + 1), (0, 0))
-        assert f"the parking lot {LOT}, which this query has read up to 2, was deleted: a new one begins" in caplog.messages
-        again.park(ticket(begin, -HOUR))
-        assert again.batch() == ((begin + 1, begin + 1), (0, 1))
-        assert again.batch() is None
-        assert broker.groups.offsets("g", [LOT]) == {LOT: 1}
-
-
 @pytest.mark.parametrize("accepted", [False, True])
 def test_a_lot_that_is_deleted_beside_a_running_query_is_named_or_begins_anew(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, accepted: bool
@@ -469,3 +439,96 @@ def test_a_parking_lot_is_switched_off_and_on_again_while_nothing_is_parked(brok
         assert again.batch() == ((2, 3), (1, 1))
         again.park(ticket(2, -HOUR))
         assert again.batch() == ((3, 3), (1, 2))
+
+
+def processed_lot(broker: Broker) -> dict[str, Any]:
+    """Run a query that has processed a lot of two messages. Return what Spark has logged."""
+    produce(broker, "a", "b", "c")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR), ticket(1, -HOUR))
+        assert run.batch() == ((3, 3), (0, 2))
+        assert run.batch() is None
+        return run.start
+
+
+def parks_and_gets_it_back(broker: Broker, run: Run, at: int) -> None:
+    """Park what the batch at ``at`` reads; it lies at the beginning of a lot that is new."""
+    run.park(ticket(at, -HOUR))
+    assert broker.log.bounds([LOT])[LOT].max_offset == 1
+    assert run.batch() == ((at + 1, at + 1), (0, 1))
+
+
+def test_after_its_group_was_deleted_a_query_goes_on_with_new_lots(broker: Broker) -> None:
+    """Nothing was parked, so nothing is lost."""
+    start = processed_lot(broker)
+    broker.admin.delete_group("g")
+    produce(broker, "d")
+    run = Run(broker, start)
+    with stopped(run.reader):
+        assert run.batch() == ((3, 4), (0, 0))
+        parks_and_gets_it_back(broker, run, 3)
+
+
+def test_after_its_lots_were_deleted_a_query_goes_on_with_new_ones(broker: Broker) -> None:
+    start = processed_lot(broker)
+    broker.admin.delete_topic(LOT.topic)
+    produce(broker, "d")
+    run = Run(broker, start)
+    with stopped(run.reader):
+        assert run.batch() == ((3, 4), (0, 0))
+        parks_and_gets_it_back(broker, run, 3)
+
+
+def test_lots_of_a_topic_that_was_created_anew_begin_anew(broker: Broker) -> None:
+    start = processed_lot(broker)
+    broker.admin.delete_topic("in")
+    broker.admin.create_topic("in", 1)
+    produce(broker, "d")
+    run = Run(broker, start, failOnDataLoss="false")
+    with stopped(run.reader):
+        assert run.batch() == ((0, 1), (0, 0))
+        parks_and_gets_it_back(broker, run, 0)
+
+
+@pytest.mark.parametrize("deleted", ["the group", "the lots"])
+def test_a_logged_batch_is_repeated_without_its_part_of_a_lot_that_was_deleted(broker: Broker, deleted: str) -> None:
+    produce(broker, "a", "b")
+    run = Run(broker)
+    with stopped(run.reader):
+        run.batch()
+        run.park(ticket(0, -HOUR))
+        produce(broker, "c")
+        before = run.start
+        assert run.batch() == ((2, 3), (0, 1))
+        logged = run.start
+    if deleted == "the group":
+        broker.admin.delete_group("g", force=True)
+    else:
+        broker.admin.order_parked("g", QUEUE, [Order("drop", "a")])
+        broker.admin.seek("g", {QUEUE: 2}, force=True, parked="drop")
+        broker.admin.delete_topic(LOT.topic)
+    again = Run(broker, before)
+    with stopped(again.reader):
+        expected = ((2, 3), (0, 0)) if deleted == "the group" else None
+        assert again.run(logged) == expected
+        if expected is None:
+            assert again.batch() == ((2, 3), (0, 0))
+        parks_and_gets_it_back(broker, again, 2)
+
+
+def test_a_query_without_parking_lots_is_refused_a_queue_of_which_something_was_parked_while_it_waited(broker: Broker) -> None:
+    """When it began, nothing was parked. The query that owned the queue parked something, and stopped."""
+    owner = Run(broker)
+    plain = {name: value for name, value in options(broker).items() if name != "parkingLot"}
+    waiting = StreamReader({**plain, "lockTimeout": "60s"}, full_schema(False))
+    produce(broker, "a")
+    with stopped(waiting), ThreadPoolExecutor(1) as threads:
+        with stopped(owner.reader):
+            owner.batch()
+            begun = threads.submit(waiting.latestOffset, {}, ReadAllAvailable())
+            until(lambda: len(broker.groups.members("g")) == 2, "it waits for the lock")
+            owner.park(ticket(0, HOUR))
+        with pytest.raises(GroupError, match=r"GROUP.PARKED.* 1 of topic 'in'.*parkingLot=true"):
+            begun.result()

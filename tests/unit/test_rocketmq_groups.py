@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 from ordered_source.group_session import held_by_other_error
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
+from orderedmq.core.parking import companion
 from orderedmq.errors import GroupError, ProtocolError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules, membership, running_info
+from orderedmq.rocketmq.group.commits import Commits
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
+from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 
@@ -154,6 +158,36 @@ def test_a_refused_query_is_told_who_has_its_queues_as_far_as_it_is_known(refusa
         assert word in error.message
     assert "unknown" not in error.message
     assert "\n" not in error.message
+
+
+class Written:
+    """A group's numbers: ``writes`` has the queues of each write."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[MessageQueue, int] = {}
+        self.writes: list[list[MessageQueue]] = []
+
+    def read(self, group: str, queues: Sequence[MessageQueue], seconds: float = 0.0) -> dict[MessageQueue, int]:
+        return {queue: self.numbers[queue] for queue in queues if queue in self.numbers}
+
+    def move(self, group: str, offsets: Mapping[MessageQueue, int], held: object, seconds: float = 0.0) -> None:
+        self.writes.append(list(offsets))
+        self.numbers.update(offsets)
+
+
+def test_a_lots_offset_is_written_before_its_queues_also_after_a_broker_forgot_both() -> None:
+    """Whoever finds only the first of them repeats the range of the queue, and not parked messages that are older."""
+    written, locks, lot = Written(), HeldLocks(), companion(token())
+    commits = Commits(cast(GroupOffsets, written))
+    locks.put(HeldLock(token(), 0.0))
+    commits.move({token(): 8, lot: 3}, locks)
+    assert written.writes == [[lot.queue], [QUEUE]]
+    written.numbers = {QUEUE: 7, lot.queue: 1}
+    assert commits.repeat([locks.own(token())], locks, 1.0) == []  # type: ignore[list-item]
+    assert written.writes[2:] == [[lot.queue], [QUEUE]]
+    assert written.numbers == {QUEUE: 8, lot.queue: 3}
+    commits.move({token(): 9}, locks)
+    assert written.writes[4:] == [[QUEUE]]
 
 
 def test_tokens_by_group_and_broker() -> None:

@@ -10,7 +10,7 @@ from orderedmq.core.parking import guarding, is_parked
 from orderedmq.errors import LockError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_group
-from orderedmq.rocketmq.group.offsets import GroupOffsets
+from orderedmq.rocketmq.group.offsets import GROUP_TIMEOUT, GroupOffsets
 
 
 class Commits:
@@ -44,10 +44,23 @@ class Commits:
                 moves[token.queue] = offsets[token]
             elif held is not None:
                 held.committed[token.queue] = at
-        self._offsets.move(group, moves, held_locks.queues(group))
+        self._write(group, moves, held_locks)
         for token, held in locks.items():
             if held is not None and token.queue in moves:
                 held.committed[token.queue] = moves[token.queue]
+
+    def _write(
+        self, group: str, moves: Mapping[MessageQueue, int], held_locks: HeldLocks, seconds: float = GROUP_TIMEOUT
+    ) -> None:
+        """Write the offsets of parking lots before those of queues.
+
+        A broker takes no two offsets at once. Whoever comes after a death in between repeats the range of the queue. The other
+        way round he would repeat parked messages, which are older than what was processed of their keys.
+        """
+        lots = {queue: at for queue, at in moves.items() if is_parked(queue)}
+        for part in (lots, {queue: at for queue, at in moves.items() if queue not in lots}):
+            if part:
+                self._offsets.move(group, part, held_locks.queues(group), seconds)
 
     def reset(self, group: str, offsets: Mapping[LockToken, int], held_locks: HeldLocks) -> None:
         """Set offsets of one group in any direction. Raises as `move`."""
@@ -76,7 +89,7 @@ class Commits:
                 behind = {queue: at for queue, (at, _) in done.items() if at > known.get(queue, -1)}
                 # A lot without an offset may be a new one of that name: the offset would hide what is parked there.
                 behind = {queue: at for queue, at in behind.items() if known.get(queue) or not is_parked(queue)}
-                self._offsets.move(group, behind, held_locks.queues(group), seconds)
+                self._write(group, behind, held_locks, seconds)
         except LockError:
             return list(dict.fromkeys(done[queue][1] for queue in behind))
         finally:
