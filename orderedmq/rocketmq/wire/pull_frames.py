@@ -37,7 +37,8 @@ _PREFIX: Final = struct.Struct(">II")
 _NOT_JSON: Final = 1 << 24
 _MAX_OPAQUE: Final = 2**31 - 1
 #: The numbers of an answer's header, in any order: one of at most 31 bits, and texts. 18 digits always fit 64 bits.
-_OPAQUE: Final = rb"(?P<opaque>0|[1-9][0-9]{0,9})"
+_OPAQUE: Final = rb"0|[1-9][0-9]{0,9}"
+_NUMBER: Final = rb"[0-9]{1,18}"
 #: The fields of a request that differ from one to the next.
 _PATCHED: Final = ("queueOffset", "maxMsgNums", SIGNATURE)
 _NUMBERS: Final = ("nextBeginOffset", "minOffset", "maxOffset")
@@ -147,11 +148,11 @@ class PullDecoder(FrameDecoder):
             return
         pattern = re.escape(header)
         for name in names:
-            quote = b"" if name == "opaque" else b'"'
-            number = _OPAQUE if name == "opaque" else rb"(?P<%s>[0-9]{1,18})" % name.encode()
-            written = rb'("%s":%s)[0-9]+(?=%s)' % (name.encode(), quote, quote or rb"[,\\}]")
-            pattern, replaced = re.subn(written, lambda match, number=number: match[1] + number, pattern)
-            if replaced != 1:
+            quote, number = (b"", _OPAQUE) if name == "opaque" else (b'"', _NUMBER)
+            field = b'"%s":%s' % (name.encode(), quote)
+            before, *rest = re.split(field + rb"[0-9]+(?=%s)" % (quote or rb"[,\\]"), pattern)
+            if len(rest) != 1:
                 return
+            pattern = before + field + b"(?P<%s>%s)" % (name.encode(), number) + rest[0]
         self._suggested = int(suggested)
         self._known = re.compile(pattern)

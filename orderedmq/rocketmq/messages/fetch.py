@@ -1,0 +1,350 @@
+"""Fetches messages of one queue over a lane: many requests in flight, answers put in order and handed over in pieces.
+
+A broker returns at most 32 messages or 256 KiB per pull, whatever is requested
+(MessageStoreConfig.maxTransferCountOnMessageInMemory), and 8 messages or 64 KiB of what it must read from disk. So requests for
+the ranges predicted to follow are sent before the answer comes. If an answer ends short, the rest is requested again. If it
+says that there are no messages, the bounds decide what that means. A piece is handed over while requests for what follows are
+in flight, so that the broker works while it is decoded.
+
+With a filter, a broker scans some 800 messages per pull and returns those that match. So ranges of this size are requested side
+by side, and the offset at which an answer says to continue is trusted.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from orderedmq.conditions import ProtocolCondition, UnavailableCondition
+from orderedmq.core.filters import Filter
+from orderedmq.core.process_queue import ProcessQueue, Slice
+from orderedmq.errors import (
+    DataLossError,
+    OrderedMQError,
+    ProtocolError,
+    RocketMQUnavailableError,
+    aged_out,
+    beyond_end,
+)
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
+from orderedmq.rocketmq.net.backoff import RETRY
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.lane import Lane
+from orderedmq.rocketmq.wire.codes import MASTER_ID
+from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
+from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+
+#: The most pulls in flight for one queue: enough for a broker to work while a piece is decoded.
+IN_FLIGHT: Final = 128
+#: Of large messages fewer are in flight: no more than about these bytes, but at least this number of pulls.
+_COMING_BYTES: Final = 2 * 1024 * 1024
+_ALWAYS_IN_FLIGHT: Final = 32
+#: Messages of a piece, at least, if more follow: enough to decode them by column.
+PIECE: Final = 4096
+#: Messages that the first pull requests, to learn how many a broker returns.
+MOST_MESSAGES: Final = 1024
+#: Messages that a broker scans for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
+SCANNED: Final = 800
+#: Seconds until a broker's limit is learned again: messages that were on disk are in memory by then.
+_STEP_AGE: Final = 5.0
+#: Seconds that one pull may take before it is sent again.
+_PULL_TIMEOUT: Final = 15.0
+#: Seconds for which a replica that failed is not used.
+_REPLICA_AGAIN: Final = 30.0
+#: Seconds between checks whether time is up.
+_TICK: Final = 1.0
+#: The least bytes of a stored message besides its body.
+_LEAST_OVERHEAD: Final = 91
+
+
+@dataclass
+class Known:
+    """What earlier pulls of a queue have shown."""
+
+    #: Messages that the broker returns per pull, and when that was learned.
+    step: int = 32
+    learned: float = float("-inf")
+    end: int = 0
+    #: The replica that the broker suggested to read from (PullMessageResponseHeader.suggestWhichBrokerId).
+    replica: int = MASTER_ID
+    #: Until when only the master is used, because a replica failed.
+    only_master: float = float("-inf")
+    #: Approximate bytes of a body, and when that was measured.
+    body_bytes: float | None = None
+    measured: float = float("-inf")
+    #: Bytes of the last answer.
+    answer: int = 0
+
+
+class Wanted(NamedTuple):
+    """Messages from ``offset`` on until their bodies have ``max_bytes``, with at most about ``hold`` bytes not yet returned."""
+
+    offset: int
+    max_messages: int
+    max_bytes: int
+    hold: int
+    matching: Filter | None
+
+
+class Piece(NamedTuple):
+    """Answers in the order of their messages, and the offset after these."""
+
+    parts: list[memoryview]
+    end: int
+
+
+class Fetch:
+    """One pull: collects answers for offsets [offset, offset + max_messages) until there are enough.
+
+    Requests are for ranges that do not overlap, and an answer is never longer than its request, so answers in order are
+    messages in order. With a filter an answer may reach into the next range; what it says of that range is not used.
+    """
+
+    def __init__(self, client: Client, queue: MessageQueue, group: str, known: Known, patience: float, wanted: Wanted) -> None:
+        self._client = client
+        self._queue = queue
+        self._group = group
+        self._known = known
+        self._patience = patience
+        self._wanted = wanted
+        self._offset = offset = wanted.offset
+        self._matching = wanted.matching
+        #: No offset from here on is requested. It is lowered if the queue turns out to end, or to have lost messages.
+        self._stop = offset + wanted.max_messages
+        #: The next offset to request, and (time, begin, count) of ranges below it to request again at that time.
+        self._next = offset
+        self._again: list[tuple[float, int, int]] = []
+        #: Ranges to request, in one write, and the lane, to which replica.
+        self._asks: list[tuple[int, int]] = []
+        self._lane: Lane | None = None
+        self._replica = MASTER_ID
+        self._template: PullTemplate | None = None
+        #: Answers by the beginning of their range: (end, body). All below ``_done`` have come, and are in the next piece.
+        self._answers: dict[int, tuple[int, memoryview]] = {}
+        self._done = offset
+        self._parts: list[memoryview] = []
+        #: Messages and bytes that have come since the last piece.
+        self._count = self._size = 0
+        #: What was handed over in pieces and is still held by the caller, and when messages came last.
+        self._held = ProcessQueue(time.monotonic())
+        self._answer = known.answer
+        self._loss: DataLossError | None = None
+        self._failures = 0
+        self._last: OrderedMQError | None = None
+
+    def pieces(self) -> Generator[Piece]:
+        """Yield answers in order. Raises TopicError, DataLossError, RocketMQError."""
+        begin = self._offset
+        try:
+            while self._done < self._stop:
+                self._send_more()
+                self._write()
+                if self._done - begin >= PIECE:
+                    yield self._piece(begin)
+                    begin = self._done
+                elif self._in_flight or self._again:
+                    self._receive()
+                else:
+                    break
+            if self._done > begin:
+                yield self._piece(begin)
+            elif self._done == self._offset and self._loss is not None:
+                raise self._loss
+        finally:
+            self._let_go()
+
+    def _piece(self, begin: int) -> Piece:
+        self._held.put(Slice(begin, self._done, self._size))
+        made = Piece(self._parts, self._done)
+        self._parts, self._count, self._size = [], 0, 0
+        return made
+
+    # --- asking
+
+    @property
+    def _in_flight(self) -> int:
+        return len(self._asks) + (self._lane.in_flight if self._lane is not None else 0)
+
+    def _send_more(self) -> None:
+        now = time.monotonic()
+        if self._again:
+            due = [one for one in self._again if one[0] <= now]
+            self._again = [one for one in self._again if one[0] > now and one[1] < self._stop]
+            self._asks += [(begin, count) for _, begin, count in due if begin < self._stop]
+            if self._again:
+                return
+        step, learned = self._known.step, now - self._known.learned < _STEP_AGE
+        if self._matching is not None:
+            step, learned = SCANNED, True
+        while self._wants_more():
+            count = min(step if learned else MOST_MESSAGES, self._stop - self._next)
+            self._asks.append((self._next, count))
+            self._next += count
+            if not learned:
+                return
+
+    def _wants_more(self) -> bool:
+        if self._next >= self._stop:
+            return False
+        if self._next == self._offset:
+            return True
+        in_flight = self._in_flight
+        coming = in_flight * self._answer
+        if in_flight >= (IN_FLIGHT if coming < _COMING_BYTES else _ALWAYS_IN_FLIGHT):
+            return False
+        size, count = self._held.message_size + self._size + coming, self._held.message_count + self._count
+        bodies = size - _LEAST_OVERHEAD * (count + in_flight * self._known.step)
+        return self._next < self._known.end and size < self._wanted.hold and bodies < self._wanted.max_bytes
+
+    def _write(self) -> None:
+        """Send the collected requests, in one write, once the lane to the right replica has no others."""
+        if not self._asks:
+            return
+        deadline = min(Deadline.after(_PULL_TIMEOUT), self._held.last_pull + self._patience)
+        lane, replica = self._lane, self._known.replica
+        if lane is None or lane.closed or replica != self._replica:
+            if lane is not None and lane.in_flight:
+                return
+            try:
+                lane = self._connect(replica, deadline)
+            except RocketMQUnavailableError as error:
+                failed, self._asks = self._asks, []
+                for begin, count in failed:
+                    self._failed(error, begin, count, replica)
+                return
+        assert self._template is not None
+        asks, self._asks = self._asks, []
+        lane.ask(self._template, asks, deadline)
+
+    def _connect(self, replica: int, deadline: float) -> Lane:
+        """Change to a lane to a replica. Raises RocketMQUnavailableError."""
+        self._let_go()
+        topic, name = self._queue.topic, self._queue.broker_name
+        address = self._client.address(topic, name, deadline, replica, any_replica=True)
+        lane = self._lane = self._client.lane(address, deadline)
+        self._replica = replica
+        if self._template is None:
+            self._template = PullTemplate(self._queue, self._group, self._matching, lane.credentials)
+        return lane
+
+    def _let_go(self) -> None:
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            self._client.give_back(lane)
+
+    def _ask_again(self, begin: int, count: int, delay: float) -> None:
+        self._again.append((time.monotonic() + delay, begin, count))
+
+    # --- what comes
+
+    def _receive(self) -> None:
+        """Wait for some answers, or until a range is due again. Raises RocketMQUnavailableError TIMEOUT."""
+        now = time.monotonic()
+        if now - self._held.last_pull > self._patience:
+            why = f": {self._last.message}" if self._last is not None else ""
+            raise RocketMQUnavailableError(
+                UnavailableCondition.TIMEOUT,
+                f"queue {self._queue} returned no messages at offset {self._done} for {self._patience:g} s{why}; is its broker or the "
+                "disk overloaded?",
+            )
+        timeout = _TICK
+        if self._again:
+            timeout = max(0.0, min(min(one[0] for one in self._again) - now, _TICK))
+        if self._lane is None or not self._lane.in_flight:
+            time.sleep(timeout)
+            return
+        answers = self._lane.receive(timeout)
+        now = time.monotonic()
+        for begin, count, result in answers:
+            if isinstance(result, PullResult):
+                self._take(result, begin, count, now)
+            elif self._replica == MASTER_ID and not isinstance(result, RocketMQUnavailableError):
+                raise result
+            else:
+                # A replica may not know all topics and groups of its master yet: it copies them every 10 s.
+                self._failed(result, begin, count, self._replica)
+        while self._done in self._answers:
+            self._done, body = self._answers.pop(self._done)
+            self._parts.append(body)
+
+    def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
+        """Request a range without an answer again, later, from the master; by a new route unless the broker was only busy."""
+        # A lane that ends fails all its requests with one error, which counts as one failure.
+        if error is not self._last:
+            self._failures += 1
+            if error.sub != UnavailableCondition.BUSY:
+                self._client.doubt(self._queue.topic)
+        self._last = error
+        self._known.replica = MASTER_ID
+        if replica != MASTER_ID:
+            # A replica that may not be read from (slaveReadEnable) answers that it is busy, and its master keeps suggesting it.
+            self._known.only_master = time.monotonic() + _REPLICA_AGAIN
+        self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
+
+    def _take(self, result: PullResult, begin: int, count: int, now: float) -> None:
+        self._known.end = result.max_offset
+        none_match = self._matching is not None and result.filtered and result.next_begin_offset > begin
+        if result.status is PullStatus.FOUND or none_match:
+            self._found(result, begin, count, now)
+        elif self._replica != MASTER_ID:
+            # A replica does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
+            self._known.replica = MASTER_ID
+            self._ask_again(begin, count, 0.0)
+            return
+        else:
+            self._not_found(result, begin, count)
+        if now >= self._known.only_master:
+            self._known.replica = result.suggested_broker_id
+
+    def _found(self, result: PullResult, begin: int, count: int, now: float) -> None:
+        if self._matching is not None and begin < result.min_offset:
+            self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
+            return
+        # next_begin_offset is beyond the range if messages in between were deleted; decoding shows which ones are missing.
+        end = min(result.next_begin_offset, begin + count)
+        if end <= begin:
+            why = f"queue {self._queue}: a pull at offset {begin} found messages and says to continue at {end}"
+            raise ProtocolError(ProtocolCondition.PROTOCOL, why)
+        self._held.last_pull = now
+        self._failures = 0
+        size = self._known.answer = len(result.body)
+        self._answer = max(self._answer, size)
+        given, step = end - begin, self._known.step
+        self._count += given
+        self._size += size
+        self._answers[begin] = (end, memoryview(result.body))
+        short = given < count
+        # Only an answer to a request for more than the known limit shows the broker's limit, and only before the queue's end.
+        more = count > step or count == MOST_MESSAGES
+        if self._matching is None and (given > step or (more and (end < result.max_offset or not short))):
+            self._known.step, self._known.learned = given, now
+        if not short:
+            return
+        if begin + count == self._next:
+            self._next = end
+        else:
+            self._ask_again(end, begin + count - end, 0.0)
+
+    def _not_found(self, result: PullResult, begin: int, count: int) -> None:
+        """Handle an answer without messages: the queue's end, messages that are gone, or a broker that needs a moment."""
+        if begin < result.min_offset:
+            self._end_at(begin, aged_out(self._queue, begin, result.min_offset))
+        elif begin == result.max_offset:
+            self._end_at(begin, None)
+        elif begin > result.max_offset:
+            self._end_at(begin, beyond_end(self._queue, result.max_offset, f"offset {begin} was requested", TAIL_LOSS))
+        else:
+            # There are messages: not visible yet, just being deleted, or the pull met an admin's reset, which is over now.
+            why = f"the broker answered {result.status.name} with next offset {result.next_begin_offset}"
+            self._last = RocketMQUnavailableError(UnavailableCondition.BUSY, why)
+            self._failures += 1
+            self._ask_again(begin, count, RETRY.delay(self._failures, random.random()))
+
+    def _end_at(self, begin: int, loss: DataLossError | None) -> None:
+        if begin < self._stop:
+            self._stop, self._loss = begin, loss
