@@ -121,16 +121,15 @@ def in_place(stream: bytes, cuts: Iterable[int], size: int) -> tuple[list[Any], 
         rest = rest[count:]
         decoder.received(count)
         try:
-            while (event := decoder.next_event()) is not None:
-                taken.append(event)
+            decoder.take(taken)
         except ProtocolError as error:
             broken = error.message
     # Only now: a body that was written over would differ.
     events = [
-        (event.opaque, event.result._replace(body=bytes(event.result.body))) if isinstance(event, Found) else outcome(event)
+        (event[0], event[1]._replace(body=bytes(event[1].body))) if isinstance(event, tuple) else outcome(event)
         for event in taken
     ]
-    return events + ([] if broken is None else [broken]), sum(isinstance(event, Found) for event in taken)
+    return events + ([] if broken is None else [broken]), sum(isinstance(event, tuple) for event in taken)
 
 
 NUMBER = st.one_of(st.integers(0, 70_000), st.sampled_from([2**31 - 1, 2**31, 10**17, 10**18, 2**63 - 1, 2**63, -1]))
@@ -238,10 +237,12 @@ def test_a_body_is_a_view_that_later_answers_do_not_change() -> None:
             space[:count] = rest[:count]
             rest = rest[count:]
             decoder.received(count)
-        event = decoder.next_event()
-        if isinstance(event, Found):
-            assert isinstance(event.result.body, memoryview)
-            kept.append(event.result.body)
+        events: list[Found | RemotingCommand] = []
+        decoder.take(events)
+        for event in events:
+            if isinstance(event, tuple):
+                assert isinstance(event[1].body, memoryview)
+                kept.append(event[1].body)
     assert [bytes(body) for body in kept] == [bytes([number]) * 300 for number in range(1, 100)]
 
 
@@ -257,7 +258,9 @@ def test_memory_grows_with_what_was_received_and_not_with_what_is_announced() ->
     decoder.buffer()[:8] = start
     decoder.received(8)
     for _ in range(30):
-        assert decoder.next_event() is None
+        events: list[Found | RemotingCommand] = []
+        decoder.take(events)
+        assert events == []
         decoder.received(len(decoder.buffer()[:200]))
     assert max(asked) <= 2 * (8 + 30 * 200)
 

@@ -51,13 +51,13 @@ class FakeLane:
 
     def receive(self, timeout: float) -> list[lane.Answer]:
         draw = self._broker.random
-        found = []
+        found: list[lane.Answer] = []
         for _ in range(1 if draw is None else draw.randint(0, len(self._waiting))):
             begin, count, answer = self._waiting.pop(0 if draw is None else draw.randrange(len(self._waiting)))
-            found.append(lane.Answer(begin, count, answer))
+            found.append((begin, count, answer))
             if isinstance(answer, OrderedMQError) and answer.sub == UnavailableCondition.CONNECTION_LOST:
                 self.closed = True
-                found += [lane.Answer(begin, count, answer) for begin, count, _ in self._waiting]
+                found += [(begin, count, answer) for begin, count, _ in self._waiting]
                 self._waiting.clear()
                 break
         return found

@@ -181,25 +181,32 @@ class Fetch:
         step, learned = self._known.step, now - self._known.learned < _STEP_AGE
         if self._matching is not None:
             step, learned = SCANNED, True
-        while self._wants_more():
+        room = self._room()
+        for _ in range(room if learned else min(room, 1)):
             count = min(step if learned else MOST_MESSAGES, self._stop - self._next)
+            if not count:
+                break
             self._asks.append((self._next, count))
             self._next += count
-            if not learned:
-                return
+            if self._next >= self._known.end:
+                break
 
-    def _wants_more(self) -> bool:
-        if self._next >= self._stop:
-            return False
-        if self._next == self._offset:
-            return True
-        in_flight = self._in_flight
-        coming = in_flight * self._answer
-        if in_flight >= (IN_FLIGHT if coming < _COMING_BYTES else _ALWAYS_IN_FLIGHT):
-            return False
-        size, count = self._held.message_size + self._size + coming, self._held.message_count + self._count
-        bodies = size - _LEAST_OVERHEAD * (count + in_flight * self._known.step)
-        return self._next < self._known.end and size < self._wanted.hold and bodies < self._wanted.max_bytes
+    def _room(self) -> int:
+        """Return how many more requests may be sent now."""
+        # Of a queue that was not pulled before, the end is not known yet.
+        least = 1 if self._next == self._offset else 0
+        if self._next >= self._known.end:
+            return least
+        answer = max(self._answer, 1)
+        size, count = self._held.message_size + self._size, self._held.message_count + self._count
+        bodies = size - _LEAST_OVERHEAD * count
+        body = max(answer - _LEAST_OVERHEAD * self._known.step, 1)
+        most = min(
+            max(_ALWAYS_IN_FLIGHT, min(IN_FLIGHT, _COMING_BYTES // answer)),
+            _divided(self._wanted.hold - size, answer),
+            _divided(self._wanted.max_bytes - bodies, body),
+        )
+        return max(least, most - self._in_flight)
 
     def _write(self) -> None:
         """Send the collected requests, in one write, once the lane to the right replica has no others."""
@@ -348,3 +355,8 @@ class Fetch:
     def _end_at(self, begin: int, loss: DataLossError | None) -> None:
         if begin < self._stop:
             self._stop, self._loss = begin, loss
+
+
+def _divided(number: int, by: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-number // by)

@@ -13,7 +13,7 @@ import itertools
 import ssl
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 import pyarrow as pa
 
@@ -27,25 +27,15 @@ from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
 from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
-from orderedmq.rocketmq.wire.request import not_supported
+from orderedmq.rocketmq.wire.request import Request, not_supported
+
+#: The outcome of a pull of at most so many messages from an offset on: (offset, number, result). After a lane's end, all that were
+#: in flight have the same error object. (An object with names would cost as much as all else that is done to an answer here.)
+Answer: TypeAlias = tuple[int, int, PullResult | OrderedMQError]
 
 
-class Answer(NamedTuple):
-    """The outcome of a pull of at most ``most`` messages from offset ``begin`` on.
-
-    After a lane's end, all that were in flight have the same error object.
-    """
-
-    begin: int
-    most: int
-    result: PullResult | OrderedMQError
-
-
-class _Asked(NamedTuple):
-    begin: int
-    most: int
-    deadline: float
-    template: PullTemplate
+#: A request without an answer: (offset, number of messages, deadline, template).
+_Asked: TypeAlias = tuple[int, int, float, PullTemplate]
 
 
 def _allocate(size: int) -> memoryview:
@@ -97,13 +87,14 @@ class Lane:
 
     def ask(self, template: PullTemplate, ranges: Sequence[tuple[int, int]], deadline: float) -> None:
         """Request (offset, number of messages) ranges in one write. Raises nothing: `receive` returns what fails."""
+        asked, numbers, render = self._asked, self._numbers, template.render
         frames: list[bytes] = []
-        for begin, count in ranges:
-            number = next(self._numbers) & 0x7FFFFFFF
-            while number in self._asked:
-                number = next(self._numbers) & 0x7FFFFFFF
-            self._asked[number] = _Asked(begin, count, deadline, template)
-            frames.append(template.render(number, begin, count))
+        for begin, most in ranges:
+            number = next(numbers) & 0x7FFFFFFF
+            while number in asked:
+                number = next(numbers) & 0x7FFFFFFF
+            asked[number] = (begin, most, deadline, template)
+            frames.append(render(number, begin, most))
         if self._lost is not None:
             return
         now = time.monotonic()
@@ -134,7 +125,7 @@ class Lane:
             except (OSError, WriteTimeout) as error:
                 self._cut(str(error))
         if self._lost is not None:
-            answers += [Answer(asked.begin, asked.most, self._lost) for asked in self._asked.values()]
+            answers += [(begin, most, self._lost) for begin, most, _, _ in self._asked.values()]
             self._asked = {}
         return answers
 
@@ -150,24 +141,35 @@ class Lane:
             return True
         self._active = self._heard = time.monotonic()
         self._decoder.received(count)
-        while (event := self._decoder.next_event()) is not None:
-            self._received = True
-            if isinstance(event, Found):
-                asked = self._asked.pop(event.opaque, None)
-                # None if the request was given up.
-                if asked is not None:
-                    answers.append(Answer(asked.begin, asked.most, event.result))
-            elif event.is_response:
-                asked = self._asked.pop(event.opaque, None)
-                if asked is not None:
-                    answers.append(Answer(asked.begin, asked.most, self._outcome(asked, event)))
-            elif not event.is_oneway:
-                self._transport.send([encode(not_supported(event))], Deadline.after(PUSH_ANSWER_TIMEOUT))
+        events: list[Found | RemotingCommand] = []
+        try:
+            self._decoder.take(events)
+        finally:
+            # Also what came before a frame that is none.
+            self._received = self._received or bool(events)
+            for event in events:
+                if isinstance(event, tuple):
+                    number, result = event
+                    # A request without an entry was given up.
+                    if (asked := self._asked.pop(number, None)) is not None:
+                        answers.append((asked[0], asked[1], result))
+                else:
+                    self._dispatch(event, answers)
         return True
 
-    def _outcome(self, asked: _Asked, response: RemotingCommand) -> PullResult | OrderedMQError:
+    def _dispatch(self, command: RemotingCommand, answers: list[Answer]) -> None:
+        """Handle anything but an answer with messages that was read in place. Raises OSError, WriteTimeout."""
+        if command.is_response:
+            asked = self._asked.pop(command.opaque, None)
+            if asked is not None:
+                begin, most, _, template = asked
+                answers.append((begin, most, self._outcome(template.request(begin, most), command)))
+        elif not command.is_oneway:
+            self._transport.send([encode(not_supported(command))], Deadline.after(PUSH_ANSWER_TIMEOUT))
+
+    def _outcome(self, request: Request[PullResult], response: RemotingCommand) -> PullResult | OrderedMQError:
         try:
-            return asked.template.request(asked.begin, asked.most).answer(response, self.address)
+            return request.answer(response, self.address)
         except OrderedMQError as error:
             return error
 
@@ -176,7 +178,7 @@ class Lane:
         now = time.monotonic()
         late = []
         for number, asked in self._asked.items():
-            if asked.deadline > now:
+            if asked[2] > now:
                 break
             late.append(number)
         if not late:
@@ -185,10 +187,10 @@ class Lane:
             self._cut(f"{self.address} sent nothing for {self._silence:g} s")
             return
         for number in late:
-            asked = self._asked.pop(number)
-            what = asked.template.request(asked.begin, asked.most).what
+            begin, most, _, template = self._asked.pop(number)
+            what = template.request(begin, most).what
             error = RocketMQUnavailableError(UnavailableCondition.TIMEOUT, f"{self.address} did not answer the {what} in time")
-            answers.append(Answer(asked.begin, asked.most, error))
+            answers.append((begin, most, error))
 
     # --- the end
 

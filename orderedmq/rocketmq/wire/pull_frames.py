@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from orderedmq.core.filters import Filter
 from orderedmq.endpoint import Credentials
@@ -78,17 +78,14 @@ class PullTemplate:
         return _PREFIX.pack(4 + len(header), len(header)) + header
 
 
-class Found(NamedTuple):
-    """An answer with messages, to the request with number ``opaque``."""
-
-    opaque: int
-    result: PullResult
+#: An answer with messages, and the number of its request.
+Found: TypeAlias = tuple[int, PullResult]
 
 
 class PullDecoder(FrameDecoder):
     """Decodes received bytes into answers with messages (`Found`), and into commands where they are anything else.
 
-    As `FrameDecoder`, with `next_event` in place of ``next_command``. Bodies of `Found` are views; they keep their buffer alive.
+    As `FrameDecoder`, with `take` in place of ``next_command``. Bodies of `Found` are views; they keep their buffer alive.
     """
 
     def __init__(
@@ -105,6 +102,7 @@ class PullDecoder(FrameDecoder):
         self._least = min(_LEAST_FREE, self._size // 2)
         self._view = memoryview(b"")
         self._known: re.Pattern[bytes] | None = None
+        self._fields: list[int] = []
         self._suggested = 0
         self._unknown = _LEARN_AFTER
 
@@ -115,26 +113,39 @@ class PullDecoder(FrameDecoder):
             self._move(self._allocate(max(self._size, 2 * (self._end - self._start))))
         return self._view[self._end :]
 
-    def next_event(self) -> Found | RemotingCommand | None:
-        """Return the next answer or command, None if it is incomplete. Raises ProtocolError, and again at every later call."""
-        start = self._start
-        if self._known is not None and self._end - start >= 8 and self._broken is None:
-            length, header_length = _PREFIX.unpack_from(self._view, start)
+    def take(self, events: list[Found | RemotingCommand]) -> None:
+        """Append the answers and commands that are complete. Raises ProtocolError behind them, and again at every later call."""
+        while True:
+            if self._known is not None and self._broken is None:
+                self._take_found(self._known, events)
+            start = self._start
+            command = self.next_command()
+            if command is None:
+                return
+            events.append(command)
+            if command.code == ResponseCode.SUCCESS and command.is_response:
+                self._unknown += 1
+                if self._unknown > _LEARN_AFTER:
+                    self._learn(self._view[start + 8 : self._start - len(command.body)].tobytes(), command)
+
+    def _take_found(self, known: re.Pattern[bytes], events: list[Found | RemotingCommand]) -> None:
+        """Append the answers up to the first frame with another header."""
+        view, start, end = self._view, self._start, self._end
+        fields, suggested, most = self._fields, self._suggested, self._max_frame
+        while end - start >= 8:
+            length, header_length = _PREFIX.unpack_from(view, start)
             middle, stop = start + 8 + header_length, start + 4 + length
-            if header_length < _NOT_JSON and middle <= stop <= self._end and length <= self._max_frame:
-                found = self._known.fullmatch(self._view, start + 8, middle)
-                if found is not None and (opaque := int(found["opaque"])) <= _MAX_OPAQUE:
-                    self._start = stop
-                    at, least, most = found.group(*_NUMBERS)
-                    body = self._view[middle:stop]
-                    result = PullResult(PullStatus.FOUND, int(at), int(least), int(most), self._suggested, body)
-                    return Found(opaque, result)
-        command = self.next_command()
-        if command is not None and command.code == ResponseCode.SUCCESS and command.is_response:
-            self._unknown += 1
-            if self._unknown > _LEARN_AFTER:
-                self._learn(self._view[start + 8 : self._start - len(command.body)].tobytes(), command)
-        return command
+            if not (header_length < _NOT_JSON and middle <= stop <= end and length <= most):
+                break
+            found = known.fullmatch(view, start + 8, middle)
+            if found is None:
+                break
+            opaque, after, least, last = map(int, found.group(*fields))
+            if opaque > _MAX_OPAQUE:
+                break
+            events.append((opaque, PullResult(PullStatus.FOUND, after, least, last, suggested, view[middle:stop])))
+            start = stop
+        self._start = start
 
     def _learn(self, header: bytes, command: RemotingCommand) -> None:
         """Read such headers without the general decoder from now on, if only digits need to be told apart in them."""
@@ -156,3 +167,4 @@ class PullDecoder(FrameDecoder):
             pattern = before + field + b"(?P<%s>%s)" % (name.encode(), number) + rest[0]
         self._suggested = int(suggested)
         self._known = re.compile(pattern)
+        self._fields = [self._known.groupindex[name] for name in names]
