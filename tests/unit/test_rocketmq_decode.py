@@ -214,6 +214,24 @@ def test_a_group_cut_off_anywhere_is_refused_or_shorter() -> None:
         same([first] * 20 + [whole[:cut]], everything("queue_offset"))
 
 
+def test_a_size_that_leads_astray_is_refused_wherever_it_stands() -> None:
+    """Also back to an earlier record, to the same one for ever, and into another response."""
+    size = len(usual(0).pack())
+    for response, record in ((0, 0), (0, 2), (7, 1), (15, 0), (15, 2)):
+        for wrong in (0, -1, 90, 91, -size, -2 * size, 2 * size, 3 * size, 4 * size, size - 1, size + 1, -(2**31), 2**31 - 1):
+            given = [bytearray(one) for one in responses([usual(n) for n in range(48)], 3)]
+            given[response][record * size : record * size + 4] = wrong.to_bytes(4, "big", signed=True)
+            assert not same([bytes(one) for one in given], everything("queue_offset"))
+    for some in ([0], [15], range(16)):
+        for left in range(4, 91):
+            # The last record is cut in two, of which the second is smaller than any.
+            given = [bytearray(one) for one in responses([usual(n) for n in range(48)], 3)]
+            for response in some:
+                given[response][2 * size : 2 * size + 4] = (size - left).to_bytes(4, "big")
+                given[response][3 * size - left : 3 * size - left + 4] = left.to_bytes(4, "big")
+            assert not same([bytes(one) for one in given], everything("queue_offset"))
+
+
 @RELAXED
 @given(st.lists(st.one_of(PLAIN, PLAIN, ODD), min_size=1, max_size=20), st.integers(1, 4), st.data())
 def test_changed_bytes_are_refused_or_read_alike(messages: list[Stored], size: int, data: st.DataObject) -> None:
