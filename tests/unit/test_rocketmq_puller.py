@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import random
+import subprocess
+import sys
 import time
 
 import pytest
@@ -187,6 +190,30 @@ def test_pieces_that_are_decoded_one_by_one_are_one_batch(broker: FakeBroker, mo
         broker.instead[lost] = [broker.found(lost, lost + 32, without=lost)]
         with pytest.raises(DataLossError, match=f"AGED_OUT.*{lost} to {lost} "):
             puller.pull(QUEUE, lost, 1000, 1 << 40, COLUMNS)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_of_a_decoded_piece_serves_the_next_one() -> None:
+    code = """
+import resource
+import numpy as np
+from orderedmq.rocketmq.messages.puller import keep_freed_pages
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for turn in range(50):
+        held = [np.ones(400_000, np.uint8) for _ in range(6)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+leave = faults()
+keep_freed_pages()
+faults()
+print(leave, faults())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    leave, keep = map(int, done.stdout.split())
+    assert keep < 100
+    assert leave > 1000, "this function does nothing any more"
 
 
 def test_a_lane_is_given_back_however_a_pull_ends(broker: FakeBroker) -> None:

@@ -111,6 +111,10 @@ def decode_pieces(responses: Sequence[bytes | memoryview], broker_name: str, wan
 
 
 def _groups(responses: Sequence[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
+    sizes = list(map(len, responses))
+    if all(sizes) and 0 < sum(sizes) <= GROUP_BYTES:
+        yield list(responses)
+        return
     group: list[bytes | memoryview] = []
     size = 0
     for response in responses:
