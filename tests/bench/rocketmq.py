@@ -119,7 +119,7 @@ def pulled(broker: Broker, queues: list[MessageQueue], count: int) -> None:
     for queue in queues:
         at = 0
         while at < count:
-            at += broker.log.pull(queue, at, min(CHUNK, count - at), 1 << 40, DEFAULT_COLUMNS).num_rows
+            at += broker.log.pull(queue, at, min(CHUNK, count - at), 1 << 40, DEFAULT_COLUMNS, None, count).num_rows
 
 
 def _with_brokers(made: Rig, rows: int, call: Callable[[], dict[str, float]]) -> dict[str, float]:

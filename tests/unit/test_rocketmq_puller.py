@@ -125,9 +125,9 @@ def puller_of(broker: FakeBroker, patience: float = 5.0) -> Puller:
     return Puller(broker, patience=patience)  # type: ignore[arg-type]
 
 
-def everything(puller: Puller, begin: int, most: int = 1 << 40, size: int = 1 << 40) -> list[int]:
+def everything(puller: Puller, begin: int, most: int = 1 << 40, size: int = 1 << 40, until: int | None = None) -> list[int]:
     found: list[int] = []
-    while batch := puller.pull(QUEUE, begin + len(found), most, size, COLUMNS).to_pydict()["queue_offset"]:
+    while batch := puller.pull(QUEUE, begin + len(found), most, size, COLUMNS, until).to_pydict()["queue_offset"]:
         found += batch
     return found
 
@@ -145,13 +145,24 @@ def broker() -> FakeBroker:
     limit=st.sampled_from([1, 3, 8, 32, 1024]),
     most=st.sampled_from([30, 100, 400, 1 << 40]),
     size=st.sampled_from([1000, 20_000, 1 << 40]),
+    piece=st.sampled_from([1, 50, 200, 4096]),
+    ahead=st.booleans(),
 )
-def test_any_short_and_disordered_answers_become_rows_without_a_gap(seed, least, count, limit, most, size) -> None:
+def test_any_short_and_disordered_answers_become_rows_without_a_gap(
+    seed, least, count, limit, most, size, piece, ahead
+) -> None:
     """Trap 4: 32 messages or 256 KiB, whatever is asked; where to go on is what the answer says."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("fetch", "puller"):
+            patch.setattr(f"orderedmq.rocketmq.messages.{module}.PIECE", piece)
+        _disordered(seed, least, count, limit, most, size, least + count if ahead else None)
+
+
+def _disordered(seed: int, least: int, count: int, limit: int, most: int, size: int, until: int | None) -> None:
     broker = FakeBroker(least, least + count, limit=limit, seed=seed)
     puller = puller_of(broker)
     for _ in range(2):
-        assert everything(puller, least, most, size) == list(range(least, least + count))
+        assert everything(puller, least, most, size, until) == list(range(least, least + count))
     assert broker.most_in_flight <= IN_FLIGHT
 
 
@@ -214,6 +225,54 @@ print(leave, faults())
     leave, keep = map(int, done.stdout.split())
     assert keep < 100
     assert leave > 1000, "this function does nothing any more"
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fetch", "puller"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.messages.{module}.PIECE", 64)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_what_a_task_will_pull_next_is_on_its_way_when_it_asks(broker: FakeBroker) -> None:
+    puller = puller_of(broker)
+    offsets: list[int] = []
+    while len(offsets) < 2000:
+        begin = 10 + len(offsets)
+        offsets += puller.pull(QUEUE, begin, min(500, 2010 - begin), 1 << 40, COLUMNS, 2010).column("queue_offset").to_pylist()
+        asked = max(at + count for at, count, _ in broker.asked)
+        assert asked > 10 + len(offsets) or asked == 2010
+    assert offsets == list(range(10, 2010))
+    assert max(at + count for at, count, _ in broker.asked) == 2010, "nothing behind it is asked for"
+    assert len({at for at, _, _ in broker.asked}) == len(broker.asked), "nothing is asked for twice"
+    assert [lane.in_flight for lane in broker.given_back] == [0], "one lane, until the end"
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("how", ["elsewhere", "late", "smaller", "error"])
+def test_what_was_read_ahead_is_given_up_if_nobody_asks_for_it(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    puller = puller_of(broker)
+    first = puller.pull(QUEUE, 10, 512, 1 << 40, COLUMNS, 4000).num_rows
+    assert not broker.given_back
+    broker.asked.clear()
+    begin, most = 10 + first, 512
+    if how == "elsewhere":
+        begin = 10
+    elif how == "late":
+        monkeypatch.setattr("orderedmq.rocketmq.messages.puller._AHEAD_AGE", 0.0)
+    elif how == "smaller":
+        most = 20
+    else:
+        broker.instead[4970] = [TopicError(TopicCondition.MISSING, "gone")]
+        begin = 4970
+        with pytest.raises(TopicError):
+            puller.pull(QUEUE, begin, most, 1 << 40, COLUMNS)
+    found = puller.pull(QUEUE, begin, most, 1 << 40, COLUMNS).column("queue_offset").to_pylist()
+    assert found == list(range(begin, min(begin + most, 5000)))
+    assert broker.asked[0][0] == begin
+    assert broker.given_back[0].in_flight > 0, "its lane is closed with that"
 
 
 def test_a_lane_is_given_back_however_a_pull_ends(broker: FakeBroker) -> None:

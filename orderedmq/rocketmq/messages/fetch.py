@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -60,6 +59,7 @@ _REPLICA_AGAIN: Final = 30.0
 _TICK: Final = 1.0
 #: The least bytes of a stored message besides its body.
 _LEAST_OVERHEAD: Final = 91
+_NO_BODY: Final = memoryview(b"")
 
 
 @dataclass
@@ -81,14 +81,13 @@ class Known:
     answer: int = 0
 
 
-class Wanted(NamedTuple):
-    """Messages from ``offset`` on until their bodies have ``max_bytes``, with at most about ``hold`` bytes not yet returned."""
+class Limits(NamedTuple):
+    """Of one pull: messages and bytes of their bodies to return, messages and bytes in all to hold. Bytes are approximate."""
 
-    offset: int
     max_messages: int
     max_bytes: int
-    hold: int
-    matching: Filter | None
+    hold_messages: int
+    hold_bytes: int
 
 
 class Piece(NamedTuple):
@@ -99,23 +98,37 @@ class Piece(NamedTuple):
 
 
 class Fetch:
-    """One pull: collects answers for offsets [offset, offset + max_messages) until there are enough.
+    """Fetches messages from ``offset`` on, of one pull after another: `begin`, then `next_piece` until there are enough.
 
     Requests are for ranges that do not overlap, and an answer is never longer than its request, so answers in order are
     messages in order. With a filter an answer may reach into the next range; what it says of that range is not used.
     """
 
-    def __init__(self, client: Client, queue: MessageQueue, group: str, known: Known, patience: float, wanted: Wanted) -> None:
+    def __init__(
+        self,
+        client: Client,
+        queue: MessageQueue,
+        group: str,
+        known: Known,
+        patience: float,
+        offset: int,
+        matching: Filter | None = None,
+    ) -> None:
         self._client = client
         self._queue = queue
         self._group = group
         self._known = known
         self._patience = patience
-        self._wanted = wanted
-        self._offset = offset = wanted.offset
-        self._matching = wanted.matching
+        self._matching = matching
+        #: Where the pull began, and its limits.
+        self._offset = offset
+        self._limits = Limits(0, 0, 0, 0)
         #: No offset from here on is requested. It is lowered if the queue turns out to end, or to have lost messages.
-        self._stop = offset + wanted.max_messages
+        self._stop = offset
+        #: Whether it was.
+        self._ended = False
+        #: The most messages that any request was for.
+        self._largest = 0
         #: The next offset to request, and (time, begin, count) of ranges below it to request again at that time.
         self._next = offset
         self._again: list[tuple[float, int, int]] = []
@@ -124,45 +137,75 @@ class Fetch:
         self._lane: Lane | None = None
         self._replica = MASTER_ID
         self._template: PullTemplate | None = None
-        #: Answers by the beginning of their range: (end, body). All below ``_done`` have come, and are in the next piece.
+        #: Answers by the beginning of their range: (end, body). All below ``_done`` are in pieces or in ``_parts``.
         self._answers: dict[int, tuple[int, memoryview]] = {}
         self._done = offset
         self._parts: list[memoryview] = []
-        #: Messages and bytes that have come since the last piece.
+        #: The offset after the last piece. Messages and bytes that have come since.
+        self.position = offset
         self._count = self._size = 0
-        #: What was handed over in pieces and is still held by the caller, and when messages came last.
+        #: What this pull has handed over in pieces and the caller still holds, and when messages came last.
         self._held = ProcessQueue(time.monotonic())
         self._answer = known.answer
         self._loss: DataLossError | None = None
         self._failures = 0
         self._last: OrderedMQError | None = None
 
-    def pieces(self) -> Generator[Piece]:
-        """Yield answers in order. Raises TopicError, DataLossError, RocketMQError."""
-        begin = self._offset
-        try:
-            while self._done < self._stop:
-                self._send_more()
-                self._write()
-                if self._done - begin >= PIECE:
-                    yield self._piece(begin)
-                    begin = self._done
-                elif self._in_flight or self._again:
-                    self._receive()
-                else:
-                    break
-            if self._done > begin:
-                yield self._piece(begin)
-            elif self._done == self._offset and self._loss is not None:
-                raise self._loss
-        finally:
-            self._let_go()
+    def begin(self, limits: Limits, until: int) -> None:
+        """Begin a pull at `position`. Messages from ``until`` on are not requested."""
+        self._offset, self._limits = self.position, limits
+        self._held = ProcessQueue(time.monotonic())
+        if not self._ended:
+            self._stop = max(until, self._next)
 
-    def _piece(self, begin: int) -> Piece:
-        self._held.put(Slice(begin, self._done, self._size))
+    def continues(self, offset: int, max_messages: int) -> bool:
+        """Whether a pull of ``max_messages`` from ``offset`` on may go on with this object."""
+        # Each answer must fit into a pull.
+        return offset == self.position and not self._ended and max_messages >= min(self._largest, self._next - offset)
+
+    def next_piece(self, most: int) -> Piece | None:
+        """Return the next answers, of at most ``most`` messages; None if there are none that fit.
+
+        There are none at the queue's end, and where an answer has more messages, which is the first of the next pull. Raises
+        TopicError, RocketMQError; DataLossError if the pull has no piece yet.
+        """
+        least = min(PIECE, most)
+        while self._done - self.position < least:
+            end, body = self._answers.get(self._done, (0, _NO_BODY))
+            if end:
+                if end - self.position > most:
+                    break
+                del self._answers[self._done]
+                self._parts.append(body)
+                self._done = end
+                continue
+            if self._done >= self._stop:
+                break
+            self._send_more()
+            self._write()
+            if not self._in_flight and not self._again:
+                break
+            self._receive()
+        if self._done == self.position:
+            if self._done == self._offset and self._loss is not None:
+                raise self._loss
+            return None
+        # The broker works on what follows while this piece is decoded.
+        self._send_more()
+        self._write()
+        size = sum(map(len, self._parts))
+        self._held.put(Slice(self.position, self._done, size))
         made = Piece(self._parts, self._done)
-        self._parts, self._count, self._size = [], 0, 0
+        self._count -= self._done - self.position
+        self._size -= size
+        self._parts, self.position = [], self._done
         return made
+
+    def close(self) -> None:
+        """Let go of the lane. Requests in flight are given up."""
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            self._client.give_back(lane)
 
     # --- asking
 
@@ -182,12 +225,14 @@ class Fetch:
         if self._matching is not None:
             step, learned = SCANNED, True
         room = self._room()
+        stop = min(self._stop, self._offset + self._limits.hold_messages)
         for _ in range(room if learned else min(room, 1)):
-            count = min(step if learned else MOST_MESSAGES, self._stop - self._next)
-            if not count:
+            count = min(step if learned else MOST_MESSAGES, stop - self._next, self._limits.max_messages)
+            if count <= 0:
                 break
             self._asks.append((self._next, count))
             self._next += count
+            self._largest = max(self._largest, count)
             if self._next >= self._known.end:
                 break
 
@@ -203,8 +248,8 @@ class Fetch:
         body = max(answer - _LEAST_OVERHEAD * self._known.step, 1)
         most = min(
             max(_ALWAYS_IN_FLIGHT, min(IN_FLIGHT, _COMING_BYTES // answer)),
-            _divided(self._wanted.hold - size, answer),
-            _divided(self._wanted.max_bytes - bodies, body),
+            _divided(self._limits.hold_bytes - size, answer),
+            _divided(self._limits.max_bytes - bodies, body),
         )
         return max(least, most - self._in_flight)
 
@@ -230,7 +275,7 @@ class Fetch:
 
     def _connect(self, replica: int, deadline: float) -> Lane:
         """Change to a lane to a replica. Raises RocketMQUnavailableError."""
-        self._let_go()
+        self.close()
         topic, name = self._queue.topic, self._queue.broker_name
         address = self._client.address(topic, name, deadline, replica, any_replica=True)
         lane = self._lane = self._client.lane(address, deadline)
@@ -238,11 +283,6 @@ class Fetch:
         if self._template is None:
             self._template = PullTemplate(self._queue, self._group, self._matching, lane.credentials)
         return lane
-
-    def _let_go(self) -> None:
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            self._client.give_back(lane)
 
     def _ask_again(self, begin: int, count: int, delay: float) -> None:
         self._again.append((time.monotonic() + delay, begin, count))
@@ -275,9 +315,6 @@ class Fetch:
             else:
                 # A replica may not know all topics and groups of its master yet: it copies them every 10 s.
                 self._failed(result, begin, count, self._replica)
-        while self._done in self._answers:
-            self._done, body = self._answers.pop(self._done)
-            self._parts.append(body)
 
     def _failed(self, error: OrderedMQError, begin: int, count: int, replica: int) -> None:
         """Request a range without an answer again, later, from the master; by a new route unless the broker was only busy."""
@@ -354,7 +391,7 @@ class Fetch:
 
     def _end_at(self, begin: int, loss: DataLossError | None) -> None:
         if begin < self._stop:
-            self._stop, self._loss = begin, loss
+            self._stop, self._loss, self._ended = begin, loss, True
 
 
 def _divided(number: int, by: int) -> int:

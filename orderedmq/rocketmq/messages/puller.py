@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import cache
 from typing import Final, TypeVar
 
@@ -26,7 +25,7 @@ from orderedmq.model import MessageQueue, select_schema
 from orderedmq.pulls import bounded
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
 from orderedmq.rocketmq.messages.batch_trim import average_body, cut_at_gap, decode_rows, drop_repeats
-from orderedmq.rocketmq.messages.fetch import Fetch, Known, Piece, Wanted
+from orderedmq.rocketmq.messages.fetch import PIECE, Fetch, Known, Limits, Piece
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 
@@ -36,6 +35,8 @@ T = TypeVar("T")
 _AVERAGE_AGE: Final = 10.0
 
 
+#: Seconds for which messages that were read ahead wait for the next pull: a topic may be deleted meanwhile.
+_AHEAD_AGE: Final = 10.0
 #: Bytes of the block of `keep_freed_pages`: more than any array that decoding makes.
 _LARGE_BLOCK: Final = 8 * 1024 * 1024
 
@@ -60,6 +61,8 @@ class Puller:
         self._group = TOOLS_GROUP
         self._patience = patience
         self._known: dict[MessageQueue, Known] = {}
+        #: What reads ahead, and since when: the next pull of the queue goes on with it.
+        self._ahead: dict[MessageQueue, tuple[Fetch, float]] = {}
         self._note = MalformedText().note
         keep_freed_pages()
 
@@ -89,15 +92,17 @@ class Puller:
         return known.body_bytes if known is not None and time.monotonic() - known.measured < _AVERAGE_AGE else None
 
     def pull(
-        self, queue: MessageQueue, offset: int, max_messages: int, max_bytes: int, columns: tuple[str, ...]
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        until: int | None = None,
     ) -> pa.RecordBatch:
         """Pull rows; see `Log.pull`. Raises RocketMQUnavailableError TIMEOUT, too."""
-        rows = _Rows(offset, max_bytes, columns)
-
-        def take(piece: Piece) -> bool:
-            return rows.add(queue, piece, self._note)
-
-        known = self._fetch(queue, offset, max_messages, max_bytes, None, take)
+        rows = _Rows(queue, offset, max_bytes, columns, self._note)
+        known = self._fetch(queue, offset, max_messages, max_bytes, None, rows.add, until)
         if not rows.batches:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
         batch = rows.batches[0] if len(rows.batches) == 1 else pa.concat_batches(rows.batches)
@@ -133,17 +138,33 @@ class Puller:
         max_bytes: int,
         matching: Filter | None,
         take: Callable[[Piece], bool],
+        until: int | None = None,
     ) -> Known:
         """Give pieces to ``take`` until it returns False. Return what is known of the queue."""
+        ahead = self._take_ahead(queue, offset, max_messages) if matching is None else None
         known = self._known.get(queue) or Known()
-        limits = self._settings
-        wanted = Wanted(offset, min(max_messages, limits.max_messages), max_bytes, limits.max_bytes, matching)
+        settings = self._settings
+        most = min(max_messages, settings.max_messages)
+        limits = Limits(most, max_bytes, settings.max_messages, settings.max_bytes)
+        end = offset + most
+        # A piece that is handed over whole makes room for the next one; smaller pulls would be cut where answers end.
+        stop = max(end, until) if until is not None and most >= PIECE else end
 
         def run(group: str) -> None:
-            with closing(Fetch(self._client, queue, group, known, self._patience, wanted).pieces()) as pieces:
-                for piece in pieces:
+            nonlocal ahead
+            fetch, ahead = ahead or Fetch(self._client, queue, group, known, self._patience, offset, matching), None
+            keep = False
+            try:
+                fetch.begin(limits, stop)
+                while fetch.position < end and (piece := fetch.next_piece(end - fetch.position)) is not None:
                     if not take(piece):
-                        return
+                        break
+                keep = until is not None and offset < fetch.position < stop
+            finally:
+                if keep:
+                    self._ahead[queue] = (fetch, time.monotonic())
+                else:
+                    fetch.close()
 
         try:
             self.ask_as_group(run)
@@ -153,24 +174,48 @@ class Puller:
         self._known[queue] = known
         return known
 
+    def _take_ahead(self, queue: MessageQueue, offset: int, max_messages: int) -> Fetch | None:
+        """Return what reads ahead for such a pull, if there is anything. What reads ahead for nobody ends."""
+        now = time.monotonic()
+        found = None
+        for other in list(self._ahead):
+            fetch, since = self._ahead.get(other, (None, now))
+            if fetch is None or (other != queue and now - since < _AHEAD_AGE) or self._ahead.pop(other, None) is None:
+                continue
+            if other == queue and now - since < _AHEAD_AGE and fetch.continues(offset, max_messages):
+                found = fetch
+            else:
+                fetch.close()
+        return found
+
 
 class _Rows:
     """Decoded rows from ``offset`` on, without a gap."""
 
-    def __init__(self, offset: int, max_bytes: int, columns: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        max_bytes: int,
+        columns: tuple[str, ...],
+        malformed: Callable[[MessageQueue, Sequence[int]], None],
+    ) -> None:
         self.batches: list[pa.RecordBatch] = []
         #: Bytes of the answers with these rows.
         self.received = 0
+        self._queue = queue
         self._next = offset
         self._columns = columns
+        self._malformed = malformed
         self._left = max_bytes
         self._room = max(max_bytes, PIECE_BYTES)
 
-    def add(self, queue: MessageQueue, piece: Piece, malformed: Callable[[MessageQueue, Sequence[int]], None]) -> bool:
+    def add(self, piece: Piece) -> bool:
         """Decode a piece; return whether the next one continues it and may be added. Raises DataLossError before any rows."""
+        queue, next_ = self._queue, self._next
         try:
-            batch, end = decode_rows(queue, piece.parts, self._columns, self._next, piece.end, self._left, malformed)
-            batch = cut_at_gap(batch, queue, self._next, end)
+            batch, end = decode_rows(queue, piece.parts, self._columns, next_, piece.end, self._left, self._malformed)
+            batch = cut_at_gap(batch, queue, next_, end)
         except DataLossError:
             # The next pull begins with what is lost, and says so.
             if self.batches:
