@@ -161,10 +161,13 @@ class Puller:
                         break
                 keep = until is not None and offset < fetch.position < stop
             finally:
+                # Another thread may have pulled the queue meanwhile.
+                former, _ = self._ahead.pop(queue, (None, 0.0))
                 if keep:
                     self._ahead[queue] = (fetch, time.monotonic())
-                else:
-                    fetch.close()
+                for unused in (former, None if keep else fetch):
+                    if unused is not None:
+                        unused.close()
 
         try:
             self.ask_as_group(run)
