@@ -17,6 +17,7 @@ from orderedmq.errors import ProtocolError, SchemaError
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA, select_schema
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.decode import MAX_OFFSET
+from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from tests.stored_messages import INNER, ODD, PLAIN, V2, Stored, inner, text, usual
 
@@ -289,6 +290,14 @@ def test_views_of_frames_are_taken_as_they_are_and_not_kept() -> None:
         frame[4:] = bytes(len(frame) - 4)
         assert batch.to_pylist() == before
         frame[4:] = usual(1).pack()
+
+
+def test_the_bytes_of_all_values_are_those_of_each() -> None:
+    array = pa.array([b"abc", None, b"", b"de", b"f"])
+    for begin in range(6):
+        for end in range(begin, 6):
+            part = array[begin:end]
+            assert total_bytes(part) == sum(len(value or b"") for value in part.to_pylist())
 
 
 def test_large_groups_are_decoded_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ IN_FLIGHT: Final = 128
 _COMING_BYTES: Final = 2 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
 #: Messages of a piece, at least, if more follow: enough to decode them by column.
-PIECE: Final = 4096
+PIECE: Final = 8192
 #: Messages that the first pull requests, to learn how many a broker returns.
 MOST_MESSAGES: Final = 1024
 #: Messages that a broker scans for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).

@@ -13,7 +13,6 @@ from functools import cache
 from typing import Final, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.core.filters import Filter
@@ -23,6 +22,7 @@ from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError
 from orderedmq.malformed_text import MalformedText
 from orderedmq.model import MessageQueue, select_schema
 from orderedmq.pulls import bounded
+from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
 from orderedmq.rocketmq.messages.batch_trim import average_body, cut_at_gap, decode_rows, drop_repeats
 from orderedmq.rocketmq.messages.fetch import PIECE, Fetch, Known, Limits, Piece
@@ -229,5 +229,5 @@ class _Rows:
         self._next += batch.num_rows
         self._room -= batch.nbytes
         if "body" in self._columns:
-            self._left -= pc.sum(pc.binary_length(batch.column("body"))).as_py()
+            self._left -= total_bytes(batch.column("body"))
         return self._next == piece.end and self._left > 0 and self._room > 0
