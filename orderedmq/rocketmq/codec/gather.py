@@ -50,7 +50,8 @@ def total_bytes(array: pa.Array) -> int:
     if not len(array):
         return 0
     bounds = memoryview(array.buffers()[1]).cast("B").cast("i")
-    return bounds[array.offset + len(array)] - bounds[array.offset]
+    size: int = bounds[array.offset + len(array)] - bounds[array.offset]
+    return size
 
 
 def contents(array: pa.Array) -> tuple[Bytes, Int64s]:

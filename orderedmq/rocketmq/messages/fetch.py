@@ -43,7 +43,8 @@ IN_FLIGHT: Final = 128
 #: Of large messages fewer are in flight: no more than about these bytes, but at least this number of pulls.
 _COMING_BYTES: Final = 2 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
-#: Messages of a piece, at least, if more follow: enough to decode them by column.
+#: Messages of a piece, at least, if more follow: decoding many at once costs less for each, and takes as long as a broker needs for
+#: the pulls that are in flight meanwhile.
 PIECE: Final = 8192
 #: Messages that the first pull requests, to learn how many a broker returns.
 MOST_MESSAGES: Final = 1024
