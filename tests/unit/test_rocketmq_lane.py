@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import struct
 import threading
@@ -63,6 +64,16 @@ def found(request: RemotingCommand, body: bytes = b"") -> bytes:
         minOffset="0",
         maxOffset="9999",
         suggestWhichBrokerId="0",
+    )
+
+
+def stored(request: RemotingCommand) -> bytes:
+    """The answer of a queue of 9999 messages, whose bodies are their offsets."""
+    begin = int(request.ext["queueOffset"])
+    end = min(begin + min(32, int(request.ext["maxMsgNums"])), 9999)
+    messages = b"".join(Stored(offset=n, body=b"%d" % n).pack() for n in range(begin, end))
+    return answer(
+        request, 0, messages, "FOUND", nextBeginOffset=str(end), minOffset="0", maxOffset="9999", suggestWhichBrokerId="0"
     )
 
 
@@ -393,6 +404,32 @@ def test_close_ends_a_pull_that_waits(cluster: Cluster, client: Client) -> None:
         client.lane(peer.address, soon())
 
 
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_what_a_task_read_ahead_and_nobody_pulled_ends_with_the_client(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    for module in ("fetch", "puller"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.messages.{module}.PIECE", 64)
+    ended = threading.Event()
+
+    def script(link: Link) -> None:
+        try:
+            for request in link.requests():
+                link.write(stored(request))
+        except EOFError:
+            ended.set()
+
+    cluster.scripted("a", script)
+    with Client(cluster.nameserver().address) as client:
+        puller = Puller(client)
+        assert puller.pull(QUEUE, 0, 320, 1 << 30, ("body",), 9000).num_rows == 320
+        assert not ended.is_set()
+    ended.wait()
+    del puller, client
+    gc.collect()
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
+
+
 def test_a_broker_that_cuts_every_connection_after_some_answers_is_read_to_the_end(cluster: Cluster, client: Client) -> None:
     """Also inside an answer, with dozens of others on their way."""
     cuts = iter([1, 40, 0, 7, 3, 90] + [10_000] * 9)
@@ -400,12 +437,7 @@ def test_a_broker_that_cuts_every_connection_after_some_answers_is_read_to_the_e
     def script(link: Link) -> None:
         left = next(cuts)
         for request in link.requests():
-            begin = int(request.ext["queueOffset"])
-            end = min(begin + min(32, int(request.ext["maxMsgNums"])), 9999)
-            body = b"".join(Stored(offset=n, body=b"%d" % n).pack() for n in range(begin, end))
-            whole = answer(
-                request, 0, body, "FOUND", nextBeginOffset=str(end), minOffset="0", maxOffset="9999", suggestWhichBrokerId="0"
-            )
+            whole = stored(request)
             if not left:
                 link.write(whole[: len(whole) // 2])
                 return

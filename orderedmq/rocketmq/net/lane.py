@@ -198,6 +198,10 @@ class Lane:
         """End the lane. Only for the thread that uses it."""
         self._cut("this client closed it")
 
+    def __del__(self) -> None:
+        # Nobody gives back the lane of a task that ended between two pulls.
+        self._transport.close()
+
     def shutdown(self) -> None:
         """Have the lane end, in the thread that uses it."""
         self._transport.shutdown()
