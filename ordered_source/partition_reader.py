@@ -107,7 +107,7 @@ def _pull(
     queue, anchor = partition.queue, partition.anchor
     if partition.matching is not None:
         return source.pull_matching(queue, offset, most, PULL_BYTES, columns, partition.matching, anchor)
-    batch = source.pull(queue, offset, most, PULL_BYTES, columns, anchor)
+    batch = source.pull(queue, offset, most, PULL_BYTES, columns, anchor, partition.end)
     return batch, offset + batch.num_rows
 
 

@@ -184,12 +184,12 @@ class Log(Protocol):
         max_bytes: int,
         columns: tuple[str, ...],
         anchor: str | None = None,
+        until: int | None = None,
     ) -> pa.RecordBatch:
         """Rows from ``offset`` on, without a gap, with ``columns`` in their order. Empty only at the queue's end.
 
-        Fewer rows than ``max_messages`` do not mean that the queue ends. Raises TopicError MISSING; DataLossError AGED_OUT if
-        ``offset`` lies before the first message, BEYOND_END if it lies behind the end, TOPIC_RECREATED if ``anchor`` (from
-        `Log.anchor`) is that of another topic; StoreError CORRUPT if a checksum fails.
+        ``until``: how far later pulls will go on, so a broker may read ahead. Raises TopicError MISSING; DataLossError AGED_OUT below
+        the first message, BEYOND_END, TOPIC_RECREATED if `Log.anchor` gave ``anchor`` for another topic; StoreError CORRUPT.
         """
 
     def pull_matching(

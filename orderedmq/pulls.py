@@ -33,7 +33,7 @@ def pulls(
     raises DataLossError BEYOND_END. Otherwise it raises the errors of `Log.pull`.
     """
     while begin < end:
-        batch = log.pull(queue, begin, min(max_messages, end - begin), max_bytes, columns)
+        batch = log.pull(queue, begin, min(max_messages, end - begin), max_bytes, columns, None, end)
         if not batch.num_rows:
             known = f"it had messages up to {end} a moment ago"
             raise beyond_end(queue, begin, known, log.tail_loss)

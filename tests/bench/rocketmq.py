@@ -1,4 +1,4 @@
-"""A real RocketMQ of two brokers on this machine, against a puller that decodes nothing and against RocketMQ's Java client.
+"""A real RocketMQ of two brokers on this machine, against a raw loop that decodes nothing and against RocketMQ's Java client.
 
 Bodies of 100 bytes with tags, keys and a sharding key, in 4 queues, brokers with their default limits. One cluster serves all cases; what
 is read is sent once, by our own append.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +26,12 @@ from orderedmq.endpoint import Endpoint
 from orderedmq.errors import JavaError, ServersError
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from orderedmq.rocketmq.local.servers import Cluster
-from orderedmq.rocketmq.messages.puller import IN_FLIGHT
 from orderedmq.rocketmq.net.client import Client
-from orderedmq.rocketmq.wire import message_requests
 from tests.bench import latency
 from tests.bench.java_peers import JavaPeers
 from tests.bench.measure import ROOT, Bench, Figure, Skipped, interleaved, median, status
 from tests.bench.one_task import CHUNK, read_away, whole_queue
+from tests.bench.raw_pull import cpu_seconds, raw_pull
 from tests.bench.throughput import COLUMNS, KEYED
 
 QUEUES: Final = 4
@@ -55,13 +53,17 @@ def messages(count: int) -> pa.RecordBatch:
 
 @dataclass
 class Rig:
-    """The cluster, with a topic ``bench`` of ``rows`` messages in 4 queues. ``sent`` is for what is written."""
+    """The cluster, with a topic ``bench`` of ``rows`` messages in 4 queues. ``sent`` is for what is written.
+
+    ``brokers``: their processes.
+    """
 
     address: str
     broker: Broker
     client: Client
     java: JavaPeers
     rows: int
+    brokers: list[int]
 
     @property
     def note(self) -> str:
@@ -87,6 +89,7 @@ def rig(bench: Bench) -> Rig:
             bench.closing.enter_context(Client(cluster.address)),
             bench.closing.enter_context(JavaPeers(cluster.address, folder)),
             100_000 if bench.quick else 1_000_000,
+            [server.pid for server in cluster.brokers],
         )
         for name in ("bench", "sent"):
             broker.admin.create_topic(name, QUEUES)
@@ -108,37 +111,30 @@ def fill(broker: Broker, topic: str, each: int) -> None:
 
 
 def raw(client: Client, queues: list[MessageQueue], count: int) -> None:
-    """As many pulls in flight as ours has; answers in order, nothing decoded."""
-    deadline = time.monotonic() + 600
     for queue in queues:
-        connection = client.connection(client.address(queue.topic, queue.broker_name, deadline), deadline)
-        pending = deque(
-            connection.send(message_requests.pull(queue, "TOOLS_CONSUMER", 32 * number, 32), deadline)
-            for number in range(IN_FLIGHT)
-        )
-        asked, found = IN_FLIGHT, 0
-        while pending:
-            found = pending.popleft().result().next_begin_offset
-            if 32 * asked < count:
-                pending.append(connection.send(message_requests.pull(queue, "TOOLS_CONSUMER", 32 * asked, 32), deadline))
-                asked += 1
-        assert found >= count - 32
+        raw_pull(client.address(queue.topic, queue.broker_name, time.monotonic() + 60), queue, count)
 
 
 def pulled(broker: Broker, queues: list[MessageQueue], count: int) -> None:
     for queue in queues:
         at = 0
         while at < count:
-            at += broker.log.pull(queue, at, min(CHUNK, count - at), 1 << 40, DEFAULT_COLUMNS).num_rows
+            at += broker.log.pull(queue, at, min(CHUNK, count - at), 1 << 40, DEFAULT_COLUMNS, None, count).num_rows
+
+
+def _with_brokers(made: Rig, rows: int, call: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """What ``call`` returns, and the microseconds of the brokers' CPU per row."""
+    began = cpu_seconds(made.brokers)
+    return {**call(), "broker": (cpu_seconds(made.brokers) - began) / rows * 1e6}
 
 
 def _timed(call: Callable[[], None], rows: int) -> dict[str, float]:
-    """Thousand rows a second of wall time, and of this process's CPU time, which other programs disturb less."""
+    """Thousand rows a second of wall time, and microseconds of this process's CPU per row, which other programs disturb less."""
     begin, began = time.perf_counter(), time.process_time()
     call()
     return {
         "speed": rows / (time.perf_counter() - begin) / 1000,
-        "per CPU second": rows / (time.process_time() - began) / 1000,
+        "cpu": (time.process_time() - began) / rows * 1e6,
     }
 
 
@@ -147,22 +143,29 @@ def pull(bench: Bench) -> list[Figure]:
     made = rig(bench)
     queues = made.broker.log.queues("bench")
     each = made.rows // QUEUES
+    ours = partial(_timed, partial(pulled, made.broker, queues, each), made.rows)
+    loop = partial(_timed, partial(raw, made.client, queues, each), made.rows)
+    java = partial(made.java.speed, "pull", "bench", made.rows // 2)
     found = interleaved(
         bench.rounds,
         {
-            "ours": lambda: _timed(partial(pulled, made.broker, queues, each), made.rows),
-            "raw": lambda: _timed(partial(raw, made.client, queues, each), made.rows),
-            "java": lambda: made.java.speed("pull", "bench", made.rows // 2),
+            "ours": partial(_with_brokers, made, made.rows, ours),
+            "raw": partial(_with_brokers, made, made.rows, loop),
+            "java": partial(_with_brokers, made, made.rows // 2, java),
         },
     )
-    mine = found["ours"]
+    mine, least = found["ours"], found["raw"]
     return [
-        _against(
-            mine["speed"], found["raw"]["speed"], f"12 columns, against {IN_FLIGHT} pulls in flight that nobody decodes", 0.5
-        ),
-        _against(mine["per CPU second"], found["raw"]["per CPU second"], "the same, per CPU second of the process", None),
+        _against(mine["speed"], least["speed"], "12 columns, against a raw loop that decodes nothing", 0.6),
         _against(mine["speed"], found["java"]["speed"], f"12 columns, against Java's lite pull{made.note}", 3.0),
+        _cpu("CPU of the process, against the raw loop", mine["cpu"], least["cpu"]),
+        _cpu("CPU of the brokers, against the raw loop", mine["broker"], least["broker"]),
+        _cpu(f"CPU of the brokers, against Java's lite pull{made.note}", mine["broker"], found["java"]["broker"]),
     ]
+
+
+def _cpu(what: str, mine: float, peer: float, case: str = "RocketMQ: pull") -> Figure:
+    return Figure(case, what, mine, "µs/row", peer, mine / peer if peer else None)
 
 
 def _against(mine: float, peer: float, what: str, target: float | None, case: str = "RocketMQ: pull") -> Figure:
@@ -182,9 +185,11 @@ def source(bench: Bench) -> list[Figure]:
     found = interleaved(
         bench.rounds,
         {
-            "ours": lambda: bench.drain(stream(bench, made, COLUMNS, "bench"), "noop", made.rows),
-            "pull": lambda: made.java.speed("pull", "bench", java),
-            "push": lambda: made.java.speed("push", "bench", java),
+            "ours": lambda: _with_brokers(
+                made, made.rows, lambda: bench.drain(stream(bench, made, COLUMNS, "bench"), "noop", made.rows)
+            ),
+            "pull": lambda: _with_brokers(made, java, lambda: made.java.speed("pull", "bench", java)),
+            "push": lambda: _with_brokers(made, java, lambda: made.java.speed("push", "bench", java)),
         },
     )
     case = "RocketMQ: source → noop"
@@ -209,6 +214,15 @@ def source(bench: Bench) -> list[Figure]:
             found["pull"]["speed"],
             f"5 columns, whole query, against Java's lite pull{made.note}",
             None,
+            case,
+        ),
+        _cpu(
+            f"CPU of the brokers, against Java's lite pull{made.note}", found["ours"]["broker"], found["pull"]["broker"], case
+        ),
+        _cpu(
+            f"CPU of the brokers, against Java's orderly push{made.note}",
+            found["ours"]["broker"],
+            found["push"]["broker"],
             case,
         ),
     ]

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.wire.codes import RequestCode
 
 T = TypeVar("T")
 
@@ -163,6 +164,16 @@ class Proxy:
     def requests(self, code: int | None = None) -> list[Exchange]:
         """What clients asked, all or of one code."""
         return [e for e in self.exchanges if e.up and not e.response and code in (None, e.code)]
+
+    def spoil_sends(self, path: Callable[[Connection], Path], *, later: bool = True) -> None:
+        """Alter the newest connection that is no lane for pulls; if there is none, and ``later``, the next connection that comes."""
+        for connection in reversed(self.connections):
+            asked = [exchange.code for exchange in list(connection.exchanges) if exchange.up]
+            if not connection.closed.is_set() and set(asked) != {RequestCode.PULL_MESSAGE}:
+                connection.alter(path(connection))
+                return
+        if later:
+            self.plan(path(Connection(self, Path())))
 
     def each(self, what: Callable[[Connection], None]) -> None:
         """Do it to all connections that are open: ``proxy.each(Connection.reset)``."""

@@ -67,11 +67,6 @@ def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 2000)
 
 
-def current(network: Network) -> list[Connection]:
-    """The connection to the broker that was made last, if there is one."""
-    return [connection for connection in network.broker.connections if not connection.closed.is_set()][-1:]
-
-
 CUTS: dict[str, Callable[[Connection], Path]] = {
     "answer lost": lambda c: Path(down=Way(cut_after=c.down)),
     "answer begun": lambda c: Path(down=Way(cut_after=c.down + 1)),
@@ -89,9 +84,7 @@ def closed(network: Network) -> list[Connection]:
 
 
 def cut_now(network: Network, path: Callable[[Connection], Path]) -> None:
-    """Nothing where another thread has just ended the last connection."""
-    for connection in current(network):
-        connection.alter(path(connection))
+    network.broker.spoil_sends(path)
 
 
 @pytest.mark.usefixtures("small_requests")
@@ -417,11 +410,14 @@ def test_a_storm_leaves_each_row_once_in_the_order_of_its_key(
     def send(self: RocketMQQueue, body: SendBody) -> int:
         fate = draw.random()
         if fate < 0.05:
-            cut_now(quick_network, CUTS[draw.choice([name for name in CUTS if "held" not in name])])
+            cut = CUTS[draw.choice([name for name in CUTS if "held" not in name])]
+            quick_network.broker.spoil_sends(cut, later=False)
         elif fate < 0.06:
-            cut_now(quick_network, CUTS["answer held"])
+            quick_network.broker.spoil_sends(CUTS["answer held"], later=False)
         elif fate < 0.09:
             raise MemoryError
+        elif fate < 0.10:
+            quick_network.broker.each(Connection.reset)
         return real(self, body)
 
     monkeypatch.setattr(RocketMQQueue, "send", send)

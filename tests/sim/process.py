@@ -208,6 +208,7 @@ class Process:
         max_bytes: int,
         columns: Sequence[str],
         anchor: str | None = None,
+        until: int | None = None,
     ) -> pa.RecordBatch:
         assert self.world.lots is not None
         assert is_parked(queue)

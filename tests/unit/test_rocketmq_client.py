@@ -19,6 +19,7 @@ from orderedmq.endpoint import parse_nameservers
 from orderedmq.errors import GroupError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net import client as client_module
+from orderedmq.rocketmq.net import endpoints
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.wire.admin_requests import delete_topic_in_nameserver
@@ -456,7 +457,7 @@ def test_an_idle_connection_is_replaced_before_the_server_ends_it(
     peer = cluster.broker("a", value=4)
     ask(client)
     first = client.connection(peer.address, soon())
-    monkeypatch.setattr(client_module, "MAX_IDLE", 0.0)
+    monkeypatch.setattr(endpoints, "MAX_IDLE", 0.0)
     time.sleep(0.01)
     second = client.connection(peer.address, soon())
     assert first.closed
@@ -483,7 +484,7 @@ def test_connecting_waits_longer_after_each_failure(to: Callable[..., Client]) -
             client.connection(address, deadline)
         time.sleep(0.001)
     # 50 ms, 100, 200, 400, each shortened by half at most.
-    assert 2 <= client._endpoints[address].failures <= 7
+    assert 2 <= client._endpoints.by_address[address].failures <= 7
     begin = time.monotonic()
     with pytest.raises(RocketMQUnavailableError):
         client.connection(address, soon(), wait=False)
@@ -504,7 +505,8 @@ def test_close_ends_waiting_and_everything_after(cluster: Cluster, to: Callable[
     threads = [threading.Thread(target=waiting, args=(broker,)) for broker in ("a", "away")]
     for thread in threads:
         thread.start()
-    until(lambda: any(endpoint.connection and endpoint.connection.in_flight for endpoint in list(client._endpoints.values())))
+    known = client._endpoints.by_address
+    until(lambda: any(endpoint.connection and endpoint.connection.in_flight for endpoint in list(known.values())))
     time.sleep(0.2)
     begin = time.monotonic()
     client.close()
@@ -525,7 +527,7 @@ def test_a_child_makes_connections_of_its_own(cluster: Cluster, to: Callable[...
     assert ask(client) == 6
     parent = client.connection(peer.address, soon())
     # Held as by a thread that the child will not have.
-    with client._lock, client._endpoints[peer.address].lock:
+    with client._endpoints.lock, client._endpoints.by_address[peer.address].lock:
         child = os.fork()
     if child == 0:
         code = 1

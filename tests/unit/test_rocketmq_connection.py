@@ -25,12 +25,14 @@ from orderedmq.endpoint import Credentials, TlsOptions, parse_address
 from orderedmq.errors import OptionError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.connection import Connection, Pending
+from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import connect, ssl_context
 from orderedmq.rocketmq.wire.acl import signature
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.group_requests import update_consumer_offset
-from orderedmq.rocketmq.wire.message_requests import max_offset, pull, send
+from orderedmq.rocketmq.wire.message_requests import PullResult, max_offset, pull, send
+from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from tests.unit.rocketmq_peer import Link, Peer, Script, answer
 from tests.waits import soon, until
 
@@ -610,6 +612,26 @@ def test_tls(serve: Callable[..., Peer], certificates: Path, how: str) -> None:
         assert connection.call(max_offset(number(9)), soon()) == 9
     finally:
         connection.close()
+
+
+def test_a_lane_over_tls(serve: Callable[..., Peer], certificates: Path) -> None:
+    body = os.urandom(1024 * 1024)
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            link.reply(request, 0, body, "FOUND", nextBeginOffset="1", minOffset="0", maxOffset="1")
+
+    options = TlsOptions(ca_file=str(certificates / "server.pem"))
+    lane = Lane.open(serve(script, tls=server_context(certificates)).address, soon(), tls=ssl_context(options))
+    try:
+        lane.ask(PullTemplate(QUEUE, "g"), [(n, 1) for n in range(20)], soon(30))
+        while lane.in_flight:
+            for _, _, result in lane.receive(10.0):
+                assert isinstance(result, PullResult)
+                assert result.body == body
+        assert not lane.closed
+    finally:
+        lane.close()
 
 
 def test_tls_under_threads_that_read_and_write_at_once(serve: Callable[..., Peer], certificates: Path) -> None:

@@ -17,6 +17,7 @@ from orderedmq.errors import ProtocolError, SchemaError
 from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA, select_schema
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.decode import MAX_OFFSET
+from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from tests.stored_messages import INNER, ODD, PLAIN, V2, Stored, inner, text, usual
 
@@ -214,6 +215,24 @@ def test_a_group_cut_off_anywhere_is_refused_or_shorter() -> None:
         same([first] * 20 + [whole[:cut]], everything("queue_offset"))
 
 
+def test_a_size_that_leads_astray_is_refused_wherever_it_stands() -> None:
+    """Also back to an earlier record, to the same one for ever, and into another response."""
+    size = len(usual(0).pack())
+    for response, record in ((0, 0), (0, 2), (7, 1), (15, 0), (15, 2)):
+        for wrong in (0, -1, 90, 91, -size, -2 * size, 2 * size, 3 * size, 4 * size, size - 1, size + 1, -(2**31), 2**31 - 1):
+            given = [bytearray(one) for one in responses([usual(n) for n in range(48)], 3)]
+            given[response][record * size : record * size + 4] = wrong.to_bytes(4, "big", signed=True)
+            assert not same([bytes(one) for one in given], everything("queue_offset"))
+    for some in ([0], [15], range(16)):
+        for left in range(4, 91):
+            # The last record is cut in two, of which the second is smaller than any.
+            given = [bytearray(one) for one in responses([usual(n) for n in range(48)], 3)]
+            for response in some:
+                given[response][2 * size : 2 * size + 4] = (size - left).to_bytes(4, "big")
+                given[response][3 * size - left : 3 * size - left + 4] = left.to_bytes(4, "big")
+            assert not same([bytes(one) for one in given], everything("queue_offset"))
+
+
 @RELAXED
 @given(st.lists(st.one_of(PLAIN, PLAIN, ODD), min_size=1, max_size=20), st.integers(1, 4), st.data())
 def test_changed_bytes_are_refused_or_read_alike(messages: list[Stored], size: int, data: st.DataObject) -> None:
@@ -271,6 +290,14 @@ def test_views_of_frames_are_taken_as_they_are_and_not_kept() -> None:
         frame[4:] = bytes(len(frame) - 4)
         assert batch.to_pylist() == before
         frame[4:] = usual(1).pack()
+
+
+def test_the_bytes_of_all_values_are_those_of_each() -> None:
+    array = pa.array([b"abc", None, b"", b"de", b"f"])
+    for begin in range(6):
+        for end in range(begin, 6):
+            part = array[begin:end]
+            assert total_bytes(part) == sum(len(value or b"") for value in part.to_pylist())
 
 
 def test_large_groups_are_decoded_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:

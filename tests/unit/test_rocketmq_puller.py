@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import platform
 import random
-import threading
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +17,12 @@ from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.messages.fetch import IN_FLIGHT
 from orderedmq.rocketmq.messages.offset_search import find_first
-from orderedmq.rocketmq.messages.puller import IN_FLIGHT, Puller
+from orderedmq.rocketmq.messages.puller import Puller
+from orderedmq.rocketmq.net import lane
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
+from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from tests.stored_messages import Stored
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -28,18 +31,43 @@ FOUND, NO_NEW, NO_MATCHED, ILLEGAL = PullStatus
 Answer = PullResult | OrderedMQError
 
 
-class FakePending:
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+class FakeLane:
+    """Answers of the broker to one connection, in any order if the broker has a seed."""
 
-    def result(self) -> PullResult:
-        if isinstance(self._answer, OrderedMQError):
-            raise self._answer
-        return self._answer
+    credentials = None
+
+    def __init__(self, broker: FakeBroker, replica: int) -> None:
+        self.closed = False
+        self._broker = broker
+        self._replica = replica
+        self._waiting: list[tuple[int, int, Answer]] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._waiting)
+
+    def ask(self, template: PullTemplate, ranges: list[tuple[int, int]], deadline: float) -> None:
+        for begin, count in ranges:
+            self._broker.asked.append((begin, count, self._replica))
+            self._waiting.append((begin, count, self._broker._answer(begin, count)))
+        self._broker.most_in_flight = max(self._broker.most_in_flight, len(self._waiting))
+
+    def receive(self, timeout: float) -> list[lane.Answer]:
+        draw = self._broker.random
+        found: list[lane.Answer] = []
+        for _ in range(1 if draw is None else draw.randint(0, len(self._waiting))):
+            begin, count, answer = self._waiting.pop(0 if draw is None else draw.randrange(len(self._waiting)))
+            found.append((begin, count, answer))
+            if isinstance(answer, OrderedMQError) and answer.sub == UnavailableCondition.CONNECTION_LOST:
+                self.closed = True
+                found += [(begin, count, answer) for begin, count, _ in self._waiting]
+                self._waiting.clear()
+                break
+        return found
 
 
 class FakeBroker:
-    """A queue of messages [least, end), as a client, a connection and a broker at once."""
+    """A queue of messages [least, end), as a client and a broker at once."""
 
     def __init__(self, least: int = 0, end: int = 0, *, limit: int = 32, size: int = 4, seed: int | None = None) -> None:
         self.least, self.end, self.limit, self.size = least, end, limit, size
@@ -49,16 +77,8 @@ class FakeBroker:
         self.most_in_flight = 0
         self.doubts = 0
         self.suggested = 0
-        self._random = None if seed is None else random.Random(seed)
-        self._waiting: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._deliver, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join()
+        self.random = None if seed is None else random.Random(seed)
+        self.given_back: list[FakeLane] = []
 
     # what a Client does
 
@@ -69,40 +89,11 @@ class FakeBroker:
     def doubt(self, topic: str) -> None:
         self.doubts += 1
 
-    def connection(self, address: str, deadline: float) -> Any:
-        broker = self
+    def lane(self, address: str, deadline: float) -> FakeLane:
+        return FakeLane(self, int(address))
 
-        class Connection:
-            closed = False
-
-            def send_all(self, asked: list[tuple[Any, Callable[[Any], None]]], deadline: float) -> None:
-                for request, on_done in asked:
-                    self._send(request, on_done)
-
-            def _send(self, request: Any, on_done: Callable[[Any], None]) -> None:
-                begin, count = int(request.ext["queueOffset"]), int(request.ext["maxMsgNums"])
-                broker.asked.append((begin, count, int(address)))
-                answer = broker._answer(begin, count)
-                with broker._lock:
-                    broker._waiting.append(lambda: self._done(answer, on_done))
-                    broker.most_in_flight = max(broker.most_in_flight, len(broker._waiting))
-
-            def _done(self, answer: Answer, on_done: Callable[[Any], None]) -> None:
-                if isinstance(answer, OrderedMQError) and answer.sub == UnavailableCondition.CONNECTION_LOST:
-                    self.closed = True
-                on_done(FakePending(answer))
-
-        return Connection()
-
-    def _deliver(self) -> None:
-        while not self._stop.is_set():
-            with self._lock:
-                at = self._random.randrange(len(self._waiting)) if self._random and self._waiting else 0
-                one = self._waiting.pop(at) if self._waiting else None
-            if one is None:
-                time.sleep(0.0002)
-            else:
-                one()
+    def give_back(self, found: FakeLane) -> None:
+        self.given_back.append(found)
 
     def _answer(self, begin: int, count: int) -> Answer:
         if self.instead.get(begin):
@@ -114,8 +105,8 @@ class FakeBroker:
         if begin == self.end:
             return self.says(NO_NEW, begin)
         given = min(count, self.limit, self.end - begin)
-        if self._random is not None:
-            given = self._random.randint(1, given)
+        if self.random is not None:
+            given = self.random.randint(1, given)
         return self.found(begin, begin + given)
 
     def says(self, status: PullStatus, next_offset: int) -> PullResult:
@@ -134,18 +125,16 @@ def puller_of(broker: FakeBroker, patience: float = 5.0) -> Puller:
     return Puller(broker, patience=patience)  # type: ignore[arg-type]
 
 
-def everything(puller: Puller, begin: int, most: int = 1 << 40, size: int = 1 << 40) -> list[int]:
+def everything(puller: Puller, begin: int, most: int = 1 << 40, size: int = 1 << 40, until: int | None = None) -> list[int]:
     found: list[int] = []
-    while batch := puller.pull(QUEUE, begin + len(found), most, size, COLUMNS).to_pydict()["queue_offset"]:
+    while batch := puller.pull(QUEUE, begin + len(found), most, size, COLUMNS, until).to_pydict()["queue_offset"]:
         found += batch
     return found
 
 
 @pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    made = FakeBroker(10, 5000)
-    yield made
-    made.close()
+def broker() -> FakeBroker:
+    return FakeBroker(10, 5000)
 
 
 @settings(deadline=None, max_examples=30)
@@ -156,17 +145,25 @@ def broker() -> Iterator[FakeBroker]:
     limit=st.sampled_from([1, 3, 8, 32, 1024]),
     most=st.sampled_from([30, 100, 400, 1 << 40]),
     size=st.sampled_from([1000, 20_000, 1 << 40]),
+    piece=st.sampled_from([1, 50, 200, 4096]),
+    ahead=st.booleans(),
 )
-def test_any_short_and_disordered_answers_become_rows_without_a_gap(seed, least, count, limit, most, size) -> None:
+def test_any_short_and_disordered_answers_become_rows_without_a_gap(
+    seed, least, count, limit, most, size, piece, ahead
+) -> None:
     """Trap 4: 32 messages or 256 KiB, whatever is asked; where to go on is what the answer says."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("fetch", "puller"):
+            patch.setattr(f"orderedmq.rocketmq.messages.{module}.PIECE", piece)
+        _disordered(seed, least, count, limit, most, size, least + count if ahead else None)
+
+
+def _disordered(seed: int, least: int, count: int, limit: int, most: int, size: int, until: int | None) -> None:
     broker = FakeBroker(least, least + count, limit=limit, seed=seed)
-    try:
-        puller = puller_of(broker)
-        for _ in range(2):
-            assert everything(puller, least, most, size) == list(range(least, least + count))
-        assert broker.most_in_flight <= IN_FLIGHT
-    finally:
-        broker.close()
+    puller = puller_of(broker)
+    for _ in range(2):
+        assert everything(puller, least, most, size, until) == list(range(least, least + count))
+    assert broker.most_in_flight <= IN_FLIGHT
 
 
 def test_many_pulls_are_on_their_way_once_the_brokers_limit_is_known(broker: FakeBroker) -> None:
@@ -183,7 +180,7 @@ def test_many_pulls_are_on_their_way_once_the_brokers_limit_is_known(broker: Fak
 
 
 def test_what_a_broker_gives_at_once_is_learned_anew(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orderedmq.rocketmq.messages.puller._STEP_AGE", 0.0)
+    monkeypatch.setattr("orderedmq.rocketmq.messages.fetch._STEP_AGE", 0.0)
     puller = puller_of(broker)
     for limit in (8, 32, 1024, 2):
         broker.limit = limit
@@ -191,13 +188,107 @@ def test_what_a_broker_gives_at_once_is_learned_anew(broker: FakeBroker, monkeyp
         assert puller._known[QUEUE].step == limit
 
 
+def test_pieces_that_are_decoded_one_by_one_are_one_batch(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read ends a pull before it, wherever a piece begins, and is named by the pull that begins there."""
+    monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.PIECE", 64)
+    puller = puller_of(broker)
+    assert puller.pull(QUEUE, 10, 1000, 1 << 40, COLUMNS).column("queue_offset").to_pylist() == list(range(10, 1010))
+    for lost in (10, 42, 73, 74, 75, 137, 138, 600):
+        if lost > 10:
+            at = lost - (lost - 10) % 32
+            broker.instead[at] = [broker.found(at, at + 32, without=lost)]
+            assert puller.pull(QUEUE, 10, 1000, 1 << 40, COLUMNS).column("queue_offset").to_pylist() == list(range(10, lost))
+        broker.instead[lost] = [broker.found(lost, lost + 32, without=lost)]
+        with pytest.raises(DataLossError, match=f"AGED_OUT.*{lost} to {lost} "):
+            puller.pull(QUEUE, lost, 1000, 1 << 40, COLUMNS)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_memory_of_a_decoded_piece_serves_the_next_one() -> None:
+    code = """
+import resource
+import numpy as np
+from orderedmq.rocketmq.messages.puller import keep_freed_pages
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for turn in range(50):
+        held = [np.ones(400_000, np.uint8) for _ in range(6)]
+        del held
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+faults()
+leave = faults()
+keep_freed_pages()
+faults()
+print(leave, faults())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    leave, keep = map(int, done.stdout.split())
+    assert keep < 100
+    assert leave > 1000, "this function does nothing any more"
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("fetch", "puller"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.messages.{module}.PIECE", 64)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_what_a_task_will_pull_next_is_on_its_way_when_it_asks(broker: FakeBroker) -> None:
+    puller = puller_of(broker)
+    offsets: list[int] = []
+    while len(offsets) < 2000:
+        begin = 10 + len(offsets)
+        offsets += puller.pull(QUEUE, begin, min(500, 2010 - begin), 1 << 40, COLUMNS, 2010).column("queue_offset").to_pylist()
+        asked = max(at + count for at, count, _ in broker.asked)
+        assert asked > 10 + len(offsets) or asked == 2010
+    assert offsets == list(range(10, 2010))
+    assert max(at + count for at, count, _ in broker.asked) == 2010, "nothing behind it is asked for"
+    assert len({at for at, _, _ in broker.asked}) == len(broker.asked), "nothing is asked for twice"
+    assert [lane.in_flight for lane in broker.given_back] == [0], "one lane, until the end"
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("how", ["elsewhere", "late", "smaller", "error"])
+def test_what_was_read_ahead_is_given_up_if_nobody_asks_for_it(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    puller = puller_of(broker)
+    first = puller.pull(QUEUE, 10, 512, 1 << 40, COLUMNS, 4000).num_rows
+    assert not broker.given_back
+    broker.asked.clear()
+    begin, most = 10 + first, 512
+    if how == "elsewhere":
+        begin = 10
+    elif how == "late":
+        monkeypatch.setattr("orderedmq.rocketmq.messages.puller._AHEAD_AGE", 0.0)
+    elif how == "smaller":
+        most = 20
+    else:
+        broker.instead[4970] = [TopicError(TopicCondition.MISSING, "gone")]
+        begin = 4970
+        with pytest.raises(TopicError):
+            puller.pull(QUEUE, begin, most, 1 << 40, COLUMNS)
+    found = puller.pull(QUEUE, begin, most, 1 << 40, COLUMNS).column("queue_offset").to_pylist()
+    assert found == list(range(begin, min(begin + most, 5000)))
+    assert broker.asked[0][0] == begin
+    assert broker.given_back[0].in_flight > 0, "its lane is closed with that"
+
+
+def test_a_lane_is_given_back_however_a_pull_ends(broker: FakeBroker) -> None:
+    puller = puller_of(broker)
+    puller.pull(QUEUE, 10, 1000, 1 << 40, COLUMNS)
+    assert [lane.in_flight for lane in broker.given_back] == [0]
+    broker.instead[10] = [TopicError(TopicCondition.MISSING, "gone")]
+    with pytest.raises(TopicError):
+        puller.pull(QUEUE, 10, 1000, 1 << 40, COLUMNS)
+    assert len(broker.given_back) == 2
+
+
 def test_memory_is_bounded() -> None:
     broker = FakeBroker(0, 200_000, limit=1024, size=1)
-    try:
-        got = puller_of(broker).pull(QUEUE, 0, 1 << 40, 1 << 40, ("queue_offset",))
-        assert 65_536 <= got.num_rows <= 65_536 + (IN_FLIGHT + 1) * 1024
-    finally:
-        broker.close()
+    got = puller_of(broker).pull(QUEUE, 0, 1 << 40, 1 << 40, ("queue_offset",))
+    assert 65_536 <= got.num_rows <= 65_536 + (IN_FLIGHT + 1) * 1024
 
 
 def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
@@ -209,16 +300,13 @@ def test_messages_that_are_held_have_a_limit(broker: FakeBroker) -> None:
 @pytest.mark.parametrize("hold", [1, 20_000, 100_000])
 def test_bytes_that_are_held_and_on_their_way_have_a_limit(hold: int) -> None:
     broker = FakeBroker(0, 5000, size=30)
-    try:
-        puller = Puller(broker, PullSettings(max_bytes=hold))  # type: ignore[arg-type]
-        one = len(broker.found(1000, 1032).body)
-        for begin in (1000, 2000):
-            broker.asked.clear()
-            got = puller.pull(QUEUE, begin, 4000, 1 << 40, COLUMNS)
-            assert got.num_rows >= 32
-            assert len(broker.asked) * one < hold + 2 * one
-    finally:
-        broker.close()
+    puller = Puller(broker, PullSettings(max_bytes=hold))  # type: ignore[arg-type]
+    one = len(broker.found(1000, 1032).body)
+    for begin in (1000, 2000):
+        broker.asked.clear()
+        got = puller.pull(QUEUE, begin, 4000, 1 << 40, COLUMNS)
+        assert got.num_rows >= 32
+        assert len(broker.asked) * one < hold + 2 * one
 
 
 def test_an_account_that_may_read_in_its_own_group_only_reads_in_that(broker: FakeBroker) -> None:
@@ -330,7 +418,7 @@ def test_a_lost_connection_is_one_failure_however_many_requests_were_on_it(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays = Delays()
-    monkeypatch.setattr("orderedmq.rocketmq.messages.puller.RETRY", delays)
+    monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.RETRY", delays)
     for begin in range(42, 42 + 32 * IN_FLIGHT, 32):
         broker.instead[begin] = [RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "cut")]
     assert everything(puller_of(broker), 10) == list(range(10, 5000))
@@ -341,8 +429,8 @@ def test_connections_that_are_lost_one_after_the_other_are_failures_in_a_row(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delays = Delays()
-    monkeypatch.setattr("orderedmq.rocketmq.messages.puller.RETRY", delays)
-    broker.instead[10] = [RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "cut")] * 3
+    monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.RETRY", delays)
+    broker.instead[10] = [RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "cut") for _ in range(3)]
     assert everything(puller_of(broker), 10) == list(range(10, 5000))
     assert delays.failures == [1, 2, 3]
 
@@ -448,45 +536,33 @@ def test_every_match_comes_once_and_nothing_else(seed, count, share, limit, scan
     if count > 2000 and (limit == 1 or scan == 1 or size == 200):
         count = 2000
     broker = FilteringBroker(tags, 10, 10 + count, limit=limit, scan=scan, seed=seed)
-    try:
-        begin, end = 10 + draw.randint(0, count // 2), 10 + count - draw.randint(0, count // 3)
-        assert matching(puller_of(broker), begin, end, size, step) == [n for n in range(begin, end) if tags.get(n) == "a"]
-        assert broker.most_in_flight <= IN_FLIGHT
-        assert all(begin <= at and at + asked <= end for at, asked, _ in broker.asked), "nothing behind the end is asked for"
-    finally:
-        broker.close()
+    begin, end = 10 + draw.randint(0, count // 2), 10 + count - draw.randint(0, count // 3)
+    assert matching(puller_of(broker), begin, end, size, step) == [n for n in range(begin, end) if tags.get(n) == "a"]
+    assert broker.most_in_flight <= IN_FLIGHT
+    assert all(begin <= at and at + asked <= end for at, asked, _ in broker.asked), "nothing behind the end is asked for"
 
 
 def test_ranges_that_a_broker_looks_at_in_one_go_are_asked_for_side_by_side() -> None:
     broker = FilteringBroker({}, 0, 20_000)
-    try:
-        assert puller_of(broker).pull_matching(QUEUE, 0, 16_000, 1 << 40, COLUMNS, A)[1] == 16_000
-        assert broker.asked == [(at, 800, 0) for at in range(0, 16_000, 800)]
-        assert broker.most_in_flight > 1
-    finally:
-        broker.close()
+    assert puller_of(broker).pull_matching(QUEUE, 0, 16_000, 1 << 40, COLUMNS, A)[1] == 16_000
+    assert broker.asked == [(at, 800, 0) for at in range(0, 16_000, 800)]
+    assert broker.most_in_flight > 1
 
 
 def test_messages_that_are_gone_are_not_taken_for_others_that_do_not_match() -> None:
     broker = FilteringBroker({50: "a"}, 0, 2000)
-    try:
-        puller = puller_of(broker)
-        # MESSAGE_WAS_REMOVING has the code of "no match", and goes on behind what it removes.
-        broker.instead[0] = [broker.says(NO_MATCHED, 800), broker.says(NO_NEW, 900)]
-        assert matching(puller, 0, 2000) == [50]
-        assert [begin for begin, _, _ in broker.asked].count(0) == 3
-        broker.instead[0] = [PullResult(NO_MATCHED, 800, 700, 2000, 0, b"", filtered=True)]
-        with pytest.raises(DataLossError, match=r"AGED_OUT.*0 to 699"):
-            puller.pull_matching(QUEUE, 0, 500, 1 << 40, COLUMNS, A)
-    finally:
-        broker.close()
+    puller = puller_of(broker)
+    # MESSAGE_WAS_REMOVING has the code of "no match", and goes on behind what it removes.
+    broker.instead[0] = [broker.says(NO_MATCHED, 800), broker.says(NO_NEW, 900)]
+    assert matching(puller, 0, 2000) == [50]
+    assert [begin for begin, _, _ in broker.asked].count(0) == 3
+    broker.instead[0] = [PullResult(NO_MATCHED, 800, 700, 2000, 0, b"", filtered=True)]
+    with pytest.raises(DataLossError, match=r"AGED_OUT.*0 to 699"):
+        puller.pull_matching(QUEUE, 0, 500, 1 << 40, COLUMNS, A)
 
 
 def test_a_replica_that_finds_no_match_is_believed_when_it_says_so() -> None:
     broker = FilteringBroker({}, 0, 2000)
-    try:
-        broker.suggested = 1
-        assert matching(puller_of(broker), 0, 2000, step=800) == []
-        assert [replica for _, _, replica in broker.asked] == [0, 1, 1]
-    finally:
-        broker.close()
+    broker.suggested = 1
+    assert matching(puller_of(broker), 0, 2000, step=800) == []
+    assert [replica for _, _, replica in broker.asked] == [0, 1, 1]

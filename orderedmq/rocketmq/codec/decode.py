@@ -22,7 +22,7 @@ from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of
-from orderedmq.rocketmq.codec.gather import Bytes, gather
+from orderedmq.rocketmq.codec.gather import Bytes, gather, total_bytes
 from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
 from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
@@ -75,7 +75,7 @@ def decode(
         for piece in decode_pieces(responses, broker_name, wanted):
             pieces.append(piece)
             size += piece.nbytes
-            bodies += pc.sum(pc.binary_length(piece.column("body"))).as_py() if "body" in columns else 0
+            bodies += total_bytes(piece.column("body")) if "body" in columns else 0
             if bodies >= max_bytes or size > max(max_bytes, PIECE_BYTES):
                 # A response's messages are in order, so it has all messages below its last offset that later responses have.
                 stop = max(pc.max(one.column("queue_offset")).as_py() for one in pieces) + 1
@@ -111,6 +111,10 @@ def decode_pieces(responses: Sequence[bytes | memoryview], broker_name: str, wan
 
 
 def _groups(responses: Sequence[bytes | memoryview]) -> Iterator[list[bytes | memoryview]]:
+    sizes = list(map(len, responses))
+    if all(sizes) and 0 < sum(sizes) <= GROUP_BYTES:
+        yield list(responses)
+        return
     group: list[bytes | memoryview] = []
     size = 0
     for response in responses:

@@ -7,10 +7,12 @@ name that is not UTF-8): the exact parser then reads the messages. Otherwise the
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -29,7 +31,8 @@ _NONE: Final = np.zeros(0, dtype=np.int64)
 class Entries(NamedTuple):
     """The properties of ``messages`` messages, concatenated in ``text``: name [begins, middles), value (middles, ends).
 
-    ``kind`` is the Arrow type of any part of the text: string if all of it is ASCII, otherwise binary.
+    ``kind`` is the Arrow type of any part of the text: string if all of it is ASCII, otherwise binary. ``widths``: the bytes of
+    the names of each message's entries, if they are the same for all messages.
     """
 
     messages: int
@@ -40,28 +43,32 @@ class Entries(NamedTuple):
     middles: Int64s
     ends: Int64s
     kind: pa.DataType
+    widths: Int64s | None
 
-    def layout(self) -> tuple[bytes, ...] | None:
-        """Return the names of each message's entries if all messages have the same names in the same order: the usual case."""
-        each = self._each()
-        if not each:
+    def layout(self, names: Collection[bytes] | None = None) -> tuple[bytes, ...] | None:
+        """Return the names of each message's entries if all messages have the same names in the same order: the usual case.
+
+        With ``names``, only these matter: a name that is as long as none of them is not compared, and is empty in the result.
+        """
+        if self.widths is None:
             return None
-        names = []
-        for number in range(each):
-            begins, width = self.begins[number::each], int(self.middles[number] - self.begins[number])
-            if (self.middles[number::each] - begins != width).any():
-                return None
+        lengths = None if names is None else set(map(len, names))
+        found, each = [], len(self.widths)
+        for number, width in enumerate(self.widths.tolist()):
+            if lengths is not None and width not in lengths:
+                found.append(b"")
+                continue
+            begins = self.begins[number::each]
             name = self.data[begins[0] : begins[0] + width].tobytes()
             if not all_equal_to(self.data, begins, name):
                 return None
-            names.append(name)
-        return tuple(names)
+            found.append(name)
+        return tuple(found)
 
     def rows(self) -> Int64s:
         """Return the number of each entry's message."""
-        each = self._each()
-        if each:
-            return np.repeat(np.arange(self.messages, dtype=np.int64), each)
+        if self.widths is not None:
+            return np.repeat(np.arange(self.messages, dtype=np.int64), len(self.widths))
         return np.repeat(np.arange(self.messages, dtype=np.int64), np.diff(self.bounds()))
 
     def bounds(self) -> Int64s:
@@ -69,13 +76,6 @@ class Entries(NamedTuple):
         bounds = np.zeros(self.messages + 1, dtype=np.int64)
         bounds[1:] = np.searchsorted(self.ends, self.row_ends)
         return bounds
-
-    def _each(self) -> int:
-        """Return how many entries every message has; 0 if messages differ in this."""
-        each = len(self.ends) // self.messages if self.messages else 0
-        if not each or each * self.messages != len(self.ends):
-            return 0
-        return each if (self.ends[each - 1 :: each] == self.row_ends - 1).all() else 0
 
 
 def find_entries(texts: pa.Array) -> Entries | None:
@@ -90,22 +90,45 @@ def find_entries(texts: pa.Array) -> Entries | None:
         texts = pc.binary_join_element_wise(texts, added, b"")
         data, bounds = contents(texts)
     data = data[: bounds[-1]]
-    # This finds bytes 0, too, which are rare and are not separators: text with one fails the next checks.
-    separators = np.flatnonzero(data <= _VALUE_END)
-    if len(separators) % 2:
-        return None
-    middles, ends = separators[0::2], separators[1::2]
-    if (data[middles] != _NAME_END).any() or (data[ends] != _VALUE_END).any():
-        return None
+    ends = np.flatnonzero(np.equal(data, _VALUE_END, out=_bools(len(data))))
     begins = np.empty_like(ends)
     if len(ends):
         begins[0] = 0
-        begins[1:] = ends[:-1] + 1
-    if (middles == begins).any() or (ends - middles == 1).any():
-        return None
+        np.add(ends[:-1], 1, out=begins[1:])
+    widths, middles = _widths(data, begins, ends, bounds[1:])
+    if widths is None:
+        middles = np.flatnonzero(data == _NAME_END)
+        # Each entry has one, behind a name and before a value.
+        if len(middles) != len(ends) or (middles <= begins).any() or (middles >= ends - 1).any():
+            return None
     ascii_only = not len(data) or int(data.max()) < 128
     kind = pa.string() if ascii_only else pa.binary()
-    return Entries(len(texts), texts.buffers()[2], data, bounds[1:], begins, middles, ends, kind)
+    return Entries(len(texts), texts.buffers()[2], data, bounds[1:], begins, middles, ends, kind, widths)
+
+
+def _bools(count: int) -> npt.NDArray[np.bool_]:
+    """Return an array to write to, in memory of Arrow's allocator: fresh pages for a large array cost more than filling it."""
+    return np.frombuffer(pa.allocate_buffer(count), dtype=np.bool_) if count else np.zeros(0, dtype=np.bool_)
+
+
+def _widths(data: Bytes, begins: Int64s, ends: Int64s, row_ends: Int64s) -> tuple[Int64s | None, Int64s]:
+    """Return the bytes of the name of each entry of any message, and where the names end in ``data``.
+
+    None if messages differ in them, or an entry is irregular.
+    """
+    rows = len(row_ends)
+    each = len(ends) // rows if rows else 0
+    if not each or each * rows != len(ends) or (ends[each - 1 :: each] != row_ends - 1).any():
+        return None, _NONE
+    first = data[: row_ends[0]].tobytes()
+    widths = np.array([entry.find(NAME_END) for entry in first.split(VALUE_END)[:-1]], dtype=np.int64)
+    middles = (begins.reshape(-1, each) + widths).reshape(-1)
+    # With a separator at this place of each entry, before a value, and no others, each entry has one.
+    if widths.min() < 1 or (ends - middles < 2).any() or (data[middles] != _NAME_END).any():
+        return None, _NONE
+    if np.count_nonzero(np.equal(data, _NAME_END, out=_bools(len(data)))) != len(ends):
+        return None, _NONE
+    return widths, middles
 
 
 def _strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
@@ -115,7 +138,7 @@ def _strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
 
 def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) -> dict[str, pa.Array]:
     """Return the values of each name as strings, null where a message has no such property."""
-    layout = entries.layout()
+    layout = entries.layout([name.encode() for name in names])
     cut = partial(_search, entries, entries.rows()) if layout is None else partial(_cut, entries, layout)
     found = {}
     for name in names:

@@ -6,6 +6,7 @@ two strings costs nothing to make, and ``take`` of every second slot copies at m
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,10 +34,24 @@ def gather(
     bounds[1::2] = ends
     slots = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(bounds), data])
     if rows is None:
-        return slots.take(pa.array(np.arange(0, 2 * count, 2)))
+        return slots.take(_every_second(count))
     slot_of = np.full(rows[1], -1, dtype=np.int64)
     slot_of[rows[0]] = np.arange(0, 2 * count, 2)
     return slots.take(pa.array(slot_of, mask=slot_of < 0))
+
+
+@lru_cache(maxsize=4)
+def _every_second(count: int) -> pa.Array:
+    return pa.array(np.arange(0, 2 * count, 2))
+
+
+def total_bytes(array: pa.Array) -> int:
+    """Return the bytes of all values of a binary or string array, without a look at each. Not for large types."""
+    if not len(array):
+        return 0
+    bounds = memoryview(array.buffers()[1]).cast("B").cast("i")
+    size: int = bounds[array.offset + len(array)] - bounds[array.offset]
+    return size
 
 
 def contents(array: pa.Array) -> tuple[Bytes, Int64s]:

@@ -87,29 +87,40 @@ def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
     sizes = at_every_byte(data, ">i4")
     steps = []
     at, stop = begins, ends
-    while len(at) >= _FEW:
-        # The smallest record must fit. Where it does not, even the size may lie beyond the data.
-        if (at > stop - MIN_SIZE).any():
-            return None
-        size = sizes[at].astype(np.int64)
-        after = at + size
-        if size.min() < MIN_SIZE or (after > stop).any():
-            return None
+    # Wrong sizes may lead astray, so the number of steps is bounded.
+    for _ in range(int((ends - begins).max()) // MIN_SIZE):
+        if len(at) < _FEW:
+            break
         steps.append(at)
+        try:
+            after = at + sizes[at]
+        except IndexError:
+            return None
         more = after < stop
-        at, stop = (after, stop) if more.all() else (after[more], stop[more])
+        if more.all():
+            at = after
+            continue
+        if (after > stop).any():
+            return None
+        at, stop = after[more], stop[more]
+    else:
+        if len(at):
+            return None
     alone: list[int] = []
     for begin, end in zip(at.tolist(), stop.tolist()):
         while begin < end:
-            if begin > end - MIN_SIZE:
+            if not 0 <= begin <= end - MIN_SIZE:
                 return None
             (length,) = _INT.unpack_from(data.data, begin)
             if not MIN_SIZE <= length <= end - begin:
                 return None
             alone.append(begin)
             begin += length
-    steps.append(np.array(alone, dtype=np.int64))
-    return np.sort(np.concatenate(steps))
+    found = np.concatenate([*steps, np.array(alone, dtype=np.int64)])
+    # From the right beginning to the right end in steps of a right size: all of them lie inside their responses.
+    if found.min() < 0 or sizes[found].min() < MIN_SIZE:
+        return None
+    return np.sort(found)
 
 
 def scan_records(data: Bytes, at: Int64s) -> ScannedRecords | None:

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from orderedmq.errors import aged_out, unreadable
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.decode import decode
+from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import Unreadable
 
 #: Approximate bytes of a stored message besides its body.
@@ -66,7 +66,7 @@ def cut_at_gap(batch: pa.RecordBatch, queue: MessageQueue, offset: int, end: int
 def average_body(batch: pa.RecordBatch, received: int, before: float | None) -> float:
     """Return the approximate bytes of a body: the mean of this batch's average and the average known before."""
     if "body" in batch.schema.names:
-        now: float = pc.sum(pc.binary_length(batch.column("body"))).as_py() / batch.num_rows
+        now: float = total_bytes(batch.column("body")) / batch.num_rows
     else:
         now = max(1.0, received / batch.num_rows - _OVERHEAD)
     return now if before is None else (now + before) / 2

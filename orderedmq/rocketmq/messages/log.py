@@ -276,10 +276,11 @@ class RocketMQLog:
         max_bytes: int,
         columns: tuple[str, ...],
         anchor: str | None = None,
+        until: int | None = None,
     ) -> pa.RecordBatch:
         """See `Log.pull`. Checks the ``anchor`` every 10 s."""
         select_schema(columns)
-        return self._pulled(queue, anchor, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns))
+        return self._pulled(queue, anchor, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns, until))
 
     def pull_matching(
         self,

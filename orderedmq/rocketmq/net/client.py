@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from orderedmq.conditions import RocketMQCondition, UnavailableCondition
+from orderedmq.conditions import UnavailableCondition
 from orderedmq.endpoint import Credentials, TlsOptions, parse_nameservers
-from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.forks import BeginAnew
-from orderedmq.rocketmq.net.backoff import CONNECT, RETRY
+from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
-from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
+from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.endpoints import Endpoints
+from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import ssl_context
 from orderedmq.rocketmq.wire.codes import MASTER_ID
 from orderedmq.rocketmq.wire.message_requests import cluster_info, topic_list, topic_route
@@ -44,9 +45,6 @@ NAMESERVER_TIMEOUT: Final = 3.0
 #: Seconds for an answer to a repeatable request before it is sent again. If the connection was silent, another one is used: the
 #: network may have dropped it.
 ATTEMPT_TIMEOUT: Final = 4.0
-#: Seconds after which an unused connection is replaced: a server closes it after 120, which must not happen while a request is
-#: sent.
-MAX_IDLE: Final = 100.0
 
 
 def attempt_deadline(request: Request[Any], deadline: float) -> float:
@@ -55,23 +53,6 @@ def attempt_deadline(request: Request[Any], deadline: float) -> float:
 
 
 _NO_BROKERS: Final[Mapping[str, float]] = {}
-
-
-class _Endpoint:
-    """The connection to one address, and the latest failures to connect to it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.connection: Connection | None = None
-        self.failures = 0
-        self.not_before = 0.0
-        self.last = ""
-
-    def usable_connection(self, now: float) -> Connection | None:
-        found = self.connection
-        if found is None or found.closed or (not found.in_flight and found.idle_seconds(now) > MAX_IDLE):
-            return None
-        return found
 
 
 class _Known:
@@ -101,13 +82,10 @@ class Client:
         """``nameservers``: "host:port", separated by ";". No I/O yet. Raises RocketMQError ADDRESS, OptionError INVALID."""
         self.nameservers = parse_nameservers(nameservers)
         self._credentials = credentials
-        self._tls = ssl_context(tls) if tls is not None else None
-        self._on_push = on_push
+        context = ssl_context(tls) if tls is not None else None
+        self._endpoints = Endpoints(self.nameservers, credentials=credentials, tls=context, on_push=on_push)
         self._turn = random.randrange(len(self.nameservers))
-        self._lock = threading.Lock()
-        self._endpoints: dict[str, _Endpoint] = {}
         self._routes: dict[str, _Known] = {}
-        self._closing = threading.Event()
         _clients.add(self)
 
     @property
@@ -127,17 +105,12 @@ class Client:
     def another(self, on_push: PushHandler | None = None) -> Client:
         """Return a client of the same cluster with connections of its own, as each member of a group needs. No I/O yet."""
         made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push)
-        made._tls = self._tls
+        made._endpoints.tls = self._endpoints.tls
         return made
 
     def close(self) -> None:
         """Close every connection. Operations that wait raise an error."""
-        self._closing.set()
-        with self._lock:
-            endpoints = list(self._endpoints.values())
-        for endpoint in endpoints:
-            if endpoint.connection is not None:
-                endpoint.connection.close()
+        self._endpoints.close()
 
     # --- what the nameservers know
 
@@ -208,7 +181,7 @@ class Client:
                 "no broker reports to it; start a broker, or name another nameserver",
             )
             failures += 1
-            self._pause(RETRY.delay(failures, random.random()), deadline, no_broker)
+            self._endpoints.pause(RETRY.delay(failures, random.random()), deadline, no_broker)
 
     def _look_up_everywhere(self, topic: str, deadline: float) -> Route | None:
         """Return the topic's route from any nameserver that has it: a restarted one lacks it until its brokers report."""
@@ -297,7 +270,7 @@ class Client:
                 if time.monotonic() >= deadline:
                     raise last
             failures += 1
-            self._pause(RETRY.delay(failures, random.random()), deadline, last)
+            self._endpoints.pause(RETRY.delay(failures, random.random()), deadline, last)
 
     def _retry(self, request: Request[T], deadline: float, where: Callable[[], str], doubt: Callable[[], None]) -> T:
         failures = 0
@@ -318,14 +291,7 @@ class Client:
                     unknown = error
                 last = unknown or error
             failures += 1
-            self._pause(RETRY.delay(failures, random.random()), deadline, last)
-
-    def _pause(self, delay: float, deadline: float, last: OrderedMQError) -> None:
-        """Wait before the next attempt. Raises ``last`` if time is too short, RocketMQError CLOSED if the client closes."""
-        if time.monotonic() + delay >= deadline:
-            raise last
-        if self._closing.wait(delay):
-            self._raise_closed()
+            self._endpoints.pause(RETRY.delay(failures, random.random()), deadline, last)
 
     # --- connections
 
@@ -335,71 +301,25 @@ class Client:
         Makes one attempt to connect. After earlier failures it waits before that; without ``wait`` it fails instead.
         Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS, TLS or CLOSED.
         """
-        with self._lock:
-            endpoint = self._endpoints.setdefault(address, _Endpoint())
-        if self._closing.is_set():
-            self._raise_closed()
-        found = endpoint.usable_connection(time.monotonic())
-        if found is not None:
-            return found
-        if not endpoint.lock.acquire(timeout=seconds_to(deadline)):
-            raise self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
-        try:
-            return endpoint.usable_connection(time.monotonic()) or self._connect(address, endpoint, deadline, wait)
-        finally:
-            endpoint.lock.release()
+        return self._endpoints.connection(address, deadline, wait=wait)
+
+    def lane(self, address: str, deadline: float) -> Lane:
+        """Return a connection for pulls alone, which the calling thread has to itself until `give_back`. Raises as `connection`."""
+        return self._endpoints.lane(address, deadline)
+
+    def give_back(self, lane: Lane) -> None:
+        """Keep a lane for the next pull. One with requests in flight is closed: nobody waits for their answers."""
+        self._endpoints.give_back(lane)
 
     def drop(self, address: str) -> None:
         """Close the connection to an address, if there is one; the next request makes another.
 
         A send without an answer needs this: it must no longer be in flight when the caller checks whether it was done.
         """
-        with self._lock:
-            endpoint = self._endpoints.get(address)
-        if endpoint is not None and endpoint.connection is not None:
-            endpoint.connection.close()
-
-    def _connect(self, address: str, endpoint: _Endpoint, deadline: float, wait: bool) -> Connection:
-        delay = endpoint.not_before - time.monotonic()
-        if delay > 0:
-            refused = self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
-            self._pause(delay, deadline if wait else 0.0, refused)
-        try:
-            made = Connection.open(address, deadline, tls=self._tls, credentials=self._credentials, on_push=self._on_push)
-        except RocketMQError as error:
-            endpoint.failures += 1
-            endpoint.not_before = time.monotonic() + CONNECT.delay(endpoint.failures, random.random())
-            endpoint.last = f"; the last attempt: {error.message}"
-            if error.sub != UnavailableCondition.UNREACHABLE:
-                raise
-            raise self._unreachable(address, error.message) from None
-        old, endpoint.connection = endpoint.connection, made
-        endpoint.failures, endpoint.last = 0, ""
-        if old is not None:
-            old.close()
-        if self._closing.is_set():
-            made.close()
-            self._raise_closed()
-        return made
-
-    def _unreachable(self, address: str, why: str) -> RocketMQUnavailableError:
-        """Return the error for a server that cannot be reached, with its role and what to check."""
-        if address not in self.nameservers:
-            asked = "the nameserver lists a broker there: is it running, and is its address (brokerIP1) reachable from this machine?"
-            return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"{why}; {asked}")
-        asked = "is a nameserver running there? Check the address in"
-        remedy = Remedy(f"{asked} namesrvAddr", f"{asked} --namesrv (host:port, usually port 9876)")
-        return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, why, remedy)
-
-    def _raise_closed(self) -> NoReturn:
-        raise RocketMQError(RocketMQCondition.CLOSED, f"the connection to {';'.join(self.nameservers)} was closed")
+        self._endpoints.drop(address)
 
     def _forget(self) -> None:
-        """Begin anew in a child after a fork: connections are the parent's, and a lock may be held by one of its threads."""
-        closed = self._closing.is_set()
-        self._lock, self._closing, self._endpoints = threading.Lock(), threading.Event(), {}
-        if closed:
-            self._closing.set()
+        self._endpoints.forget()
 
 
 _clients: Final = BeginAnew(Client._forget)

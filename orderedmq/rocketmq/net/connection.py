@@ -23,9 +23,9 @@ from orderedmq.forks import BeginAnew
 from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.acl import signed
-from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
+from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from orderedmq.rocketmq.wire.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts
-from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.request import Request, not_supported
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ PushHandler = Callable[[RemotingCommand], RemotingCommand | None]
 #: Seconds between checks of the deadlines of requests that no thread waits for.
 _TICK: Final = 0.5
 #: Seconds for sending an answer to a server's request: nothing depends on it, and the reader must not be held up.
-_PUSH_ANSWER_TIMEOUT: Final = 1.0
+PUSH_ANSWER_TIMEOUT: Final = 1.0
 #: Seconds without a byte since a request was sent, after which a missed deadline means that the server has vanished.
 SILENCE: Final = 2.5
 
@@ -298,11 +298,9 @@ class Connection:
         if command.is_oneway:
             return
         if answer is None:
-            answer = RemotingCommand(
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f"request code {command.code} is not supported"
-            )
+            answer = not_supported(command)
         answer.opaque, answer.flag = command.opaque, FLAG_RESPONSE
-        self._write(encode_parts(answer), Deadline.after(_PUSH_ANSWER_TIMEOUT), ())
+        self._write(encode_parts(answer), Deadline.after(PUSH_ANSWER_TIMEOUT), ())
 
     def _expire(self, pending: Pending[Any]) -> None:
         """Finish a request whose deadline has passed; end the connection if the server was silent for too long."""

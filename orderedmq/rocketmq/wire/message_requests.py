@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from orderedmq.conditions import MessageCondition
 from orderedmq.core.filters import ALL, Filter
@@ -208,8 +208,7 @@ class PullStatus(Enum):
     OFFSET_ILLEGAL = 21
 
 
-@dataclass(frozen=True, slots=True)
-class PullResult:
+class PullResult(NamedTuple):
     """A pull's stored messages, concatenated in ``body``; the offset to continue at; the queue's bounds [min, max).
 
     ``filtered``: all messages below ``next_begin_offset`` exist, and none of them matches.

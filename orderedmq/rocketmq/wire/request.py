@@ -20,7 +20,7 @@ from orderedmq.errors import (
     TopicError,
 )
 from orderedmq.rocketmq.wire import rights
-from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.codes import FLAG_RESPONSE, RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
 
 T = TypeVar("T")
@@ -60,6 +60,12 @@ class Request(Generic[T]):
             except ProtocolError as error:
                 raise ProtocolError(error.sub, f"the answer of {server} to the {self.what}: {error.message}") from None
         raise refusal(self, response, server)
+
+
+def not_supported(command: RemotingCommand) -> RemotingCommand:
+    """Return the answer to a server's request that this client does not know."""
+    remark = f"request code {command.code} is not supported"
+    return RemotingCommand(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, command.opaque, FLAG_RESPONSE, remark)
 
 
 def ignore_answer(_response: RemotingCommand) -> None:

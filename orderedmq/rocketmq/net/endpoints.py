@@ -1,0 +1,216 @@
+"""The connections of a client by address: one that all threads share, and lanes for pulls, each used by one thread at a time.
+
+Rules: attempts to connect to an address follow one back-off, whatever they connect. A server closes a connection that is unused
+for 120 s, so one that is idle for longer than MAX_IDLE is replaced. A child after a fork makes connections of its own.
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn, TypeVar
+
+from orderedmq.conditions import RocketMQCondition, UnavailableCondition
+from orderedmq.endpoint import Credentials
+from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError
+from orderedmq.rocketmq.net.backoff import CONNECT
+from orderedmq.rocketmq.net.connection import Connection, PushHandler
+from orderedmq.rocketmq.net.deadline import seconds_to
+from orderedmq.rocketmq.net.lane import Lane
+
+T = TypeVar("T", Connection, Lane)
+
+#: Seconds after which an unused connection is replaced: a server closes it after 120, which must not happen while a request is
+#: sent.
+MAX_IDLE: Final = 100.0
+#: Lanes to one address that are kept while nothing is pulled: threads of a process that pull at once are few.
+_MOST_IDLE_LANES: Final = 4
+
+
+class Endpoint:
+    """The connections to one address, and the latest failures to connect to it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.connection: Connection | None = None
+        #: Lanes that no thread uses, and those that one does.
+        self.idle: list[Lane] = []
+        self.used: set[Lane] = set()
+        self.failures = 0
+        self.not_before = 0.0
+        self.last = ""
+
+    def usable_connection(self, now: float) -> Connection | None:
+        found = self.connection
+        if found is None or found.closed or (not found.in_flight and found.idle_seconds(now) > MAX_IDLE):
+            return None
+        return found
+
+    def usable_lane(self, now: float) -> Lane | None:
+        """Take an idle lane, the one that was used last. Lanes that cannot be used any more are closed."""
+        while self.idle:
+            try:
+                found = self.idle.pop()
+            except IndexError:
+                break
+            if found.idle_seconds(now) <= MAX_IDLE:
+                # What the server has done meanwhile, such as closing it, can be read now.
+                found.receive(0.0)
+                if not found.closed:
+                    return found
+            found.close()
+        return None
+
+
+class Endpoints:
+    """All connections of a client. Thread-safe."""
+
+    def __init__(
+        self,
+        nameservers: tuple[str, ...],
+        *,
+        credentials: Credentials | None = None,
+        tls: ssl.SSLContext | None = None,
+        on_push: PushHandler | None = None,
+    ) -> None:
+        """``nameservers`` are for errors: what to check differs by role."""
+        self.tls = tls
+        self.by_address: dict[str, Endpoint] = {}
+        self.lock = threading.Lock()
+        self._nameservers = nameservers
+        self._credentials = credentials
+        self._on_push = on_push
+        self._closing = threading.Event()
+
+    def connection(self, address: str, deadline: float, *, wait: bool = True) -> Connection:
+        """See `Client.connection`."""
+        endpoint = self._endpoint(address)
+
+        def opened() -> Connection:
+            made = Connection.open(address, deadline, tls=self.tls, credentials=self._credentials, on_push=self._on_push)
+            old, endpoint.connection = endpoint.connection, made
+            if old is not None:
+                old.close()
+            return made
+
+        return self._usable(address, endpoint, deadline, wait, endpoint.usable_connection, opened)
+
+    def lane(self, address: str, deadline: float) -> Lane:
+        """See `Client.lane`."""
+        endpoint = self._endpoint(address)
+
+        def opened() -> Lane:
+            return Lane.open(address, deadline, tls=self.tls, credentials=self._credentials)
+
+        found = self._usable(address, endpoint, deadline, True, endpoint.usable_lane, opened)
+        endpoint.used.add(found)
+        if self._closing.is_set():
+            self.give_back(found)
+            self.raise_closed()
+        return found
+
+    def give_back(self, lane: Lane) -> None:
+        """See `Client.give_back`."""
+        endpoint = self._endpoint(lane.address)
+        endpoint.used.discard(lane)
+        if lane.closed or lane.in_flight or self._closing.is_set() or len(endpoint.idle) >= _MOST_IDLE_LANES:
+            lane.close()
+        else:
+            endpoint.idle.append(lane)
+
+    def drop(self, address: str) -> None:
+        """See `Client.drop`."""
+        with self.lock:
+            endpoint = self.by_address.get(address)
+        if endpoint is not None and endpoint.connection is not None:
+            endpoint.connection.close()
+
+    def close(self) -> None:
+        """Close every connection. Operations that wait raise an error."""
+        self._closing.set()
+        with self.lock:
+            endpoints = list(self.by_address.values())
+        for endpoint in endpoints:
+            if endpoint.connection is not None:
+                endpoint.connection.close()
+            for lane in list(endpoint.used):
+                lane.shutdown()
+            while endpoint.idle:
+                endpoint.idle.pop().close()
+
+    def pause(self, delay: float, deadline: float, last: OrderedMQError) -> None:
+        """Wait before the next attempt. Raises ``last`` if time is too short, RocketMQError CLOSED if the client closes."""
+        if time.monotonic() + delay >= deadline:
+            raise last
+        if self._closing.wait(delay):
+            self.raise_closed()
+
+    def raise_closed(self) -> NoReturn:
+        raise RocketMQError(RocketMQCondition.CLOSED, f"the connection to {';'.join(self._nameservers)} was closed")
+
+    def forget(self) -> None:
+        """Begin anew in a child after a fork: connections are the parent's, and a lock may be held by one of its threads."""
+        closed = self._closing.is_set()
+        self.lock, self._closing, self.by_address = threading.Lock(), threading.Event(), {}
+        if closed:
+            self._closing.set()
+
+    # --- inside
+
+    def _endpoint(self, address: str) -> Endpoint:
+        with self.lock:
+            return self.by_address.setdefault(address, Endpoint())
+
+    def _usable(
+        self,
+        address: str,
+        endpoint: Endpoint,
+        deadline: float,
+        wait: bool,
+        usable: Callable[[float], T | None],
+        opened: Callable[[], T],
+    ) -> T:
+        """Return what ``usable`` has, else what ``opened`` makes in one attempt, after the waits that earlier failures require."""
+        if self._closing.is_set():
+            self.raise_closed()
+        found = usable(time.monotonic())
+        if found is not None:
+            return found
+        if not endpoint.lock.acquire(timeout=seconds_to(deadline)):
+            raise self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
+        try:
+            return usable(time.monotonic()) or self._connect(address, endpoint, deadline, wait, opened)
+        finally:
+            endpoint.lock.release()
+
+    def _connect(self, address: str, endpoint: Endpoint, deadline: float, wait: bool, opened: Callable[[], T]) -> T:
+        delay = endpoint.not_before - time.monotonic()
+        if delay > 0:
+            refused = self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
+            self.pause(delay, deadline if wait else 0.0, refused)
+        try:
+            made = opened()
+        except RocketMQError as error:
+            endpoint.failures += 1
+            endpoint.not_before = time.monotonic() + CONNECT.delay(endpoint.failures, random.random())
+            endpoint.last = f"; the last attempt: {error.message}"
+            if error.sub != UnavailableCondition.UNREACHABLE:
+                raise
+            raise self._unreachable(address, error.message) from None
+        endpoint.failures, endpoint.last = 0, ""
+        if self._closing.is_set():
+            made.close()
+            self.raise_closed()
+        return made
+
+    def _unreachable(self, address: str, why: str) -> RocketMQUnavailableError:
+        """Return the error for a server that cannot be reached, with its role and what to check."""
+        if address not in self._nameservers:
+            asked = "the nameserver lists a broker there: is it running, and is its address (brokerIP1) reachable from this machine?"
+            return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, f"{why}; {asked}")
+        asked = "is a nameserver running there? Check the address in"
+        remedy = Remedy(f"{asked} namesrvAddr", f"{asked} --namesrv (host:port, usually port 9876)")
+        return RocketMQUnavailableError(UnavailableCondition.UNREACHABLE, why, remedy)

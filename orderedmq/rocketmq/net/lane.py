@@ -1,0 +1,224 @@
+"""A connection for pulls alone, which one thread uses at a time: many requests in one write, answers read in that thread.
+
+What a `Connection` needs to be shared (a reader thread, locks, an object and a wake-up for each request) costs more than a pull
+itself. Here the thread that pulls also sends and receives.
+
+Rules: deadlines are monotonic seconds. A lane that has ended, for whatever reason, is never used again, and everything in flight
+on it ends with one and the same error. A child after a fork forgets its parent's lanes. `shutdown` may be called by any thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from orderedmq.conditions import UnavailableCondition
+from orderedmq.endpoint import Credentials
+from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQUnavailableError
+from orderedmq.forks import BeginAnew
+from orderedmq.rocketmq.net.connection import PUSH_ANSWER_TIMEOUT, SILENCE
+from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
+from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
+from orderedmq.rocketmq.wire.message_requests import PullResult
+from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
+from orderedmq.rocketmq.wire.request import Request, not_supported
+
+#: The outcome of a pull of at most so many messages from an offset on: (offset, number, result). After a lane's end, all that were
+#: in flight have the same error object. (An object with names would cost as much as all else that is done to an answer here.)
+Answer: TypeAlias = tuple[int, int, PullResult | OrderedMQError]
+
+
+#: A request without an answer: (offset, number of messages, deadline, template).
+_Asked: TypeAlias = tuple[int, int, float, PullTemplate]
+
+
+def _allocate(size: int) -> memoryview:
+    # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than a decoding.
+    return memoryview(pa.allocate_buffer(size)).cast("B")
+
+
+class Lane:
+    """A connection to one broker; see the module."""
+
+    def __init__(
+        self, address: str, transport: Transport, *, credentials: Credentials | None = None, silence: float = SILENCE
+    ) -> None:
+        self.address = address
+        self.credentials = credentials
+        self._transport = transport
+        self._silence = silence
+        self._decoder = PullDecoder(_allocate)
+        self._numbers = itertools.count()
+        #: Requests without an answer, by number, in the order of their deadlines.
+        self._asked: dict[int, _Asked] = {}
+        self._lost: OrderedMQError | None = None
+        self._received = False
+        self._active = self._heard = time.monotonic()
+        _lanes.add(self)
+
+    @classmethod
+    def open(
+        cls, address: str, deadline: float, *, tls: ssl.SSLContext | None = None, credentials: Credentials | None = None
+    ) -> Lane:
+        """Connect to "host:port". Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS or TLS."""
+        return cls(address, connect(address, deadline, tls), credentials=credentials)
+
+    def __repr__(self) -> str:
+        return f"<Lane to {self.address}, {self.in_flight} in flight{', ended' if self.closed else ''}>"
+
+    @property
+    def closed(self) -> bool:
+        """Whether the lane has ended, which is final."""
+        return self._lost is not None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._asked)
+
+    def idle_seconds(self, now: float) -> float:
+        """Return the seconds since requests were sent or answers received."""
+        return now - self._active
+
+    def ask(self, template: PullTemplate, ranges: Sequence[tuple[int, int]], deadline: float) -> None:
+        """Request (offset, number of messages) ranges in one write. Raises nothing: `receive` returns what fails."""
+        asked, numbers, render = self._asked, self._numbers, template.render
+        frames: list[bytes] = []
+        for begin, most in ranges:
+            number = next(numbers) & 0x7FFFFFFF
+            while number in asked:
+                number = next(numbers) & 0x7FFFFFFF
+            asked[number] = (begin, most, deadline, template)
+            frames.append(render(number, begin, most))
+        if self._lost is not None:
+            return
+        now = time.monotonic()
+        if len(self._asked) == len(ranges):
+            # Nothing was due before.
+            self._heard = now
+        self._active = now
+        try:
+            self._transport.send([b"".join(frames)], deadline)
+        except WriteTimeout:
+            self._cut(f"{self.address} did not read before the deadline")
+        except OSError as error:
+            self._cut(str(error))
+
+    def receive(self, timeout: float) -> list[Answer]:
+        """Return answers that have come; wait ``timeout`` seconds for the first. Answers to requests that failed have errors."""
+        answers: list[Answer] = []
+        if self._lost is None:
+            try:
+                if not self._read(timeout, answers):
+                    self._expire(answers)
+            except ProtocolError as error:
+                self._cut(error.message)
+                if not self._received:
+                    # No frame was valid: this is not a RocketMQ server, and another attempt will not change that.
+                    why = f"{self.address} does not speak RocketMQ's protocol: {error.message}"
+                    self._lost = ProtocolError(error.sub, why)
+            except (OSError, WriteTimeout) as error:
+                self._cut(str(error))
+        if self._lost is not None:
+            answers += [(begin, most, self._lost) for begin, most, _, _ in self._asked.values()]
+            self._asked = {}
+        return answers
+
+    def _read(self, timeout: float, answers: list[Answer]) -> bool:
+        """Add what has come to ``answers``; return whether anything has. Raises ProtocolError, OSError."""
+        count = self._transport.recv_into(self._decoder.buffer(), timeout)
+        if count is None:
+            return False
+        if not count:
+            where = "" if self._decoder.at_boundary else " inside a frame"
+            hint = "" if self._received else " before any answer; it may require TLS, or refuse this client"
+            self._cut(f"{self.address} closed it{where}{hint}")
+            return True
+        self._active = self._heard = time.monotonic()
+        self._decoder.received(count)
+        events: list[Found | RemotingCommand] = []
+        try:
+            self._decoder.take(events)
+        finally:
+            # Also what came before a frame that is none.
+            self._received = self._received or bool(events)
+            for event in events:
+                if isinstance(event, tuple):
+                    number, result = event
+                    # A request without an entry was given up.
+                    if (asked := self._asked.pop(number, None)) is not None:
+                        answers.append((asked[0], asked[1], result))
+                else:
+                    self._dispatch(event, answers)
+        return True
+
+    def _dispatch(self, command: RemotingCommand, answers: list[Answer]) -> None:
+        """Handle anything but an answer with messages that was read in place. Raises OSError, WriteTimeout."""
+        if command.is_response:
+            asked = self._asked.pop(command.opaque, None)
+            if asked is not None:
+                begin, most, _, template = asked
+                answers.append((begin, most, self._outcome(template.request(begin, most), command)))
+        elif not command.is_oneway:
+            self._transport.send([encode(not_supported(command))], Deadline.after(PUSH_ANSWER_TIMEOUT))
+
+    def _outcome(self, request: Request[PullResult], response: RemotingCommand) -> PullResult | OrderedMQError:
+        try:
+            return request.answer(response, self.address)
+        except OrderedMQError as error:
+            return error
+
+    def _expire(self, answers: list[Answer]) -> None:
+        """Give up requests whose deadline has passed; end the lane if the server was silent for too long."""
+        now = time.monotonic()
+        late = []
+        for number, asked in self._asked.items():
+            if asked[2] > now:
+                break
+            late.append(number)
+        if not late:
+            return
+        if now - self._heard >= self._silence:
+            self._cut(f"{self.address} sent nothing for {self._silence:g} s")
+            return
+        for number in late:
+            begin, most, _, template = self._asked.pop(number)
+            what = template.request(begin, most).what
+            error = RocketMQUnavailableError(UnavailableCondition.TIMEOUT, f"{self.address} did not answer the {what} in time")
+            answers.append((begin, most, error))
+
+    # --- the end
+
+    def close(self) -> None:
+        """End the lane. Only for the thread that uses it."""
+        self._cut("this client closed it")
+
+    def __del__(self) -> None:
+        # Nobody gives back the lane of a task that ended between two pulls.
+        self._transport.close()
+
+    def shutdown(self) -> None:
+        """Have the lane end, in the thread that uses it."""
+        self._transport.shutdown()
+
+    def _cut(self, why: str) -> None:
+        if self._lost is None:
+            ended = f"no answer to a pull: the connection to {self.address} has ended: {why}"
+            self._lost = RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, ended)
+            self._transport.shutdown()
+            self._transport.close()
+
+    def _forget(self) -> None:
+        """Let go of the connection in a child after a fork, silently: it is the parent's."""
+        if self._lost is None:
+            why = f"the connection to {self.address} is the parent process's"
+            self._lost = RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, why)
+            self._transport.close()
+
+
+_lanes: Final = BeginAnew(Lane._forget)

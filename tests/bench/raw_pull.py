@@ -1,0 +1,66 @@
+"""The least that a puller can do: ready-made requests, many in one write, answers counted in one receive buffer, nothing decoded.
+
+It shares no code with the client except the bytes of a request, and it is no client: any answer but the expected one ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+
+#: Messages of one pull, as many as a broker returns by default, and pulls in flight.
+STEP: Final = 32
+FLIGHT: Final = 128
+_BUFFER: Final = 4 << 20
+_PREFIX: Final = struct.Struct(">II")
+_FOUND: Final = re.compile(rb'\{"code":0,')
+
+
+def raw_pull(address: str, queue: MessageQueue, count: int) -> None:
+    """Pull the first ``count`` messages of a queue."""
+    host, _, port = address.rpartition(":")
+    template = PullTemplate(queue, "TOOLS_CONSUMER")
+    requests = [template.render(at // STEP, at, STEP) for at in range(0, count, STEP)]
+    view = memoryview(bytearray(_BUFFER))
+    start = end = answered = 0
+    with socket.create_connection((host, int(port))) as opened:
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        asked = min(FLIGHT, len(requests))
+        opened.sendall(b"".join(requests[:asked]))
+        while answered < len(requests):
+            if _BUFFER - end < _BUFFER // 4:
+                view[: end - start] = view[start:end]
+                start, end = 0, end - start
+            received = opened.recv_into(view[end:])
+            assert received, "the broker has closed the connection"
+            end += received
+            before = answered
+            while end - start >= 8:
+                length, _ = _PREFIX.unpack_from(view, start)
+                if end - start < 4 + length:
+                    break
+                assert _FOUND.match(view, start + 8), "the broker has returned no messages"
+                start += 4 + length
+                answered += 1
+            more = min(asked + answered - before, len(requests))
+            if more > asked:
+                opened.sendall(b"".join(requests[asked:more]))
+                asked = more
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """The CPU seconds that processes have used."""
+    ticks = 0
+    for pid in pids:
+        # The name, in brackets, may have spaces.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,452 @@
+"""Lanes for pulls against servers on loopback that answer late, wrongly, in part or never, and the lanes that a client keeps."""
+
+from __future__ import annotations
+
+import gc
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from orderedmq.endpoint import Credentials
+from orderedmq.errors import OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.messages.puller import Puller
+from orderedmq.rocketmq.net import endpoints
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.lane import Answer, Lane
+from orderedmq.rocketmq.wire.acl import signed
+from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY
+from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
+from orderedmq.rocketmq.wire.message_requests import PullResult
+from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+from tests.stored_messages import Stored
+from tests.unit.rocketmq_peer import Cluster, Link, Peer, answer
+from tests.waits import soon, until
+
+QUEUE = MessageQueue("T", "a", 0)
+TEMPLATE = PullTemplate(QUEUE, "g")
+RANGES = [(32 * n, 32) for n in range(20)]
+
+
+@pytest.fixture
+def lane_to() -> Iterator[Callable[..., Lane]]:
+    """A lane to a peer that runs a script; see `Lane`."""
+    peers: list[Peer] = []
+    lanes: list[Lane] = []
+
+    def made(script: Callable[[Link], None], silence: float = 60.0, credentials: Credentials | None = None) -> Lane:
+        peers.append(Peer(script))
+        lane = Lane.open(peers[-1].address, soon(), credentials=credentials)
+        lane._silence = silence
+        lanes.append(lane)
+        return lane
+
+    yield made
+    for lane in lanes:
+        lane.close()
+    for peer in peers:
+        peer.close()
+
+
+def found(request: RemotingCommand, body: bytes = b"") -> bytes:
+    """The answer to a pull: ``body``, else a message that is the request's offset."""
+    at = int(request.ext["queueOffset"])
+    most = int(request.ext["maxMsgNums"])
+    return answer(
+        request,
+        0,
+        body or b"%d" % at,
+        "FOUND",
+        nextBeginOffset=str(at + most),
+        minOffset="0",
+        maxOffset="9999",
+        suggestWhichBrokerId="0",
+    )
+
+
+def stored(request: RemotingCommand) -> bytes:
+    """The answer of a queue of 9999 messages, whose bodies are their offsets."""
+    begin = int(request.ext["queueOffset"])
+    end = min(begin + min(32, int(request.ext["maxMsgNums"])), 9999)
+    messages = b"".join(Stored(offset=n, body=b"%d" % n).pack() for n in range(begin, end))
+    return answer(
+        request, 0, messages, "FOUND", nextBeginOffset=str(end), minOffset="0", maxOffset="9999", suggestWhichBrokerId="0"
+    )
+
+
+def echo(link: Link) -> None:
+    for request in link.requests():
+        link.write(found(request))
+
+
+def received(lane: Lane, count: int) -> list[Answer]:
+    answers: list[Answer] = []
+    while len(answers) < count:
+        answers += lane.receive(10.0)
+    return answers
+
+
+def good(answers: list[Answer]) -> list[int]:
+    """The offsets of answers that are right."""
+    for begin, most, result in answers:
+        assert isinstance(result, PullResult)
+        assert (bytes(result.body), result.next_begin_offset) == (b"%d" % begin, begin + most)
+    return [begin for begin, _, _ in answers]
+
+
+def error(found: Answer) -> OrderedMQError:
+    _, _, result = found
+    assert isinstance(result, OrderedMQError)
+    return result
+
+
+def body(found: Answer) -> bytes:
+    _, _, result = found
+    assert isinstance(result, PullResult)
+    return bytes(result.body)
+
+
+def test_answers_in_any_order_belong_to_their_requests(lane_to: Callable[..., Lane]) -> None:
+    def script(link: Link) -> None:
+        while True:
+            asked = [link.read() for _ in RANGES]
+            link.write(b"".join(map(found, asked[::-1])))
+
+    lane = lane_to(script)
+    for _ in range(3):
+        lane.ask(TEMPLATE, RANGES, soon())
+        assert lane.in_flight == len(RANGES)
+        assert good(received(lane, len(RANGES))) == [begin for begin, _ in RANGES[::-1]]
+        assert lane.in_flight == 0
+    assert not lane.closed
+
+
+def test_slow_slices(lane_to: Callable[..., Lane]) -> None:
+    def script(link: Link) -> None:
+        data = b"".join(found(link.read()) for _ in RANGES)
+        for at in range(0, len(data), 61):
+            link.write(data[at : at + 61])
+        link.wait_for_end()
+
+    lane = lane_to(script)
+    lane.ask(TEMPLATE, RANGES, soon())
+    assert good(received(lane, len(RANGES))) == [begin for begin, _ in RANGES]
+
+
+def test_a_large_answer(lane_to: Callable[..., Lane]) -> None:
+    large = os.urandom(12 << 20)
+    lane = lane_to(lambda link: link.write(found(link.read(), large) + found(link.read())))
+    lane.ask(TEMPLATE, RANGES[:2], soon())
+    first, second = received(lane, 2)
+    assert body(first) == large
+    assert good([second]) == [32]
+
+
+def test_trap_1_requests_of_the_server_are_no_answers(lane_to: Callable[..., Lane]) -> None:
+    """Also with the number of a pull in flight. One that wants an answer gets it."""
+    refused: list[RemotingCommand] = []
+
+    def script(link: Link) -> None:
+        request = link.read()
+        link.write(encode(RemotingCommand(40, request.opaque, FLAG_ONEWAY, ext={"consumerGroup": "g"})))
+        link.write(encode(RemotingCommand(307, request.opaque)))
+        refused.append(link.read())
+        link.write(found(request))
+        link.wait_for_end()
+
+    lane = lane_to(script)
+    lane.ask(TEMPLATE, RANGES[:1], soon())
+    assert good(received(lane, 1)) == [0]
+    assert [(one.code, one.is_response) for one in refused] == [(3, True)]
+
+
+def test_a_refusal_is_the_requests_and_not_the_lanes(lane_to: Callable[..., Lane]) -> None:
+    def script(link: Link) -> None:
+        first, second, third, fourth = (link.read() for _ in range(4))
+        link.reply(first, 17, remark="no topic")
+        link.reply(second, 2, remark="[OVERLOAD]")
+        link.write(found(third))
+        link.reply(fourth, 0, b"x", nextBeginOffset="no number")
+        link.wait_for_end()
+
+    lane = lane_to(script)
+    lane.ask(TEMPLATE, RANGES[:4], soon())
+    first, second, third, fourth = received(lane, 4)
+    assert isinstance(error(first), TopicError)
+    assert error(second).sub == "BUSY"
+    assert good([third]) == [64]
+    assert isinstance(error(fourth), ProtocolError)
+    assert not lane.closed
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 60, -1])
+def test_what_came_before_a_cut_counts_and_the_rest_fails_with_one_error(lane_to: Callable[..., Lane], cut: int) -> None:
+    def script(link: Link) -> None:
+        first, second, _ = (link.read() for _ in range(3))
+        link.write(found(first) + found(second)[:cut])
+
+    lane = lane_to(script)
+    lane.ask(TEMPLATE, RANGES[:3], soon())
+    first, second, third = received(lane, 3)
+    assert good([first]) == [0]
+    assert error(second) is error(third)
+    assert error(second).sub == "CONNECTION_LOST"
+    assert ("inside a frame" in error(second).message) == (cut != 0)
+    assert lane.closed
+    lane.ask(TEMPLATE, RANGES[:1], soon())
+    assert error(lane.receive(0.0)[0]).sub == "CONNECTION_LOST"
+
+
+def test_a_server_that_is_none_is_named_and_not_worth_another_try(lane_to: Callable[..., Lane]) -> None:
+    lane = lane_to(lambda link: link.write(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes([len(link.read().ext)])))
+    lane.ask(TEMPLATE, RANGES[:2], soon())
+    first, second = received(lane, 2)
+    assert isinstance(error(first), ProtocolError)
+    assert "does not speak RocketMQ's protocol" in error(second).message
+
+
+def test_damage_after_an_answer_is_a_lost_connection(lane_to: Callable[..., Lane]) -> None:
+    def script(link: Link) -> None:
+        link.write(found(link.read()) + struct.pack(">II", 2, 0))
+        link.wait_for_end()
+
+    lane = lane_to(script)
+    lane.ask(TEMPLATE, RANGES[:2], soon())
+    first, second = received(lane, 2)
+    assert good([first]) == [0]
+    assert isinstance(error(second), RocketMQUnavailableError)
+
+
+def test_a_pull_without_an_answer_is_given_up_and_others_are_not(lane_to: Callable[..., Lane]) -> None:
+    late = threading.Event()
+
+    def script(link: Link) -> None:
+        first, second = link.read(), link.read()
+        link.write(found(second))
+        late.wait()
+        link.write(found(first) + found(link.read()))
+        link.wait_for_end()
+
+    lane = lane_to(script)
+    lane.ask(TEMPLATE, RANGES[:1], soon(0.05))
+    lane.ask(TEMPLATE, RANGES[1:2], soon())
+    assert good(received(lane, 1)) == [32]
+    [given_up] = _until_some(lane)
+    assert (given_up[0], error(given_up).sub) == (0, "TIMEOUT")
+    lane.ask(TEMPLATE, RANGES[2:3], soon())
+    late.set()
+    # The late answer is nobody's.
+    assert good(received(lane, 1)) == [64]
+
+
+def _until_some(lane: Lane) -> list[Answer]:
+    while True:
+        if answers := lane.receive(0.02):
+            return answers
+
+
+def test_a_half_open_connection_is_found_by_the_first_deadline(lane_to: Callable[..., Lane]) -> None:
+    lane = lane_to(lambda link: link.wait_for_end(), silence=0.1)
+    lane.ask(TEMPLATE, RANGES[:2], soon(0.2))
+    lane.ask(TEMPLATE, RANGES[2:3], soon(60))
+    answers = _until_some(lane)
+    assert lane.closed
+    assert [begin for begin, _, _ in answers] == [0, 32, 64]
+    assert "sent nothing" in error(answers[-1]).message
+
+
+def test_answers_that_lay_there_while_nobody_read_are_not_late(lane_to: Callable[..., Lane]) -> None:
+    """Decoding may take long: what came meanwhile is taken before a deadline counts."""
+    written = threading.Event()
+
+    def script(link: Link) -> None:
+        link.write(b"".join(found(link.read()) for _ in RANGES))
+        written.set()
+        link.wait_for_end()
+
+    lane = lane_to(script, silence=0.0)
+    lane.ask(TEMPLATE, RANGES, soon(0.0))
+    written.wait()
+    assert good(received(lane, len(RANGES))) == [begin for begin, _ in RANGES]
+
+
+def test_requests_are_signed(lane_to: Callable[..., Lane]) -> None:
+    credentials = Credentials("key", "secret", "token")
+    asked: list[RemotingCommand] = []
+
+    def script(link: Link) -> None:
+        for request in link.requests():
+            asked.append(request)
+            link.write(found(request))
+
+    lane = lane_to(script, credentials=credentials)
+    lane.ask(PullTemplate(QUEUE, "g", None, lane.credentials), RANGES[:2], soon())
+    received(lane, 2)
+    assert [request.ext for request in asked] == [
+        signed(TEMPLATE.request(begin, most).ext, b"", credentials) for begin, most in RANGES[:2]
+    ]
+
+
+def test_another_thread_can_end_a_lane_that_waits(lane_to: Callable[..., Lane]) -> None:
+    lane = lane_to(lambda link: link.wait_for_end())
+    lane.ask(TEMPLATE, RANGES[:1], soon())
+    timer = threading.Timer(0.05, lane.shutdown)
+    timer.start()
+    assert error(received(lane, 1)[0]).sub == "CONNECTION_LOST"
+    timer.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_child_forgets_its_parents_lanes(lane_to: Callable[..., Lane]) -> None:
+    lane = lane_to(echo)
+    lane.ask(TEMPLATE, RANGES[:1], soon())
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            assert lane.closed
+            assert "parent" in error(lane.receive(0.0)[0]).message
+            lane.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert good(received(lane, 1)) == [0]
+
+
+# -- the lanes of a client
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with Cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: Cluster) -> Iterator[Client]:
+    with Client(cluster.nameserver().address) as made:
+        yield made
+
+
+def test_a_lane_is_kept_for_the_next_pull_and_no_two_threads_have_the_same(cluster: Cluster, client: Client) -> None:
+    peer = cluster.scripted("a", echo)
+    first, second = client.lane(peer.address, soon()), client.lane(peer.address, soon())
+    assert first is not second
+    client.give_back(first)
+    assert client.lane(peer.address, soon()) is first
+    first.ask(TEMPLATE, RANGES[:1], soon())
+    client.give_back(first)
+    assert first.closed, "nobody waits for its answer"
+    client.give_back(second)
+    assert client.lane(peer.address, soon()) is second
+
+
+def test_a_lane_that_the_server_closed_meanwhile_is_not_used(cluster: Cluster, client: Client) -> None:
+    ending = threading.Event()
+
+    def script(link: Link) -> None:
+        link.write(found(link.read()))
+        ending.wait()
+
+    peer = cluster.scripted("a", script)
+    lane = client.lane(peer.address, soon())
+    lane.ask(TEMPLATE, RANGES[:1], soon())
+    received(lane, 1)
+    client.give_back(lane)
+    ending.set()
+    until(lambda: lane.receive(0.0) or lane.closed)
+    other = client.lane(peer.address, soon())
+    assert other is not lane
+    assert not other.closed
+
+
+def test_an_idle_lane_is_replaced_before_the_server_ends_it(
+    cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = cluster.scripted("a", echo)
+    lane = client.lane(peer.address, soon())
+    client.give_back(lane)
+    monkeypatch.setattr(endpoints, "MAX_IDLE", 0.0)
+    assert client.lane(peer.address, soon()) is not lane
+    assert lane.closed
+
+
+def test_close_ends_a_pull_that_waits(cluster: Cluster, client: Client) -> None:
+    asked = threading.Event()
+
+    def script(link: Link) -> None:
+        link.read()
+        asked.set()
+        link.wait_for_end()
+
+    peer = cluster.scripted("a", script)
+    idle = client.lane(peer.address, soon())
+    client.give_back(idle)
+    raised: list[OrderedMQError] = []
+
+    def pull() -> None:
+        with pytest.raises(RocketMQError) as caught:
+            Puller(client).pull(QUEUE, 0, 100, 1 << 20, ("body",))
+        raised.append(caught.value)
+
+    thread = threading.Thread(target=pull)
+    thread.start()
+    asked.wait()
+    client.close()
+    thread.join()
+    assert [one.sub for one in raised] == ["CLOSED"]
+    assert idle.closed
+    with pytest.raises(RocketMQError, match="CLOSED"):
+        client.lane(peer.address, soon())
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_what_a_task_read_ahead_and_nobody_pulled_ends_with_the_client(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    for module in ("fetch", "puller"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.messages.{module}.PIECE", 64)
+    ended = threading.Event()
+
+    def script(link: Link) -> None:
+        try:
+            for request in link.requests():
+                link.write(stored(request))
+        except EOFError:
+            ended.set()
+
+    cluster.scripted("a", script)
+    with Client(cluster.nameserver().address) as client:
+        puller = Puller(client)
+        assert puller.pull(QUEUE, 0, 320, 1 << 30, ("body",), 9000).num_rows == 320
+        assert not ended.is_set()
+    ended.wait()
+    del puller, client
+    gc.collect()
+    assert not [warning for warning in recwarn if issubclass(warning.category, ResourceWarning)]
+
+
+def test_a_broker_that_cuts_every_connection_after_some_answers_is_read_to_the_end(cluster: Cluster, client: Client) -> None:
+    """Also inside an answer, with dozens of others on their way."""
+    cuts = iter([1, 40, 0, 7, 3, 90] + [10_000] * 9)
+
+    def script(link: Link) -> None:
+        left = next(cuts)
+        for request in link.requests():
+            whole = stored(request)
+            if not left:
+                link.write(whole[: len(whole) // 2])
+                return
+            link.write(whole)
+            left -= 1
+
+    cluster.scripted("a", script)
+    puller = Puller(client)
+    rows: list[bytes] = []
+    while len(rows) < 9999:
+        rows += puller.pull(QUEUE, len(rows), 9999 - len(rows), 1 << 30, ("body",)).column("body").to_pylist()
+    assert rows == [b"%d" % n for n in range(9999)]
