@@ -45,7 +45,7 @@ _COMING_BYTES: Final = 2 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
 #: Messages of a piece, at least, if more follow: decoding many at once costs less for each, and takes as long as a broker needs for
 #: the pulls that are in flight meanwhile.
-PIECE: Final = 8192
+PIECE: Final = 4096
 #: Messages that the first pull requests, to learn how many a broker returns.
 MOST_MESSAGES: Final = 1024
 #: Messages that a broker scans for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
