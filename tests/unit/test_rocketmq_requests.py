@@ -158,7 +158,7 @@ def test_trap_17_a_code_that_a_server_does_not_know_has_an_error_of_its_own() ->
     with pytest.raises(RocketMQError) as caught:
         answer(admin_requests.create_topic("T", 4), 3)
     assert caught.value.sub == "NOT_SUPPORTED"
-    assert "proxy" in caught.value.message
+    assert "Proxy" in caught.value.message
 
 
 def test_trap_4_and_5_a_pull_says_where_to_go_on_and_what_the_bounds_are() -> None:

@@ -5,8 +5,6 @@ said that it did nothing, or if it is repeatable. A route is requested when it i
 no nameserver answers, the last known routes stay in use (MQClientInstance.updateTopicRouteInfoFromNameServer). A restarted
 nameserver does not know all brokers yet. Missing brokers stay in a route for as long as their reports may take: otherwise keys
 would go to other queues.
-
-A broker ties membership of a group to a connection, so each member needs a Client of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, NoReturn, Self, TypeVar
 
@@ -23,12 +22,14 @@ from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.endpoint import Credentials, TlsOptions, parse_nameservers
 from orderedmq.errors import OrderedMQError, Remedy, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.forks import BeginAnew
+from orderedmq.rocketmq.net import behind_proxy
 from orderedmq.rocketmq.net.backoff import CONNECT, RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
-from orderedmq.rocketmq.net.deadline import Deadline, seconds_to
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline, seconds_to
 from orderedmq.rocketmq.net.transport import ssl_context
 from orderedmq.rocketmq.wire.codes import MASTER_ID
-from orderedmq.rocketmq.wire.message_requests import cluster_info, topic_list, topic_route
+from orderedmq.rocketmq.wire.message_requests import topic_list, topic_route
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo, Route
 
@@ -41,11 +42,9 @@ ROUTE_AGE: Final = 30.0
 UNKNOWN_BROKER_LIFE: Final = 60.0
 #: Seconds that one nameserver has to answer before the next is asked.
 NAMESERVER_TIMEOUT: Final = 3.0
-#: Seconds for an answer to a repeatable request before it is sent again. If the connection was silent, another one is used: the
-#: network may have dropped it.
+#: Seconds for an answer to a repeatable request before it is sent again, over another connection if this one was silent.
 ATTEMPT_TIMEOUT: Final = 4.0
-#: Seconds after which an unused connection is replaced: a server closes it after 120, which must not happen while a request is
-#: sent.
+#: Seconds after which an unused connection is replaced: a server closes it after 120, perhaps while a request is sent.
 MAX_IDLE: Final = 100.0
 
 
@@ -97,17 +96,20 @@ class Client:
         credentials: Credentials | None = None,
         tls: TlsOptions | None = None,
         on_push: PushHandler | None = None,
+        names: Namespaces = NO_NAMESPACES,
     ) -> None:
         """``nameservers``: "host:port", separated by ";". No I/O yet. Raises RocketMQError ADDRESS, OptionError INVALID."""
         self.nameservers = parse_nameservers(nameservers)
         self._credentials = credentials
         self._tls = ssl_context(tls) if tls is not None else None
         self._on_push = on_push
+        self.names = names
         self._turn = random.randrange(len(self.nameservers))
         self._lock = threading.Lock()
         self._endpoints: dict[str, _Endpoint] = {}
         self._routes: dict[str, _Known] = {}
         self._closing = threading.Event()
+        self._proxied: bool | None = None  # See behind_proxy.
         _clients.add(self)
 
     @property
@@ -125,9 +127,9 @@ class Client:
         self.close()
 
     def another(self, on_push: PushHandler | None = None) -> Client:
-        """Return a client of the same cluster with connections of its own, as each member of a group needs. No I/O yet."""
-        made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push)
-        made._tls = self._tls
+        """Return a client with connections of its own: a broker ties a member of a group to its connection. No I/O yet."""
+        made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push, names=self.names)
+        made._tls, made._proxied = self._tls, self._proxied
         return made
 
     def close(self) -> None:
@@ -225,8 +227,19 @@ class Client:
             known.stale = True
 
     def cluster(self, deadline: float) -> ClusterInfo:
-        """Return every broker. Raises RocketMQUnavailableError."""
-        return self.call_nameserver(cluster_info(), deadline)
+        """Return every broker. Raises RocketMQUnavailableError, and RocketMQError NOT_SUPPORTED for a Proxy in local mode."""
+        found = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied)
+        self._proxied = found.behind_proxy
+        return found
+
+    def behind_proxy(self, deadline: float) -> bool:
+        """Return whether ``nameservers`` are Proxies. Raises as `cluster`."""
+        return self.cluster(deadline).behind_proxy if self._proxied is None else self._proxied
+
+    def refuse_proxy(self, what: str) -> None:
+        """Raise RocketMQError NOT_SUPPORTED if ``nameservers`` are Proxies, through which ``what`` cannot be done."""
+        if self.behind_proxy(Deadline.after(REQUEST_TIMEOUT)):
+            behind_proxy.raise_not_through_proxy(what)
 
     def topics(self, deadline: float) -> tuple[str, ...]:
         """Return every topic name that the nameserver lists; see `route.user_topics`. Raises RocketMQUnavailableError."""
@@ -239,16 +252,16 @@ class Client:
 
         Raises RocketMQUnavailableError NO_BROKER, and what `route` raises.
         """
-        broker: BrokerData | None = self.route(topic, deadline).brokers.get(broker_name)
-        found = None
-        if broker is not None:
-            found = broker.address(broker_id) if any_replica else broker.addresses.get(broker_id)
+        broker = self.route(topic, deadline).brokers.get(broker_name, BrokerData(broker_name, "", {}))
+        there: Callable[[int], str | None] = broker.address if any_replica else broker.addresses.get
+        found = there(broker_id)
         if found is None:
             self.doubt(topic)
             which = "master" if broker_id == MASTER_ID else f"replica {broker_id}"
             raise RocketMQUnavailableError(
                 UnavailableCondition.NO_BROKER,
-                f"the nameserver has no {which} of broker {broker_name!r} for topic {topic!r}: it is down, or starting",
+                f"the nameserver has no {which} of broker {broker_name!r} for topic {topic!r}: "
+                + ("a replica acts as master, without the master's locks" if broker.acting else "it is down, or starting"),
             )
         return found
 
@@ -365,7 +378,9 @@ class Client:
             refused = self._unreachable(address, f"no connection to {address} in time{endpoint.last}")
             self._pause(delay, deadline if wait else 0.0, refused)
         try:
-            made = Connection.open(address, deadline, tls=self._tls, credentials=self._credentials, on_push=self._on_push)
+            made = Connection.open(
+                address, deadline, tls=self._tls, credentials=self._credentials, on_push=self._on_push, names=self.names
+            )
         except RocketMQError as error:
             endpoint.failures += 1
             endpoint.not_before = time.monotonic() + CONNECT.delay(endpoint.failures, random.random())
