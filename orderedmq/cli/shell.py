@@ -50,7 +50,7 @@ EXIT_CODES: Final = (
 )
 
 #: The command's flags and variables in place of options of the source and the sink. Only option names that are not plain words.
-_TYPED: Final = {"namesrvAddr": "--namesrv", "namespace": "--namespace", "topicQueueNums": "--queues", **ACCOUNT}
+_TYPED: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
 _OPTION: Final = re.compile(rf"\b(?:options? )?({'|'.join(_TYPED)})\b")
 
 

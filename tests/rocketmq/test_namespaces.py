@@ -17,10 +17,11 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app
 from orderedmq.core.lock import LockToken
 from orderedmq.core.membership import Subscription
+from orderedmq.core.parking import Put, Ticket, parked_topic
 from orderedmq.errors import GroupError
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.servers import Cluster
-from tests.contract.support import rows
+from tests.contract.support import locked, rows
 from tests.rocketmq.peers import Peers
 from tests.waits import until
 
@@ -45,7 +46,7 @@ def bodies(broker: Broker, topic: str) -> list[str]:
     out = []
     for queue, at in broker.log.bounds(broker.log.queues(topic)).items():
         for batch in pulls(broker.log, queue, at.min_offset, at.max_offset, 1000, 1 << 24, ("body", "topic")):
-            assert set(batch.column(1).to_pylist()) == {topic}
+            assert set(batch.column(1).to_pylist()) == {topic}, topic
             out += [body.decode() for body in batch.column(0).to_pylist()]
     return sorted(out)
 
@@ -108,6 +109,17 @@ def test_a_java_member_of_the_namespace_and_a_lock_exclude_each_other(
     assert {lock.queue for lock in inside.admin.locks("ns-m")} == set(queues)
     assert outside.groups.members("ns-m") == []
     consumer.stop()
+
+
+def test_a_parking_lot_is_in_the_namespace_of_its_topic(inside: Broker, outside: Broker) -> None:
+    inside.admin.create_topic("ns-parks", 1)
+    [queue] = inside.log.queues("ns-parks")
+    inside.log.append(queue, rows([b"a", b"b"]))
+    [token] = locked(inside, "ns-p", inside.groups.join("me"), [queue])
+    assert inside.groups.park(token, [Put(queue, 1, Ticket(1, 1, 1, 0, "boom"))]) == [True]
+    lot = parked_topic("ns-p", "ns-parks")
+    assert bodies(inside, lot) == ["b"]
+    assert bodies(outside, f"{SPACE}%{lot}") == ["b"]
 
 
 def test_the_command_shows_the_names_of_its_namespace_and_no_others(cluster: Cluster, inside: Broker, outside: Broker) -> None:

@@ -12,10 +12,12 @@ from orderedmq.broker import Broker
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.local.jars import VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.probe import find_free_port
 from orderedmq.rocketmq.local.servers import Broker as BrokerServer
 from orderedmq.rocketmq.local.servers import Cluster, NameServer
 from tests.contract.support import rows
+from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers
 from tests.waits import soon, until
@@ -59,20 +61,21 @@ def test_a_static_topic_is_not_listed(static_topic: Broker) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_replica_that_acts_as_master_gives_no_locks_and_takes_no_offsets(
-    newest: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = NameServer.properties
     monkeypatch.setattr(NameServer, "properties", lambda self: {**settings(self), "supportActingMaster": True})
     both = {"enableSlaveActingMaster": True, "brokerHeartbeatInterval": 500, "registerNameServerPeriod": 1000}
-    cluster = Cluster(tmp_path, newest.version, properties=both, jvm=QUICK_SERVER)
+    cluster = Cluster(tmp_path, VERSIONS[-1], properties=both, jvm=QUICK_SERVER)
+    with jars_required():
+        fetch_jars(VERSIONS[-1])
     with cluster:
         home = tmp_path / "replica" / cluster.broker.name
         home.mkdir(parents=True)
         role = {**both, "brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": True}
-        replica = BrokerServer(
-            home, newest.version, find_free_port(-2, 0, 1), cluster.address, cluster.name, role, QUICK_SERVER
-        )
+        replica = BrokerServer(home, VERSIONS[-1], find_free_port(-2, 0, 1), cluster.address, cluster.name, role, QUICK_SERVER)
         try:
             replica.start()
             with orderedmq.connect(namesrv_addr=cluster.address) as broker:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +29,10 @@ from orderedmq.rocketmq.wire import admin_requests
 from tests.contract.support import locked, rows
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
+from tests.rocketmq.outbox_world import SHORT_SENDS, World, numbered, spoil
 from tests.rocketmq.peers import Peers
+from tests.rocketmq.proxy import Connection, Path, Way
+from tests.rocketmq.proxy import Proxy as CutProxy
 from tests.rocketmq.rocketmq_proxy import ProxyServer
 from tests.rocketmq.test_spark import Rig, in_order, rigged, sender
 from tests.waits import soon, until
@@ -60,7 +63,7 @@ def through(proxy: ProxyServer) -> Iterator[Broker]:
 
 @pytest.fixture
 def rig(
-    spark: SparkSession, newest: Cluster, proxy: ProxyServer, tmp_path: Path, request: pytest.FixtureRequest
+    spark: SparkSession, newest: Cluster, proxy: ProxyServer, tmp_path: pathlib.Path, request: pytest.FixtureRequest
 ) -> Iterator[Rig]:
     """Queries go through the Proxy; topics are made at the brokers."""
     for made in rigged(spark, newest, tmp_path, request):
@@ -110,6 +113,7 @@ def test_a_listener_puts_a_poison_message_aside_through_a_proxy(rig: Rig, direct
     assert [texts for texts in bodies(direct, f"%DLQ%{rig.group}").values() if texts] == [["poison"]]
 
 
+@pytest.mark.slow
 def test_a_java_consumer_and_this_package_divide_the_queues_through_a_proxy(
     rig: Rig, newest: Cluster, proxy: ProxyServer, peers: Peers
 ) -> None:
@@ -126,6 +130,38 @@ def test_a_java_consumer_and_this_package_divide_the_queues_through_a_proxy(
     )
     java.stop()
     query.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "path",
+    [
+        lambda at: Path(down=Way(cut_after=at.down)),
+        lambda at: Path(down=Way(hold_after=at.down)),
+        lambda at: Path(up=Way(cut_after=at.up + 500, reset=True)),
+    ],
+    ids=["answer lost", "answer held", "request without its body"],
+)
+def test_a_send_that_is_cut_on_its_way_to_a_proxy_leaves_each_row_once(
+    newest: Cluster, proxy: ProxyServer, path: Callable[[Connection], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 2000)
+    names = numbered(60)
+    with World(newest, SHORT_SENDS) as world, CutProxy(proxy.address) as network:
+        network.rewrite = {proxy.address.encode(): network.address.encode()}
+
+        def cut() -> None:
+            for connection in [one for one in network.connections if not one.closed.is_set()][-1:]:
+                connection.alter(path(connection))
+
+        with monkeypatch.context() as patch:
+            spoil(patch, dict.fromkeys((1, 3), cut))
+            outbox = world.outbox(network.address)
+            receipt = world.write(names, outbox=outbox)
+        assert world.bodies() == names
+        world.write(names, outbox=world.outbox(network.address))
+        assert world.bodies() == names
+        assert not outbox.publish(world.batch(), [receipt]).replayed
 
 
 #: What a Proxy does not pass on, or answers without a look at it.
@@ -215,7 +251,7 @@ def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through
 
 
 @pytest.mark.slow
-def test_a_proxy_in_local_mode_is_refused_by_name(newest: Cluster, tmp_path: Path) -> None:
+def test_a_proxy_in_local_mode_is_refused_by_name(newest: Cluster, tmp_path: pathlib.Path) -> None:
     cluster = Cluster(tmp_path, newest.version, brokers=0, jvm=QUICK_SERVER)
     inside = LocalBroker(tmp_path / "inside", newest.version, find_free_port(-2, 0, 1), cluster.address, cluster.name)
     inside.home.mkdir()

@@ -249,6 +249,9 @@ def test_members() -> None:
     members = group_requests.consumer_list("g")
     assert answer(members, body=b'{"consumerIdList":["b","a"]}') == ("a", "b")
     assert answer(members, 1, "no consumer for this group, g") == ()
+    # A Proxy's NullPointerException, of JVMs that explain it and of those that do not.
+    assert answer(members, 1, 'Cannot invoke "ConsumerGroupInfo.getAllClientId()" because "consumerGroupInfo" is null') == ()
+    assert answer(members, 1, None) == ()
     with pytest.raises(RocketMQError, match="boom"):
         answer(members, 1, "boom")
     connections = group_requests.consumer_connections("g")
@@ -313,3 +316,17 @@ def test_waits() -> None:
     policy = Backoff(first=0.1, most=1.0, factor=2.0, jitter=0.5)
     assert [policy.delay(failures, 0.0) for failures in range(6)] == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0]
     assert policy.delay(5, 0.5) == 0.75
+
+
+def test_each_request_for_a_queue_names_its_broker_for_a_proxy() -> None:
+    queue = MessageQueue("T", "broker-a", 1)
+    for request in (
+        message_requests.pull(queue, "g", 0, 1),
+        message_requests.min_offset(queue),
+        message_requests.max_offset(queue),
+        message_requests.search_offset(queue, 0),
+        group_requests.consumer_offset("g", queue),
+        group_requests.update_consumer_offset("g", queue, 0),
+    ):
+        assert request.ext["bname"] == "broker-a"
+    assert message_requests.send(queue, b"x", "", group="g", born=0).ext["n"] == "broker-a"
