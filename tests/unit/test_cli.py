@@ -240,6 +240,7 @@ def test_what_is_refused_leaves_no_store(run: Run, store: Path, arguments: list[
         (["topic", "create", "a", "--queues", "1", "--path", __file__], 1, "is a file or lies below one; give a directory"),
         (["topic", "list", "--namesrv", "here"], 2, "--path and --namesrv exclude each other"),
         (["topic", "list", "--namespace", "acme"], 2, "--namespace needs --namesrv"),
+        (["demo", "--namesrv", "h:1", "--namespace", "acme"], 2, "drop --namespace"),
     ],
 )
 def test_an_error_says_what_to_type(text: Run, broker: Broker, arguments: list[str], code: int, says: str) -> None:
