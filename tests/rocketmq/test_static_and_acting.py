@@ -26,14 +26,19 @@ TOPIC = "static-orders"
 QUEUE = MessageQueue(TOPIC, "__syslo__global__", 0)
 
 
-@pytest.fixture(scope="module")
-def static_topic(cluster: Cluster, peers: Peers) -> Iterator[Broker]:
-    """Of two logical queues, made by RocketMQ's own tool."""
-    arguments = ["updateStaticTopic", "-n", cluster.address, "-t", TOPIC, "-qn", "2", "-c", cluster.name]
+def make_static_topic(peers: Peers, cluster: Cluster, topic: str, queues: int) -> None:
+    """Make it by RocketMQ's own tool."""
+    arguments = ["updateStaticTopic", "-n", cluster.address, "-t", topic, "-qn", str(queues), "-c", cluster.name]
     given = peers.array("String", len(arguments))
     for number, argument in enumerate(arguments):
         given[number] = argument
     peers.rocketmq.tools.command.MQAdminStartup.main0(given, None)
+
+
+@pytest.fixture(scope="module")
+def static_topic(cluster: Cluster, peers: Peers) -> Iterator[Broker]:
+    """A topic of two logical queues."""
+    make_static_topic(peers, cluster, TOPIC, 2)
     with orderedmq.connect(namesrv_addr=cluster.address) as broker:
         yield broker
 

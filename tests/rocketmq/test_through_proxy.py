@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, SinkBatch
 from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.core.filters import Filter
@@ -35,6 +35,7 @@ from tests.rocketmq.proxy import Connection, Path, Way
 from tests.rocketmq.proxy import Proxy as CutProxy
 from tests.rocketmq.rocketmq_proxy import ProxyServer
 from tests.rocketmq.test_spark import Rig, in_order, rigged, sender
+from tests.rocketmq.test_static_and_acting import make_static_topic
 from tests.waits import soon, until
 
 pytestmark = pytest.mark.spark
@@ -209,6 +210,24 @@ def test_a_topic_whose_type_a_proxy_refuses_batches_for_is_refused_by_name(
         through.log.append(queue, rows([b"a", b"b"]))
     assert error.value.sub == RocketMQCondition.MESSAGE_ILLEGAL
     assert direct.log.bounds([queue])[queue].max_offset == 0
+
+
+def test_a_static_topic_is_refused_by_name_though_a_proxy_does_not_tell(
+    newest: Cluster, peers: Peers, direct: Broker, through: Broker
+) -> None:
+    make_static_topic(peers, newest, "proxied-static", 4)
+    queues = until(lambda: _queues(through, "proxied-static"), "the topic is there")
+    with pytest.raises(RocketMQError) as error:
+        through.log.bounds(queues)
+    assert error.value.sub == RocketMQCondition.STATIC_TOPIC
+    for queue in queues:
+        with pytest.raises(RocketMQError) as error:
+            through.log.append(queue, rows([b"a"]))
+        assert error.value.sub == RocketMQCondition.STATIC_TOPIC
+        staging = through.outbox.open(SinkBatch("a sink", 0, topic="proxied-static"), 0)
+        with pytest.raises(RocketMQError) as error:
+            staging.add(queue, rows([b"a"]))
+        assert error.value.sub == RocketMQCondition.STATIC_TOPIC
 
 
 def _queues(broker: Broker, topic: str) -> list[MessageQueue]:

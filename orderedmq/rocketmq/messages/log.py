@@ -73,6 +73,8 @@ class RocketMQLog:
         self.sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
+        #: Topics behind a Proxy that are not static.
+        self._plain: set[str] = set()
         #: By topic and anchor: when they were compared, and whether the topic is another one.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
 
@@ -178,6 +180,15 @@ class RocketMQLog:
         found = self.route(queue.topic).subscribe_set()
         if queue not in found and not self._existing([queue]):
             raise no_such_queue(queue.topic, f"{queue.broker_name}/{queue.queue_id}", f"it has {len(found)} queues")
+
+    def refuse_hidden_static(self, topic: str) -> None:
+        """Refuse to write to a static topic through a Proxy, whose routes do not tell. Raises RocketMQError STATIC_TOPIC.
+
+        Brokers refuse requests for logical queues that are elsewhere. A source finds out when it asks for its queues' bounds.
+        """
+        if topic not in self._plain and self._client.behind_proxy(Deadline.after(REQUEST_TIMEOUT)):
+            self.bounds(self.queues(topic))
+            self._plain.add(topic)
 
     def _existing(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         """Return ``queues`` without those known to be gone; see `fan_out.existing`."""
@@ -359,6 +370,7 @@ class RocketMQLog:
         """
         check_topic(queue.topic, writing=True)
         self.require(queue)
+        self.refuse_hidden_static(queue.topic)
         try:
             return self.sender.append(queue, rows)
         except TopicError:
