@@ -29,7 +29,7 @@ _PIPE: Final = re.compile(r"^\|.*\\\|.*$", re.MULTILINE)
 #: A condition with more messages than this shows them when asked.
 _FOLD: Final = 5
 #: Options of every command: they stand once, at the top of the page.
-_SHARED: Final = ("path", "as_json", "namesrv")
+_SHARED: Final = ("path", "as_json", "namesrv", "namespace")
 #: What stands for a value in a table of options, where the option has no word of its own.
 _WORDS: Final[Mapping[Any, str]] = {int: "NUMBER", float: "NUMBER", Path: "FILE"}
 #: Where documents at the root of the repository are in the site.

@@ -59,13 +59,14 @@ def encode(
 ) -> str | None:
     """Return a lock as JSON; None without a group.
 
-    The JSON is ``[epoch, group, client id, identity, path or null, namesrvAddr or null, with account?]``, and with a parking lot
-    ``[q_begin, begin, end, room]`` behind it, or with a retry topic the topic where the rows lie.
+    The JSON is ``[epoch, group, client id, identity, path or null, namesrvAddr or null, with account?]`` (with a namespace
+    ``[namesrvAddr, namespace, namespaceV2]`` in place of namesrvAddr), and with a parking lot ``[q_begin, begin, end, room]``
+    behind it, or with a retry topic the topic where the rows lie.
     """
     if token is None:
         return None
     account = endpoint.credentials is not None
-    fields = [token.epoch, token.group, token.client_id, identity, endpoint.path, endpoint.namesrv_addr, account]
+    fields = [token.epoch, token.group, token.client_id, identity, endpoint.path, _cluster_of(endpoint), account]
     more = lot if lot is not None else stored_in
     return _dumps(fields if more is None else [*fields, more])
 
@@ -117,10 +118,12 @@ def decode(
     """
     try:
         fields: list[Any] = json.loads(text)
-        epoch, group, client_id, identity, path, namesrv_addr, account = fields[:_PLAIN]
+        epoch, group, client_id, identity, path, cluster, account = fields[:_PLAIN]
+        namesrv_addr, namespace, namespace_v2 = cluster if isinstance(cluster, list) else (cluster, None, None)
         written = isinstance(epoch, int) and all(
             isinstance(one, str) for one in (group, client_id, identity, path or namesrv_addr)
         )
+        written &= all(isinstance(one, str | None) for one in (namespace, namespace_v2))
         more = fields[_PLAIN] if len(fields) > _PLAIN else None
         stored_in = more if isinstance(more, str) else None
         lot = None if more is None or stored_in is not None else LotPlan(*map(_whole, more))
@@ -139,8 +142,14 @@ def decode(
             f"the source reads queue {queue} with an account (accessKey), but rows do not carry its keys: give them to the listener, too: "
             f"{listener}(..., credentials=orderedmq.Credentials(access_key, secret_key))",
         )
-    endpoint = Endpoint(path) if path is not None else Endpoint(None, namesrv_addr, credentials, tls)
+    endpoint = Endpoint(path) if path is not None else Endpoint(None, namesrv_addr, credentials, tls, namespace, namespace_v2)
     return Lock(kept(endpoint, identity), LockToken(group, queue, "", client_id, epoch, 0), lot, ticket, stored_in)
+
+
+def _cluster_of(endpoint: Endpoint) -> str | list[str | None] | None:
+    if endpoint.namespace is None and endpoint.namespace_v2 is None:
+        return endpoint.namesrv_addr
+    return [endpoint.namesrv_addr, endpoint.namespace, endpoint.namespace_v2]
 
 
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))

@@ -20,10 +20,13 @@ def connect(
     tls: TlsOptions | None = None,
     identity: str | None = None,
     map_size: int | None = None,
+    namespace: str | None = None,
+    namespace_v2: str | None = None,
 ) -> Broker:
     """Return a connection to the embedded broker in directory ``path``, or to the RocketMQ cluster of ``namesrv_addr``.
 
-    ``namesrv_addr`` is "host:port;host:port"; ``credentials`` and ``tls`` are for a cluster. ``map_size``: the embedded store's
+    ``namesrv_addr`` is "host:port;host:port"; ``credentials``, ``tls``, ``namespace`` and ``namespace_v2`` are for a cluster, whose
+    topics and groups then are those of the namespace, under their names without it. ``map_size``: the embedded store's
     greatest size in bytes (default: 1 TiB of address space). ``identity``: the `Broker.identity` that the caller expects; any
     other broker is refused (StoreError OTHER_MACHINE, RocketMQError OTHER_CLUSTER).
 
@@ -38,7 +41,9 @@ def connect(
     if namesrv_addr is not None:
         from orderedmq.rocketmq.broker import RocketMQBroker
 
-        return RocketMQBroker(namesrv_addr, identity=identity, credentials=credentials, tls=tls)
+        return RocketMQBroker(
+            namesrv_addr, identity=identity, credentials=credentials, tls=tls, namespace=namespace, namespace_v2=namespace_v2
+        )
     assert path is not None
     from orderedmq.embedded.broker import EmbeddedBroker
 
@@ -55,7 +60,14 @@ def reach(endpoint: Endpoint, *, identity: str | None = None, seen_here: bool = 
         from orderedmq.embedded.broker import EmbeddedBroker
 
         return EmbeddedBroker(Path(endpoint.path), identity=identity, seen_here=seen_here)
-    return connect(namesrv_addr=endpoint.namesrv_addr, credentials=endpoint.credentials, tls=endpoint.tls, identity=identity)
+    return connect(
+        namesrv_addr=endpoint.namesrv_addr,
+        credentials=endpoint.credentials,
+        tls=endpoint.tls,
+        identity=identity,
+        namespace=endpoint.namespace,
+        namespace_v2=endpoint.namespace_v2,
+    )
 
 
 _kept: dict[tuple[Endpoint, str], tuple[int, Broker]] = {}

@@ -44,13 +44,15 @@ class Endpoint:
     """The address of an embedded broker or of a RocketMQ cluster.
 
     Exactly one is set of ``path``, an absolute directory, and ``namesrv_addr``, "host:port;host:port". The files of ``tls``
-    must be on each machine that runs Spark.
+    must be on each machine that runs Spark. ``namespace`` and ``namespace_v2``: of a cluster's topics and groups.
     """
 
     path: str | None = None
     namesrv_addr: str | None = None
     credentials: Credentials | None = None
     tls: TlsOptions | None = None
+    namespace: str | None = None
+    namespace_v2: str | None = None
 
     @property
     def embedded(self) -> bool:

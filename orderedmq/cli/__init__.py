@@ -13,7 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 import orderedmq
-from orderedmq.cli.shell import EXIT_CODES, JsonOption, NamesrvOption, PathOption, Shell, commands
+from orderedmq.cli.shared_options import JsonOption, NamespaceOption, NamesrvOption, PathOption
+from orderedmq.cli.shell import EXIT_CODES, Shell, commands
 
 #: Groups of commands: module and help text.
 GROUPS: Final = {
@@ -93,8 +94,9 @@ def main(
     path: PathOption = None,
     as_json: JsonOption = None,
     namesrv: NamesrvOption = None,
+    namespace: NamespaceOption = None,
     version: Annotated[  # noqa: ARG001 (its callback does it)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    context.obj = Shell(path, as_json, namesrv)
+    context.obj = Shell(path, as_json, namesrv, namespace)

@@ -51,4 +51,5 @@ def _names(ctx: typer.Context, incomplete: str, look: Callable[[Broker], list[st
 def _shell(ctx: typer.Context) -> Shell:
     """Return the broker options of the command line. Those of an inner command override those of an outer one."""
     above = Shell() if ctx.parent is None else _shell(ctx.parent)  # type: ignore[arg-type]
-    return Shell(ctx.params.get("path") or above.path, namesrv=ctx.params.get("namesrv") or above.namesrv)
+    given = {name: ctx.params.get(name) or getattr(above, name) for name in ("path", "namesrv", "namespace")}
+    return Shell(**given)

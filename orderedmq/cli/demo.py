@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from orderedmq.cli.shell import REFUSED, Shell, command, size
+from orderedmq.conditions import OptionCondition
+from orderedmq.errors import OptionError
 
 if TYPE_CHECKING:
     from orderedmq.demo.play import Demo, Progress
@@ -43,6 +45,10 @@ def demo(
     """
     from orderedmq.demo.play import Demo
 
+    if shell.namespace is not None:
+        raise OptionError(
+            OptionCondition.UNSUPPORTED, "the demo has topics of its own names, in no namespace: drop --namespace"
+        )
     cluster = None if shell.namesrv is None else replace(shell, path=None).endpoint
     play = Demo(shell.path or Path(tempfile.mkdtemp(prefix="orderedmq-demo-")), events, queues, batches, cluster)
     shell.say(f"A year of flights from New York, in {play.folder}\n")

@@ -14,13 +14,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec
 
 import typer
 
+from orderedmq.cli.shared_options import PATH_HELP, JsonOption, NamespaceOption, NamesrvOption, path_option
 from orderedmq.conditions import GroupCondition, OptionCondition, StoreCondition, TopicCondition
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import GroupError, OptionError, OrderedMQError, StoreError, TopicError
@@ -48,32 +49,6 @@ EXIT_CODES: Final = (
     "130 interrupted."
 )
 
-PATH_HELP: Final = f"Directory of the embedded broker (default: {DEFAULT_DIRECTORY})."
-
-
-def _path(text: str) -> Any:
-    return typer.Option("--path", help=text, show_default=False, metavar="DIR")
-
-
-PathOption = Annotated[Path | None, _path(PATH_HELP)]
-NamesrvOption = Annotated[
-    str | None,
-    typer.Option(
-        "--namesrv",
-        help="Nameservers of a RocketMQ cluster, host:port;host:port, in place of --path; an account is read from the variables "
-        f"{' and '.join(list(ACCOUNT.values())[:2])}.",
-        show_default=False,
-        metavar="ADDR",
-    ),
-]
-JsonOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--json/--no-json", help="One JSON object per line, or tables (default: tables on a terminal).", show_default=False
-    ),
-]
-
-
 #: The command's flags and variables in place of options of the source and the sink. Only option names that are not plain words.
 _TYPED: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
 _OPTION: Final = re.compile(rf"\b(?:options? )?({'|'.join(_TYPED)})\b")
@@ -97,6 +72,7 @@ class Shell:
     path: Path | None = None
     as_json: bool | None = None
     namesrv: str | None = None
+    namespace: str | None = None
 
     @property
     def json(self) -> bool:
@@ -106,10 +82,13 @@ class Shell:
     def endpoint(self) -> Endpoint:
         """The broker that the options name. Raises OptionError CONFLICT, INVALID, MISSING or UNSUPPORTED."""
         if self.namesrv is None:
+            if self.namespace is not None:
+                raise OptionError(OptionCondition.CONFLICT, "--namespace needs --namesrv: a store has no namespaces")
             return Endpoint(parse_path(str(self.path or DEFAULT_DIRECTORY), "--path"))
         if self.path is not None:
             raise OptionError(OptionCondition.CONFLICT, "--path and --namesrv exclude each other: give one of them")
-        return parse_endpoint(Given({"namesrvAddr": self.namesrv, **account()}, "sink"))
+        named = {} if self.namespace is None else {"namespace": self.namespace}
+        return parse_endpoint(Given({"namesrvAddr": self.namesrv, **named, **account()}, "sink"))
 
     @property
     def address(self) -> str:
@@ -309,13 +288,10 @@ def command(
         own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
 
         @functools.wraps(function)
-        def run(context: typer.Context, path: Path | None, as_json: bool | None, namesrv: str | None, **arguments: Any) -> None:
+        def run(context: typer.Context, **arguments: Any) -> None:
             above: Shell = context.obj or Shell()
-            shell = Shell(
-                above.path if path is None else path,
-                above.as_json if as_json is None else as_json,
-                above.namesrv if namesrv is None else namesrv,
-            )
+            given = {name: arguments.pop(name) for name in vars(above)}
+            shell = replace(above, **{name: value for name, value in given.items() if value is not None})
             with exit_codes():
                 call(shell, **arguments)
                 sys.stdout.flush()
@@ -324,9 +300,15 @@ def command(
         shared = [
             inspect.Parameter("context", kind, annotation=typer.Context),
             *(parameter.replace(kind=kind) for parameter in own),
-            inspect.Parameter("path", kind, default=None, annotation=Annotated[Path | None, _path(path_help)]),
-            inspect.Parameter("as_json", kind, default=None, annotation=JsonOption),
-            inspect.Parameter("namesrv", kind, default=None, annotation=NamesrvOption),
+            *(
+                inspect.Parameter(name, kind, default=None, annotation=annotation)
+                for name, annotation in {
+                    "path": Annotated[Path | None, path_option(path_help)],
+                    "as_json": JsonOption,
+                    "namesrv": NamesrvOption,
+                    "namespace": NamespaceOption,
+                }.items()
+            ),
         ]
         run.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in shared}

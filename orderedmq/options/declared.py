@@ -50,6 +50,8 @@ BROKER_OPTIONS: Final = (
     Option("accessKey", None, "with namesrvAddr: the account, where the cluster has access control"),
     Option("secretKey", None, "its secret key"),
     Option("securityToken", None, "its token, if it is a temporary one"),
+    Option("namespace", None, "with namesrvAddr: the namespace of topics and groups, which RocketMQ has as namespace%topic"),
+    Option("namespaceV2", None, "with namesrvAddr: the namespace that each request names, for servers that know one"),
     Option("useTLS", "false", "with namesrvAddr: encrypt the connections"),
     Option("tlsTrustCertPath", None, "PEM file of the authorities to trust", "the system's"),
     Option("tlsCertPath", None, "PEM file of the client's certificate"),
@@ -214,6 +216,8 @@ SINK_OPTIONS: Final = (
 )
 #: Spark's own options, which it passes along with the writer's.
 SINK_IGNORED: Final = ("checkpointLocation", "queryName")
+#: Settings of RocketMQ's client that have no effect here: clients have names of their own, and use a broker's main port.
+CLIENT_IGNORED: Final = ("instanceName", "unitName", "vipChannelEnabled")
 #: Properties that every table of Spark's catalog has, and the prefix of the user's options among a table's properties.
 _TABLE: Final = frozenset(("provider", "owner"))
 _TABLE_OPTION: Final = "option."
@@ -241,9 +245,9 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("subExpression",), "use tags, or filterSql", "a tag belongs to a message; write a column tags"),
     (("tags", "filterSql"), "", "it chooses what is read; a message's tag is in the column tags"),
     (
-        ("onsChannel", "namespace", "instanceName", "unitName"),
-        "write a namespace into the names, namespace%topic; drop it",
-        "write a namespace into the names, namespace%topic; drop it",
+        ("onsChannel",),
+        "it is of a cloud's client; use namespace, or drop it",
+        "it is of a cloud's client; use namespace, or drop it",
     ),
 )
 _ROLE: Final[Mapping[Role, str]] = {
@@ -254,6 +258,7 @@ _BY_KEY: Final[Mapping[Role, Mapping[str, Option]]] = {
     role: {option.name.lower(): option for option in options} for role, options in OPTIONS.items()
 }
 _IGNORED: Final = {name.lower(): name for name in SINK_IGNORED}
+_CLIENT_IGNORED: Final = frozenset(name.lower() for name in CLIENT_IGNORED)
 _WHY_REFUSED: Final = {name.lower(): (name, source, sink) for names, source, sink in _REFUSED for name in names}
 
 
@@ -290,7 +295,7 @@ class Given:
         for given, value in options.items():
             key = given.lower()
             if key not in self._declared:
-                if role == "sink" and key in _IGNORED:
+                if key in _CLIENT_IGNORED or (role == "sink" and key in _IGNORED):
                     continue
                 raise _not_an_option(given, role)
             name = self._declared[key].name

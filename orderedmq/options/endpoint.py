@@ -6,6 +6,7 @@ The command and the demo take an account from the environment.
 from __future__ import annotations
 
 import os
+import re
 from typing import Final
 
 from orderedmq.endpoint import Credentials, Endpoint, TlsOptions, parse_nameservers
@@ -19,6 +20,7 @@ ACCOUNT: Final = {
     "secretKey": "ORDEREDMQ_SECRET_KEY",
     "securityToken": "ORDEREDMQ_SECURITY_TOKEN",
 }
+_NAMESPACES: Final = ("namespace", "namespaceV2")
 _TLS: Final = ("tlsTrustCertPath", "tlsCertPath", "tlsKeyPath", "tlsKeyPassword", "tlsVerify", "tlsVerifyHostname")
 
 
@@ -33,12 +35,21 @@ def parse_endpoint(given: Given) -> Endpoint:
         for name in (*ACCOUNT, "useTLS", *_TLS):
             if given.has(name):
                 raise only_for_cluster(name, "file permissions protect a store")
+        for name in _NAMESPACES:
+            if given.has(name):
+                raise only_for_cluster(name, "a store has no namespaces")
         text = given.text("path")
         return Endpoint(path=parse_path(DEFAULT_DIRECTORY if text is None else text, "path"))
     for name, other in (("accessKey", "secretKey"), ("secretKey", "accessKey"), ("securityToken", "accessKey")):
         if given.has(name) and not given.has(other):
             raise half_given(name, other)
-    return Endpoint(namesrv_addr=given.value("namesrvAddr", _addresses), credentials=_credentials(given), tls=_tls(given))
+    return Endpoint(
+        namesrv_addr=given.value("namesrvAddr", _addresses),
+        credentials=_credentials(given),
+        tls=_tls(given),
+        namespace=given.optional("namespace", _namespace),
+        namespace_v2=given.optional("namespaceV2", _namespace),
+    )
 
 
 def _credentials(given: Given) -> Credentials | None:
@@ -72,6 +83,14 @@ def _addresses(text: str, option: str) -> str:
         return ";".join(parse_nameservers(text))
     except RocketMQError as error:
         raise invalid(option, error.message) from error
+
+
+def _namespace(text: str, option: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", text):
+        raise invalid(
+            option, f"{text[:100]!r} is not a namespace: 1 to 64 letters, digits, '_' and '-', without the '%' behind it"
+        )
+    return text
 
 
 def _not_empty(text: str, option: str) -> str:

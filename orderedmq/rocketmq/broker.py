@@ -19,6 +19,7 @@ from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
+from orderedmq.rocketmq.wire.namespaces import Namespaces
 from orderedmq.rocketmq.wire.route import ClusterInfo
 
 if TYPE_CHECKING:
@@ -38,13 +39,16 @@ class RocketMQBroker:
         identity: str | None = None,
         credentials: Credentials | None = None,
         tls: TlsOptions | None = None,
+        namespace: str | None = None,
+        namespace_v2: str | None = None,
     ) -> None:
         """``namesrv_addr``: "host:port", several separated by ";". Does no I/O. Raises RocketMQError ADDRESS.
 
         ``identity``: the value of `identity` in another process. If the nameserver leads to another cluster here, its first use
-        raises RocketMQError OTHER_CLUSTER.
+        raises RocketMQError OTHER_CLUSTER. ``namespace``, ``namespace_v2``: those of every topic and group, as in Java's client.
         """
-        self._client = Client(namesrv_addr, credentials=credentials, tls=tls)
+        names = Namespaces(namespace, namespace_v2)
+        self._client = Client(namesrv_addr, credentials=credentials, tls=tls, names=names)
         self._expected = identity
 
     def __repr__(self) -> str:
@@ -123,9 +127,12 @@ class RocketMQBroker:
 
 
 def _brokers(cluster: ClusterInfo) -> dict[str, str]:
-    """Return each broker as 8 hex digits and as ``cluster/name@address``: its master's or, without one, its first replica's."""
+    """Return each broker as 8 hex digits and as ``cluster/name@address``: its master's or, without one, its first replica's.
+
+    A Proxy does not tell the brokers' addresses, so names alone identify the brokers behind it.
+    """
     names = (
-        f"{broker.cluster}/{broker.name}@{broker.addresses[min(broker.addresses)]}"
+        f"{broker.cluster}/{broker.name}@{'proxy' if cluster.behind_proxy else broker.addresses[min(broker.addresses)]}"
         for broker in cluster.brokers.values()
         if broker.addresses
     )

@@ -56,7 +56,7 @@ class GroupAdmin(ParkedAdmin):
 
     def _every_group(self) -> list[str]:
         found: set[str] = set()
-        for address in self._numbers.masters():
+        for address in self._numbers.masters().values():
             configured = self._client.call_address(address, admin_requests.groups(), Deadline.after(GROUP_TIMEOUT))
             found.update(configured)
             # Before 5.3 a group can have offsets without settings. An account that may not read all offsets does without them.
@@ -162,7 +162,7 @@ class GroupAdmin(ParkedAdmin):
                 self._require_none_parked(group, self._queues_of(lots), delete_with_parked)
             if lots:
                 self._delete_lots(lots, every_master(self._client))
-            for address in self._numbers.masters():
+            for address in self._numbers.masters().values():
                 self._client.call_address(address, admin_requests.delete_group(group), Deadline.after(GROUP_TIMEOUT))
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:

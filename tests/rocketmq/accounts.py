@@ -34,7 +34,7 @@ _SECOND: dict[str, object] = {
     "initAuthenticationUser": f'{{"username":"{ADMIN.access_key}","password":"{ADMIN.secret_key}"}}',
     "innerClientAuthenticationCredentials": f'{{"accessKey":"{ADMIN.access_key}","secretKey":"{ADMIN.secret_key}"}}',
 }
-PROPERTIES: dict[str, dict[str, object]] = {"4.9.7": {"aclEnable": True}, "5.3.3": _SECOND, "5.4.0": _SECOND}
+PROPERTIES: dict[str, dict[str, object]] = {"4.9.7": {"aclEnable": True}, "5.3.3": _SECOND, "5.4.0": _SECOND, "5.5.0": _SECOND}
 PLAIN_ACL = f"""\
 accounts:
   - accessKey: {ADMIN.access_key}

@@ -24,9 +24,9 @@ from tests.quick_rocketmq import quick_server
 from tests.rocketmq.peers import Peers
 
 #: Of these fixtures each has servers.
-_CLUSTERS = ("cluster", "two_brokers", "quick_locks", "aging", "every_version")
+_CLUSTERS = ("cluster", "two_brokers", "quick_locks", "aging", "newest", "every_version")
 #: Those that few tests need. These tests come first, and then the cluster goes: an idle broker takes 6 % of a CPU.
-_SOME = ("quick_locks", "two_brokers", "aging")
+_SOME = ("quick_locks", "two_brokers", "aging", "newest")
 #: A first fetch of jars is part of the first test's time.
 _TIMEOUT = 900
 
@@ -214,6 +214,12 @@ def quick_locks() -> Cluster:
 def aging() -> Cluster:
     """A broker that deletes full files at once, of a few messages. It begins with that a minute after its start."""
     return _started(lambda: _clusters.extra("aging", properties=AGING))
+
+
+@pytest.fixture(scope="module")
+def newest() -> Cluster:
+    """A nameserver and two brokers of the newest release."""
+    return _started(lambda: _clusters.extra("newest", version=VERSIONS[-1], brokers=2))
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

@@ -252,9 +252,13 @@ class Consumer:
     @property
     def queues(self) -> list[Queue]:
         """The queues of its topic that it has and holds the locks of; it has one of its retries, too."""
+        return self.queues_of(self._topic)
+
+    def queues_of(self, topic: str) -> list[Queue]:
+        """As `queues`, of a topic by the name that servers know."""
         table = self.client.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable()
         owned = [entry.getKey() for entry in table.entrySet() if entry.getValue().isLocked()]
-        return sorted((str(q.getBrokerName()), int(q.getQueueId())) for q in owned if q.getTopic() == self._topic)
+        return sorted((str(q.getBrokerName()), int(q.getQueueId())) for q in owned if q.getTopic() == topic)
 
     def stop(self) -> None:
         """In order: it takes the result of a listener at work, stores its offsets and gives its locks back."""

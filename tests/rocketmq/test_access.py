@@ -25,6 +25,7 @@ from orderedmq.endpoint import Credentials
 from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.local import probe
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
@@ -37,7 +38,7 @@ from tests.quick_rocketmq import quick_server
 from tests.rocketmq import roles
 from tests.rocketmq.accounts import ADMIN, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
 from tests.rocketmq.proxy import Proxy
-from tests.waits import soon
+from tests.waits import soon, until
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 
@@ -135,6 +136,20 @@ def test_an_account_of_one_group_reads_in_its_name(guarded: Cluster, accounts: A
         anchor = log.anchor(queue.topic, {queue: begin + 1})
         assert log.pull(queue, begin, 1, 10, ("body",), anchor).column(0).to_pylist() == [b"x"]
         assert log.pull_matching(queue, begin, 1, 10, ("body",), Filter(tags=("a",)), anchor)[1] == begin + 1
+
+
+@pytest.mark.timeout(300)
+def test_rights_in_a_namespace_are_named_as_servers_know_them(guarded: Cluster, accounts: Accounts) -> None:
+    ask(guarded, ADMIN, admin.create_topic("acme%spaced", 1))
+    reader = accounts.make(rights(guarded.version, "source of"))
+    with RocketMQBroker(guarded.address, credentials=reader, namespace="acme") as broker:
+        until(lambda: ask_route(guarded, "acme%spaced"), "the nameserver knows the topic")
+        with pytest.raises(RocketMQError, match=r"lacks.*acme%spaced.*a source needs"):
+            broker.log.require_rights(["spaced"], "billing")
+
+
+def ask_route(guarded: Cluster, topic: str) -> bool:
+    return probe.ask(guarded.address, 105, {"topic": topic})[0] == 0
 
 
 @pytest.mark.timeout(300)

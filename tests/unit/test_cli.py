@@ -239,6 +239,8 @@ def test_what_is_refused_leaves_no_store(run: Run, store: Path, arguments: list[
         (["topic", "list", "--path", "no"], 3, "give --path with the directory of one, make one with orderedmq topic create"),
         (["topic", "create", "a", "--queues", "1", "--path", __file__], 1, "is a file or lies below one; give a directory"),
         (["topic", "list", "--namesrv", "here"], 2, "--path and --namesrv exclude each other"),
+        (["topic", "list", "--namespace", "acme"], 2, "--namespace needs --namesrv"),
+        (["demo", "--namesrv", "h:1", "--namespace", "acme"], 2, "drop --namespace"),
     ],
 )
 def test_an_error_says_what_to_type(text: Run, broker: Broker, arguments: list[str], code: int, says: str) -> None:

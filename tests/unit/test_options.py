@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,8 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.datasource import CaseInsensitiveDict
 
+from ordered_source import lock_token
+from orderedmq.connections import kept
 from orderedmq.core.allocate import Allocation
 from orderedmq.core.filters import Filter
+from orderedmq.core.lock import LockToken
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError, OrderedMQError
@@ -110,6 +114,11 @@ BAD_SOURCE = [
     Bad("a security token", {**STREAM, "SECURITYTOKEN": SECRET}, "CONFLICT", ("securityToken", "RocketMQ", "namesrvAddr")),
     Bad("TLS files without TLS", {**CLUSTER, "tlsTrustCertPath": "ca.pem"}, "CONFLICT", ("tlsTrustCertPath", "useTLS=true")),
     Bad("TLS to a directory", {**STREAM, "useTLS": "true"}, "CONFLICT", ("useTLS", "namesrvAddr")),
+    Bad("a namespace of a directory", {**STREAM, "namespace": "acme"}, "CONFLICT", ("namespace", "namesrvAddr")),
+    *(
+        Bad(f"namespace {text!r}", {**CLUSTER, "namespace": text}, "INVALID", ("option namespace", "without the '%'"))
+        for text in ("", "acme%", "a b", "a" * 65)
+    ),
     Bad("half a certificate", {**CLUSTER, "useTLS": "true", "tlsCertPath": "c"}, "MISSING", ("tlsCertPath", "tlsKeyPath")),
     Bad("no port", {**CLUSTER, "namesrvAddr": "h"}, "INVALID", ("namesrvAddr", "'h'", "host:port")),
     Bad("no address", {**CLUSTER, "namesrvAddr": " ; "}, "INVALID", ("namesrvAddr", "host:port")),
@@ -1049,3 +1058,19 @@ def test_an_accounts_keys_are_in_no_repr_and_travel_in_a_pickle() -> None:
     again = pickle.loads(pickle.dumps(parsed.endpoint))
     assert again == parsed.endpoint
     assert (again.credentials.secret_key, again.tls.key_password, again.tls.verify) == (SECRET, SECRET, False)
+
+
+def test_a_namespace_is_part_of_the_address_and_of_a_lock_token() -> None:
+    endpoint = SourceOptions.parse({**CLUSTER, "namespace": "acme", "namespaceV2": "v2"}, streaming=True).endpoint
+    assert (endpoint.namespace, endpoint.namespace_v2) == ("acme", "v2")
+    queue = MessageQueue("orders", "a", 0)
+    text = lock_token.encode(endpoint, "id", LockToken("g", queue, "me", "client", 7, 7))
+    assert text is not None
+    assert lock_token.decode(text, queue).broker is kept(endpoint, "id")
+    assert lock_token.decode(text, queue).broker is not kept(replace(endpoint, namespace=None), "id")
+
+
+@pytest.mark.parametrize("name", ["instanceName", "unitName", "vipChannelEnabled"])
+def test_settings_of_the_java_client_without_effect_are_taken(name: str) -> None:
+    assert SourceOptions.parse({**CLUSTER, name: "x"}, streaming=True) == SourceOptions.parse(CLUSTER, streaming=True)
+    assert SinkOptions.parse({**SINK_CLUSTER, name: "x"}, streaming=True) == SinkOptions.parse(SINK_CLUSTER, streaming=True)

@@ -112,6 +112,9 @@ class FakeClient:
         self.used = FakeConnection()
         self.doubts = 0
 
+    def behind_proxy(self, deadline: float) -> bool:
+        return False
+
     def address(self, topic: str, broker_name: str, deadline: float) -> str:
         return "host:1"
 

@@ -21,7 +21,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-#: What GET_BROKER_CLUSTER_INFO and GET_CONSUME_STATS of 4.9 to 5.4 look like.
+#: What GET_BROKER_CLUSTER_INFO and GET_CONSUME_STATS of 4.9 to 5.5 look like.
 CLUSTER = '{"brokerAddrTable":{"a":{"brokerAddrs":{0:"127.0.0.1:10911",1:"127.0.0.1:10921"},"brokerName":"a","cluster":"C"}}}'
 STATS = '{"consumeTps":0.0,"offsetTable":{{"brokerName":"a","queueId":1,"topic":"T"}:{"brokerOffset":7,"consumerOffset":3}}}'
 

@@ -93,6 +93,19 @@ def test_a_static_topic_is_refused_by_name() -> None:
         assert route([broker_data("a")], [queue_data("a")], topicQueueMappingByBroker=empty).publish_list()
 
 
+def test_a_replica_that_acts_as_master_is_read_but_is_no_master() -> None:
+    acting = {**broker_data("a", 0, 2), "enableActingMaster": True}
+    found = route([acting, broker_data("b")], [{**queue_data("a"), "perm": 4}, queue_data("b")])
+    broker = found.brokers["a"]
+    assert (broker.master, broker.acting, broker.address(0)) == (None, True, acting["brokerAddrs"]["2"])
+    assert sorted(broker.addresses.values()) == sorted(acting["brokerAddrs"].values())
+    assert names(found.publish_list()) == ["b0", "b1"]
+    assert names(found.subscribe_set()) == ["a0", "a1", "b0", "b1"]
+    # The same cluster while its master is there, and a broker that is read-only in a cluster without such replicas.
+    for broker_, perm in ((acting, 6), ({**acting, "enableActingMaster": False}, 4)):
+        assert route([broker_], [{**queue_data("a"), "perm": perm}]).brokers["a"].master == acting["brokerAddrs"]["0"]
+
+
 def test_which_replica_answers() -> None:
     broker = BrokerData("a", "C", {0: "master", 1: "one", 2: "two"})
     assert [broker.address(i) for i in (0, 1, 2, 7)] == ["master", "one", "two", "master"]

@@ -79,7 +79,7 @@ class DeadLetterTopic:
             return 0
         chosen = pa.array(list(new.values()), pa.int64())
         keys = pa.array(list(new), pa.string())
-        origin = _origin(letters.take(chosen), queue)
+        origin = _origin(letters.take(chosen), self._client.names.spelled(queue.topic))
         rows = rows.take(chosen)
         # Without a letter the topic may not exist. All letters are encoded, and so checked, before one is sent.
         first = 0 if end else 1
@@ -186,11 +186,11 @@ class DeadLetterTopic:
         return stored.queue_offset + 1
 
 
-def _origin(letters: pa.RecordBatch, queue: MessageQueue) -> dict[str, pa.Array]:
+def _origin(letters: pa.RecordBatch, topic: str) -> dict[str, pa.Array]:
     """Return properties that name each letter's origin."""
     found = property_columns(letters, _ORIGIN)
     # Properties that Java's tools look for in a dead letter.
-    found["RETRY_TOPIC"] = pa.array([queue.topic] * letters.num_rows, pa.string())
+    found["RETRY_TOPIC"] = pa.array([topic] * letters.num_rows, pa.string())
     found["DLQ_ORIGIN_TOPIC"] = found["RETRY_TOPIC"]
     found["DLQ_ORIGIN_MESSAGE_ID"] = found["ORIGIN_MESSAGE_ID"]
     assert set(found) <= RESERVED_PROPERTIES

@@ -86,7 +86,7 @@ class MemberClient:
         groups on demand; RocketMQUnavailableError if no broker can be reached.
         """
         deadline = Deadline.after(_TIMEOUT)
-        names = running_info.topics_of(subscription.topics, self._client.topics(deadline))
+        names = running_info.topics_of(subscription.topics, self._listed(subscription.topics, deadline))
         brokers = _masters(self._client, names, deadline)
         before = self._groups.get(group)
         if before is None or before.member.subscription != subscription:
@@ -121,6 +121,10 @@ class MemberClient:
         if before is None and self.identity.client_id not in directory.ids(group, brokers):
             del self._groups[group]
             raise not_created(group)
+
+    def _listed(self, topics: str, deadline: float) -> Sequence[str]:
+        """Return the existing topics. A Proxy does not list them, so there a Subscription's text is one of names."""
+        return topics.split(",") if self._client.behind_proxy(deadline) else self._client.topics(deadline)
 
     def send_heartbeat_to_new(self, group: str, brokers: Sequence[str]) -> None:
         """Send a heartbeat to brokers that joined the route since the last one: tasks check this client's membership there."""
@@ -167,11 +171,17 @@ class MemberClient:
         """Answer a request about this member that a broker forwards."""
         if command.code != RequestCode.GET_CONSUMER_RUNNING_INFO:
             return None
-        group = command.ext.get("consumerGroup", "")
+        names = self._client.names
+        group = names.bare(command.ext.get("consumerGroup", ""))
         known = self._groups.get(group)
         if known is None:
             return RemotingCommand(ResponseCode.SYSTEM_ERROR, flag=FLAG_RESPONSE, remark=f"no member of group {group} any more")
-        body = running_info.encode(known.member, known.topics, self._held(self.identity.client_id, group), self._version)
+        topics = [replace(one, topic=names.spelled(one.topic)) for one in known.topics]
+        held = [
+            (replace(token, queue=token.queue._replace(topic=names.spelled(token.queue.topic))), at)
+            for token, at in self._held(self.identity.client_id, group)
+        ]
+        body = running_info.encode(known.member, topics, held, self._version)
         return RemotingCommand(ResponseCode.SUCCESS, flag=FLAG_RESPONSE, body=body)
 
 
@@ -241,7 +251,7 @@ class Directory:
                     address, group_requests.running_info(group, client_id), Deadline.after(_INFO_TIMEOUT)
                 )
                 if body is not None:
-                    found = running_info.decode(client_id, body)
+                    found = running_info.rename(running_info.decode(client_id, body), self._client.names.bare)
                     break
             except RocketMQError as error:
                 if strict and error.sub == RocketMQCondition.NO_PERMISSION:
@@ -330,4 +340,5 @@ def _masters(client: Client, topics: Sequence[str], deadline: float) -> list[str
             )
     if not found:
         found = {name: broker.master for name, broker in client.cluster(deadline).brokers.items() if broker.master}
-    return [found[name] for name in sorted(found)]
+    # A Proxy is the address of every broker.
+    return list(dict.fromkeys(found[name] for name in sorted(found)))

@@ -17,12 +17,13 @@ replicas read it.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from orderedmq.conditions import GroupCondition, LockCondition
 from orderedmq.errors import GroupError, LockError, OrderedMQError, RocketMQError, TopicError, not_an_offset
-from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.model import MAX_QUEUES, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group.lock_rules import not_created
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -163,15 +164,16 @@ class GroupOffsets:
     def reset_number(self, group: str) -> int:
         """Return the highest reset number that any broker has. Unreachable brokers are skipped, but one must answer."""
         masters = self.masters()
-        queue = _reset_queue(group)
         answers = [0]
-        for address in masters:
+        for name, address in masters.items():
             with contextlib.suppress(RocketMQError, TopicError):
-                (offset, _) = self._client.call_address(address, _offset(group, queue), Deadline.after(5.0))
+                (offset, _) = self._client.call_address(address, _offset(group, _reset_queue(group, name)), Deadline.after(5.0))
                 answers.append(offset or 0)
         if len(answers) == 1 and masters:
             # No broker answered. Ask one again and raise its error if it fails, too: 0 would mean that the group was never reset.
-            [(offset, _)] = ask_servers(self._client, [(masters[0], _offset(group, queue))], Deadline.after(5.0))
+            name, address = next(iter(masters.items()))
+            asked = [(address, _offset(group, _reset_queue(group, name)))]
+            [(offset, _)] = ask_servers(self._client, asked, Deadline.after(5.0))
             answers.append(offset or 0)
         return max(answers)
 
@@ -182,36 +184,50 @@ class GroupOffsets:
         """
         raised = self.reset_number(group) + 1
         deadline = Deadline.after(GROUP_TIMEOUT)
-        required = {self._client.address(queue.topic, queue.broker_name, deadline) for queue in queues}
-        for address in sorted({*required, *self.masters()}):
+        required = {queue.broker_name: self._client.address(queue.topic, queue.broker_name, deadline) for queue in queues}
+        for name, address in sorted({**self.masters(), **required}.items()):
             try:
-                self._write_reset(group, address, raised, deadline)
+                self._write_reset(group, name, address, raised, deadline)
             except OrderedMQError:
-                if address in required:
+                if name in required:
                     raise
         return raised
 
-    def _write_reset(self, group: str, address: str, value: int, deadline: float) -> None:
-        request = group_requests.update_consumer_offset(group, _reset_queue(group), value)
+    def _write_reset(self, group: str, broker_name: str, address: str, value: int, deadline: float) -> None:
+        queue = _reset_queue(group, broker_name)
+        request = group_requests.update_consumer_offset(group, queue, value)
         try:
             self._client.call_address(address, request, deadline)
         except (GroupError, TopicError):
-            # The group's first heartbeat creates both. This broker had none, so no member's subscription is replaced.
-            with self._client.another() as member:
-                name = f"orderedmq-reset@{value}"
-                member.call_address(address, group_requests.heartbeat(name, group, (), version=1), deadline)
-                member.call_address(address, group_requests.unregister(name, group), deadline)
+            self._create_retry_topic(group, queue, address, deadline)
             with _explain_missing(group):
                 self._client.call_address(address, request, deadline)
 
-    def masters(self) -> list[str]:
-        """Return the addresses of all masters, which are the brokers that accept writes."""
+    def _create_retry_topic(self, group: str, queue: MessageQueue, address: str, deadline: float) -> None:
+        """Create the group and its retry topic at a broker that has neither of them, or only one."""
+        if self._client.behind_proxy(deadline):
+            # A Proxy keeps heartbeats to itself. A broker creates the topic for a message, and the group for a pull. The queue
+            # does not exist, so nothing is stored.
+            nowhere = queue._replace(queue_id=MAX_QUEUES)
+            with contextlib.suppress(RocketMQError, TopicError):
+                self._client.call_address(address, message_requests.send(nowhere, b"?", "", group=group, born=0), deadline)
+            with contextlib.suppress(RocketMQError, TopicError):
+                self._client.call_address(address, message_requests.pull(nowhere, group, 0, 1), deadline)
+            return
+        # The group's first heartbeat creates both. This broker had none, so no member's subscription is replaced.
+        with self._client.another() as member:
+            name = f"orderedmq-reset@{time.time_ns()}"
+            member.call_address(address, group_requests.heartbeat(name, group, (), version=1), deadline)
+            member.call_address(address, group_requests.unregister(name, group), deadline)
+
+    def masters(self) -> dict[str, str]:
+        """Return the addresses of all masters, which are the brokers that accept writes, by broker name."""
         brokers = self._client.cluster(Deadline.after(GROUP_TIMEOUT)).brokers
-        return [broker.master for _, broker in sorted(brokers.items()) if broker.master is not None]
+        return {name: broker.master for name, broker in sorted(brokers.items()) if broker.master is not None}
 
 
-def _reset_queue(group: str) -> MessageQueue:
-    return MessageQueue(RETRY_PREFIX + group, "", RESETS)
+def _reset_queue(group: str, broker_name: str = "") -> MessageQueue:
+    return MessageQueue(RETRY_PREFIX + group, broker_name, RESETS)
 
 
 def _offset(group: str, queue: MessageQueue) -> Request[tuple[int | None, bool]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -193,6 +193,13 @@ def _java_locks(table: Mapping[str, Any]) -> Iterable[HeldQueue]:
                 MessageQueue(field(name, "topic", str), field(name, "brokerName", str), field(name, "queueId", int)),
                 field(queue, "lastLockTimestamp", int, 0) / 1000,
             )
+
+
+def rename(info: Info, bare: Callable[[str], str]) -> Info:
+    """Return the answer with each topic's name as ``bare`` returns it."""
+    topics = ",".join(map(bare, info.member.subscription.topics.split(",")))
+    member = replace(info.member, subscription=replace(info.member.subscription, topics=topics))
+    return Info(member, tuple(replace(one, queue=one.queue._replace(topic=bare(one.queue.topic))) for one in info.held))
 
 
 def topics_of(text: str, existing: Iterable[str]) -> list[str]:

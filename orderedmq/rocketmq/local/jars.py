@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,18 +22,20 @@ from orderedmq.errors import OptionError, ServersError
 from orderedmq.java import cache_folder, ensure_java
 
 #: Releases that are known to run here. Others may run, too.
-VERSIONS: Final = ("4.9.7", "5.3.3", "5.4.0")
+VERSIONS: Final = ("4.9.7", "5.3.3", "5.4.0", "5.5.0")
 DEFAULT_VERSION: Final = "5.3.3"
 
 #: Servers, the Java client and the admin tools. All but two of their jars are the same, so they share a folder.
 _MODULES: Final = ("namesrv", "broker", "client", "tools")
+#: The Proxy brings gRPC, so its jars have a folder of their own.
+PROXY_MODULES: Final = ("proxy",)
 #: Seconds for a fetch. A slow line may take long, but a connection that hangs must end.
 _TIMEOUT: Final = 900.0
 #: Ivy's message when it has a jar's description from one repository and may not take the jar from another.
 _DOWNLOAD_FAILED: Final = "download failed: "
 
 
-def fetch_jars(version: str = DEFAULT_VERSION) -> Path:
+def fetch_jars(version: str = DEFAULT_VERSION, modules: Sequence[str] = _MODULES) -> Path:
     """Return the folder with the jars of a release, and fetch them if it is missing.
 
     Raises OptionError INVALID, JavaError MISSING or TOO_OLD, and ServersError NO_JARS.
@@ -41,29 +44,30 @@ def fetch_jars(version: str = DEFAULT_VERSION) -> Path:
         raise OptionError(
             OptionCondition.INVALID, f"{version!r} is not a release of RocketMQ; known to run here: {', '.join(VERSIONS)}"
         )
-    folder = cache_folder() / f"rocketmq-{version}"
+    suffix = "" if modules == _MODULES else "-" + "-".join(modules)
+    folder = cache_folder() / f"rocketmq-{version}{suffix}"
     if folder.is_dir():
         return folder
     with open(folder.with_suffix(folder.suffix + ".lock"), "w") as lock:
         # Another process may be fetching them: wait for it.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            _fetch(version, folder)
+            _fetch(version, modules, folder)
     return folder
 
 
-def _fetch(version: str, folder: Path) -> None:
+def _fetch(version: str, modules: Sequence[str], folder: Path) -> None:
     work = folder.with_suffix(folder.suffix + ".part")
     # An interrupted fetch may have copied half a jar. Its downloads are whole and are used again.
     shutil.rmtree(work / "jars", ignore_errors=True)
     work.mkdir(exist_ok=True)
     log = work / "resolver.log"
-    done = _resolve(version, work, log, {})
+    done = _resolve(version, modules, work, log, {})
     if not done and _DOWNLOAD_FAILED in log.read_text(errors="replace"):
         # The user's ~/.m2 has descriptions of jars without the jars, as Maven leaves them. Try again without it.
         options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={work}".strip()
         shutil.rmtree(work / "cache", ignore_errors=True)
-        done = _resolve(version, work, log, {"SPARK_SUBMIT_OPTS": options})
+        done = _resolve(version, modules, work, log, {"SPARK_SUBMIT_OPTS": options})
     if not done:
         raise ServersError(
             ServersCondition.NO_JARS,
@@ -74,7 +78,7 @@ def _fetch(version: str, folder: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _resolve(version: str, work: Path, log: Path, environment: dict[str, str]) -> bool:
+def _resolve(version: str, modules: Sequence[str], work: Path, log: Path, environment: dict[str, str]) -> bool:
     """Whether Spark fetched all jars into ``work/jars``. It runs an empty job, since it fetches jars before it starts a job."""
     ensure_java()
     job = work / "nothing.py"
@@ -83,7 +87,7 @@ def _resolve(version: str, work: Path, log: Path, environment: dict[str, str]) -
     command = [
         str(spark / "bin" / "spark-submit"),
         *("--master", "local[1]", "--deploy-mode", "client"),
-        *("--packages", ",".join(f"org.apache.rocketmq:rocketmq-{module}:{version}" for module in _MODULES)),
+        *("--packages", ",".join(f"org.apache.rocketmq:rocketmq-{module}:{version}" for module in modules)),
         *("--conf", f"spark.jars.ivy={work}"),
         str(job),
     ]
@@ -101,7 +105,7 @@ def _resolve(version: str, work: Path, log: Path, environment: dict[str, str]) -
         except subprocess.TimeoutExpired:
             output.write(f"no end after {_TIMEOUT:.0f} s\n")
             return False
-    return code == 0 and all(list((work / "jars").glob(f"*rocketmq-{module}-{version}.jar")) for module in _MODULES)
+    return code == 0 and all(list((work / "jars").glob(f"*rocketmq-{module}-{version}.jar")) for module in modules)
 
 
 def _spark_home() -> Path:

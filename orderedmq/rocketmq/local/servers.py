@@ -99,13 +99,11 @@ class Server:
         old = self.version.startswith("4.")
         logback = conf / f"logback_{self.kind}.xml"
         logback.write_text(_LOGBACK.format(prefix="" if old else "org.apache.rocketmq.logging."))
-        properties = self.home / f"{self.kind}.properties"
-        properties.write_text("".join(f"{name}={value}\n" for name, value in self.properties().items()))
         command = [
             *(str(ensure_java()), *self.heap, "-XX:+UseSerialGC", *_OPENS),
             *(f"-Drocketmq.home.dir={self.home}", f"-Duser.home={self.home}", f"-Drmq.logback.configurationFile={logback}"),
             *self._jvm,
-            *("-cp", f"{fetch_jars(self.version)}/*", self.main, "-c", str(properties)),
+            *("-cp", f"{self.jars()}/*", self.main, *self.configure()),
         ]
         with open(self.log, "ab") as output:
             self._printed = output.tell()
@@ -142,6 +140,15 @@ class Server:
                     f"{self._last_words()} ({self.log})",
                 )
             time.sleep(0.1)
+
+    def jars(self) -> Path:
+        return fetch_jars(self.version)
+
+    def configure(self) -> list[str]:
+        """Write the configuration, and return the arguments that name it."""
+        file = self.home / f"{self.kind}.properties"
+        file.write_text("".join(f"{name}={value}\n" for name, value in self.properties().items()))
+        return ["-c", str(file)]
 
     def ready(self) -> bool:
         raise NotImplementedError

@@ -282,7 +282,7 @@ class Fetch:
         lane = self._lane = self._client.lane(address, deadline)
         self._replica = replica
         if self._template is None:
-            self._template = PullTemplate(self._queue, self._group, self._matching, lane.credentials)
+            self._template = PullTemplate(self._queue, self._group, self._matching, lane.credentials, lane.names)
         return lane
 
     def _ask_again(self, begin: int, count: int, delay: float) -> None:

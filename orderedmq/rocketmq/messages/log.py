@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Final, TypeVar
 
@@ -36,6 +37,7 @@ from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, parse_anchor
 from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.net.behind_proxy import raise_not_through_proxy
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
@@ -71,6 +73,8 @@ class RocketMQLog:
         self.sender = Sender(client, self._puller)
         #: When the nameserver confirmed a topic's route.
         self._confirmed: dict[str, float] = {}
+        #: Topics behind a Proxy that are not static.
+        self._plain: set[str] = set()
         #: By topic and anchor: when they were compared, and whether the topic is another one.
         self._compared: dict[tuple[str, str], tuple[float, bool]] = {}
 
@@ -165,6 +169,10 @@ class RocketMQLog:
                     return route
         except TopicError:
             pass
+        except RocketMQError as error:
+            # A Proxy does not know the request. What it says about a topic, it heard from nameservers.
+            if error.sub != RocketMQCondition.NOT_SUPPORTED:
+                raise
         raise missing_topic(topic)
 
     def require(self, queue: MessageQueue) -> None:
@@ -172,6 +180,15 @@ class RocketMQLog:
         found = self.route(queue.topic).subscribe_set()
         if queue not in found and not self._existing([queue]):
             raise no_such_queue(queue.topic, f"{queue.broker_name}/{queue.queue_id}", f"it has {len(found)} queues")
+
+    def refuse_hidden_static(self, topic: str) -> None:
+        """Refuse to write to a static topic through a Proxy, whose routes do not tell. Raises RocketMQError STATIC_TOPIC.
+
+        Brokers refuse requests for logical queues that are elsewhere. A source finds out when it asks for its queues' bounds.
+        """
+        if topic not in self._plain and self._client.behind_proxy(Deadline.after(REQUEST_TIMEOUT)):
+            self.bounds(self.queues(topic))
+            self._plain.add(topic)
 
     def _existing(self, queues: Sequence[MessageQueue]) -> list[MessageQueue]:
         """Return ``queues`` without those known to be gone; see `fan_out.existing`."""
@@ -280,7 +297,8 @@ class RocketMQLog:
     ) -> pa.RecordBatch:
         """See `Log.pull`. Checks the ``anchor`` every 10 s."""
         select_schema(columns)
-        return self._pulled(queue, anchor, lambda: self._puller.pull(queue, offset, max_messages, max_bytes, columns, until))
+        pull = partial(self._puller.pull, queue, offset, max_messages, max_bytes, columns, until)
+        return self._shown(self._pulled(queue, anchor, pull))
 
     def pull_matching(
         self,
@@ -294,9 +312,16 @@ class RocketMQLog:
     ) -> tuple[pa.RecordBatch, int]:
         """See `Log.pull_matching`. Check SQL first (`require_filter`): brokers return all messages if it does not parse."""
         select_schema(columns)
-        return self._pulled(
-            queue, anchor, lambda: self._puller.pull_matching(queue, offset, max_messages, max_bytes, columns, matching)
-        )
+        pull = partial(self._puller.pull_matching, queue, offset, max_messages, max_bytes, columns, matching)
+        rows, following = self._pulled(queue, anchor, pull)
+        return self._shown(rows), following
+
+    def _shown(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows whose topics lack the client's namespace, as Java's client shows them."""
+        index = rows.schema.get_field_index("topic")
+        if self._client.names.prefix is None or index < 0:
+            return rows
+        return rows.set_column(index, rows.schema.field(index), self._client.names.bare_column(rows.column(index)))
 
     def _pulled(self, queue: MessageQueue, anchor: str | None, pull: Callable[[], T]) -> T:
         if not self._puller.knows(queue):
@@ -320,6 +345,9 @@ class RocketMQLog:
         if not matching.sql:
             return
         deadline = Deadline.after(REQUEST_TIMEOUT)
+        if self._client.behind_proxy(deadline):
+            # It says that any SQL is right (ClientManagerActivity.checkClientConfig), and brokers ignore SQL that is wrong.
+            raise_not_through_proxy("option filterSql")
         asked: set[str] = set()
         for topic in topics:
             wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
@@ -343,6 +371,7 @@ class RocketMQLog:
         """
         check_topic(queue.topic, writing=True)
         self.require(queue)
+        self.refuse_hidden_static(queue.topic)
         try:
             return self.sender.append(queue, rows)
         except TopicError:

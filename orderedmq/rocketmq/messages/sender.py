@@ -26,6 +26,7 @@ from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.messages.puller import Puller
+from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
@@ -149,7 +150,7 @@ class Sender:
             pass
         # Wait for an answer first: a broker that was paused or cut off handles earlier requests only when it works again.
         self._ask_end(queue)
-        time.sleep(SETTLE_SECONDS)
+        time.sleep(SETTLE_SECONDS + (HOLDS_BACK if self._client.behind_proxy(deadline) else 0))
 
     def _look(self, queue: MessageQueue, key: str, begin: int) -> int | None:
         """Return the offset of the message with ``key``; None if there is no such message at ``begin`` or behind."""

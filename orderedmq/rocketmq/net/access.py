@@ -59,6 +59,8 @@ def explain(client: Client, error: BaseException, wanted: Sequence[Right], whose
 
 def missing_rights_error(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
     """Return the error that names the rights of ``wanted`` that the account lacks; None if it has them all."""
+    # As servers know the names: their refusals have these, and so has what an administrator types.
+    wanted = [right._replace(name=client.names.spelled(right.name)) for right in wanted]
     deadline = Deadline.after(REQUEST_TIMEOUT)
     of_group = [right for right in wanted if right.kind == "Group"]
     group = of_group[0].name if of_group else None

@@ -5,8 +5,6 @@ said that it did nothing, or if it is repeatable. A route is requested when it i
 no nameserver answers, the last known routes stay in use (MQClientInstance.updateTopicRouteInfoFromNameServer). A restarted
 nameserver does not know all brokers yet. Missing brokers stay in a route for as long as their reports may take: otherwise keys
 would go to other queues.
-
-A broker ties membership of a group to a connection, so each member needs a Client of its own.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -22,14 +21,16 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.endpoint import Credentials, TlsOptions, parse_nameservers
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.forks import BeginAnew
+from orderedmq.rocketmq.net import behind_proxy
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
-from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.endpoints import Endpoints
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import ssl_context
 from orderedmq.rocketmq.wire.codes import MASTER_ID
-from orderedmq.rocketmq.wire.message_requests import cluster_info, topic_list, topic_route
+from orderedmq.rocketmq.wire.message_requests import topic_list, topic_route
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo, Route
 
@@ -42,8 +43,7 @@ ROUTE_AGE: Final = 30.0
 UNKNOWN_BROKER_LIFE: Final = 60.0
 #: Seconds that one nameserver has to answer before the next is asked.
 NAMESERVER_TIMEOUT: Final = 3.0
-#: Seconds for an answer to a repeatable request before it is sent again. If the connection was silent, another one is used: the
-#: network may have dropped it.
+#: Seconds for an answer to a repeatable request before it is sent again, over another connection if this one was silent.
 ATTEMPT_TIMEOUT: Final = 4.0
 
 
@@ -78,14 +78,17 @@ class Client:
         credentials: Credentials | None = None,
         tls: TlsOptions | None = None,
         on_push: PushHandler | None = None,
+        names: Namespaces = NO_NAMESPACES,
     ) -> None:
         """``nameservers``: "host:port", separated by ";". No I/O yet. Raises RocketMQError ADDRESS, OptionError INVALID."""
         self.nameservers = parse_nameservers(nameservers)
         self._credentials = credentials
         context = ssl_context(tls) if tls is not None else None
-        self._endpoints = Endpoints(self.nameservers, credentials=credentials, tls=context, on_push=on_push)
+        self._endpoints = Endpoints(self.nameservers, credentials=credentials, tls=context, on_push=on_push, names=names)
+        self.names = names
         self._turn = random.randrange(len(self.nameservers))
         self._routes: dict[str, _Known] = {}
+        self._proxied: bool | None = None  # See behind_proxy.
         _clients.add(self)
 
     @property
@@ -103,9 +106,9 @@ class Client:
         self.close()
 
     def another(self, on_push: PushHandler | None = None) -> Client:
-        """Return a client of the same cluster with connections of its own, as each member of a group needs. No I/O yet."""
-        made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push)
-        made._endpoints.tls = self._endpoints.tls
+        """Return a client with connections of its own: a broker ties a member of a group to its connection. No I/O yet."""
+        made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push, names=self.names)
+        made._endpoints.tls, made._proxied = self._endpoints.tls, self._proxied
         return made
 
     def close(self) -> None:
@@ -198,8 +201,19 @@ class Client:
             known.stale = True
 
     def cluster(self, deadline: float) -> ClusterInfo:
-        """Return every broker. Raises RocketMQUnavailableError."""
-        return self.call_nameserver(cluster_info(), deadline)
+        """Return every broker. Raises RocketMQUnavailableError, and RocketMQError NOT_SUPPORTED for a Proxy in local mode."""
+        found = behind_proxy.find_cluster(partial(self.call_nameserver, deadline=deadline), self._proxied)
+        self._proxied = found.behind_proxy
+        return found
+
+    def behind_proxy(self, deadline: float) -> bool:
+        """Return whether ``nameservers`` are Proxies. Raises as `cluster`."""
+        return self.cluster(deadline).behind_proxy if self._proxied is None else self._proxied
+
+    def refuse_proxy(self, what: str) -> None:
+        """Raise RocketMQError NOT_SUPPORTED if ``nameservers`` are Proxies, through which ``what`` cannot be done."""
+        if self.behind_proxy(Deadline.after(REQUEST_TIMEOUT)):
+            behind_proxy.raise_not_through_proxy(what)
 
     def topics(self, deadline: float) -> tuple[str, ...]:
         """Return every topic name that the nameserver lists; see `route.user_topics`. Raises RocketMQUnavailableError."""
@@ -212,16 +226,16 @@ class Client:
 
         Raises RocketMQUnavailableError NO_BROKER, and what `route` raises.
         """
-        broker: BrokerData | None = self.route(topic, deadline).brokers.get(broker_name)
-        found = None
-        if broker is not None:
-            found = broker.address(broker_id) if any_replica else broker.addresses.get(broker_id)
+        broker = self.route(topic, deadline).brokers.get(broker_name, BrokerData(broker_name, "", {}))
+        there: Callable[[int], str | None] = broker.address if any_replica else broker.addresses.get
+        found = there(broker_id)
         if found is None:
             self.doubt(topic)
             which = "master" if broker_id == MASTER_ID else f"replica {broker_id}"
             raise RocketMQUnavailableError(
                 UnavailableCondition.NO_BROKER,
-                f"the nameserver has no {which} of broker {broker_name!r} for topic {topic!r}: it is down, or starting",
+                f"the nameserver has no {which} of broker {broker_name!r} for topic {topic!r}: "
+                + ("a replica acts as master, without the master's locks" if broker.acting else "it is down, or starting"),
             )
         return found
 

@@ -25,6 +25,7 @@ from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.acl import signed
 from orderedmq.rocketmq.wire.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from orderedmq.rocketmq.wire.frame import Bytes, FrameDecoder, RemotingCommand, encode_parts
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request, not_supported
 
 T = TypeVar("T")
@@ -101,8 +102,10 @@ class Connection:
         credentials: Credentials | None = None,
         on_push: PushHandler | None = None,
         silence: float = SILENCE,
+        names: Namespaces = NO_NAMESPACES,
     ) -> None:
         self.address = address
+        self._names = names
         self._transport = transport
         self._credentials = credentials
         self._on_push = on_push
@@ -131,9 +134,10 @@ class Connection:
         tls: ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
         on_push: PushHandler | None = None,
+        names: Namespaces = NO_NAMESPACES,
     ) -> Connection:
         """Connect to "host:port". Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS or TLS."""
-        return cls(address, connect(address, deadline, tls), credentials=credentials, on_push=on_push)
+        return cls(address, connect(address, deadline, tls), credentials=credentials, on_push=on_push, names=names)
 
     def __repr__(self) -> str:
         return f"<Connection to {self.address}, {len(self._pending)} in flight{', ended' if self.closed else ''}>"
@@ -175,12 +179,12 @@ class Connection:
         made: list[Pending[T]] = []
         parts: list[Bytes] = []
         for request, on_done in asked:
-            pending = Pending(self, request, deadline, on_done)
+            pending = Pending(self, self._names.request(request), deadline, on_done)
             number = next(self._numbers) & 0x7FFFFFFF
             while number in self._pending:
                 number = next(self._numbers) & 0x7FFFFFFF
             pending.opaque = number
-            parts += encode_parts(self._command(request, number, 0))
+            parts += encode_parts(self._command(pending.request, number, 0))
             made.append(pending)
         self._pending.update((pending.opaque, pending) for pending in made)
         if self._unheard_since is None:
@@ -195,7 +199,7 @@ class Connection:
 
     def send_oneway(self, request: Request[Any], deadline: float) -> None:
         """Send a request that the server never answers, not even with an error. Raises RocketMQUnavailableError UNREACHABLE."""
-        parts = encode_parts(self._command(request, next(self._numbers) & 0x7FFFFFFF, FLAG_ONEWAY))
+        parts = encode_parts(self._command(self._names.request(request), next(self._numbers) & 0x7FFFFFFF, FLAG_ONEWAY))
         why = self._lost or self._write(parts, deadline, ())
         if why is not None:
             raise self._unsent(request, why)

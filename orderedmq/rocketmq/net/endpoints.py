@@ -20,6 +20,7 @@ from orderedmq.rocketmq.net.backoff import CONNECT
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
 from orderedmq.rocketmq.net.deadline import seconds_to
 from orderedmq.rocketmq.net.lane import Lane
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 
 T = TypeVar("T", Connection, Lane)
 
@@ -75,6 +76,7 @@ class Endpoints:
         credentials: Credentials | None = None,
         tls: ssl.SSLContext | None = None,
         on_push: PushHandler | None = None,
+        names: Namespaces = NO_NAMESPACES,
     ) -> None:
         """``nameservers`` are for errors: what to check differs by role."""
         self.tls = tls
@@ -83,6 +85,7 @@ class Endpoints:
         self._nameservers = nameservers
         self._credentials = credentials
         self._on_push = on_push
+        self._names = names
         self._closing = threading.Event()
 
     def connection(self, address: str, deadline: float, *, wait: bool = True) -> Connection:
@@ -90,7 +93,9 @@ class Endpoints:
         endpoint = self._endpoint(address)
 
         def opened() -> Connection:
-            made = Connection.open(address, deadline, tls=self.tls, credentials=self._credentials, on_push=self._on_push)
+            made = Connection.open(
+                address, deadline, tls=self.tls, credentials=self._credentials, on_push=self._on_push, names=self._names
+            )
             old, endpoint.connection = endpoint.connection, made
             if old is not None:
                 old.close()
@@ -103,7 +108,7 @@ class Endpoints:
         endpoint = self._endpoint(address)
 
         def opened() -> Lane:
-            return Lane.open(address, deadline, tls=self.tls, credentials=self._credentials)
+            return Lane.open(address, deadline, tls=self.tls, credentials=self._credentials, names=self._names)
 
         found = self._usable(address, endpoint, deadline, True, endpoint.usable_lane, opened)
         endpoint.used.add(found)

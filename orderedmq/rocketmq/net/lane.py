@@ -26,6 +26,7 @@ from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.transport import Transport, WriteTimeout, connect
 from orderedmq.rocketmq.wire.frame import RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import Found, PullDecoder, PullTemplate
 from orderedmq.rocketmq.wire.request import Request, not_supported
 
@@ -47,10 +48,17 @@ class Lane:
     """A connection to one broker; see the module."""
 
     def __init__(
-        self, address: str, transport: Transport, *, credentials: Credentials | None = None, silence: float = SILENCE
+        self,
+        address: str,
+        transport: Transport,
+        *,
+        credentials: Credentials | None = None,
+        silence: float = SILENCE,
+        names: Namespaces = NO_NAMESPACES,
     ) -> None:
         self.address = address
-        self.credentials = credentials
+        #: For the templates of what is asked over this lane.
+        self.credentials, self.names = credentials, names
         self._transport = transport
         self._silence = silence
         self._decoder = PullDecoder(_allocate)
@@ -64,10 +72,16 @@ class Lane:
 
     @classmethod
     def open(
-        cls, address: str, deadline: float, *, tls: ssl.SSLContext | None = None, credentials: Credentials | None = None
+        cls,
+        address: str,
+        deadline: float,
+        *,
+        tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
+        names: Namespaces = NO_NAMESPACES,
     ) -> Lane:
         """Connect to "host:port". Raises RocketMQUnavailableError UNREACHABLE, RocketMQError ADDRESS or TLS."""
-        return cls(address, connect(address, deadline, tls), credentials=credentials)
+        return cls(address, connect(address, deadline, tls), credentials=credentials, names=names)
 
     def __repr__(self) -> str:
         return f"<Lane to {self.address}, {self.in_flight} in flight{', ended' if self.closed else ''}>"

@@ -32,6 +32,7 @@ from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.messages.sender import send_request
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import Backoff
+from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -103,7 +104,6 @@ class RocketMQQueue:
         if writer is not None:
             self._bookmarks = Bookmarks(client, writer.sink, queue.topic, writer.group)
             self._entry = Entry.of(writer)
-            self._own = self._lock_of(self._entry, writer.partition)
         self._entered = False
         # Read as the sink's own group if the account may not read as any other.
         self._log = log.reading(PullSettings(self._group)) if writer is not None else log
@@ -121,6 +121,7 @@ class RocketMQQueue:
     def acquire(self) -> None:
         """See `QueuePort.acquire`. Raises LockError HELD_BY_OTHER."""
         if not self._entered:
+            self._own = self._own_lock()
             self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
             self._entered = True
         got = self._lock_all([self._own])
@@ -145,7 +146,7 @@ class RocketMQQueue:
         The former run's locks are held meanwhile, so an attempt that gets one later finds that the queue is ours.
         """
         assert self._writer is not None
-        gate = lock_key(self._writer.sink, self.queue, "gate")
+        gate = self._lock_named("gate")
         held = [gate]
         if self._lock_all(held, unless=self._is_ours) is None:
             return
@@ -207,8 +208,18 @@ class RocketMQQueue:
 
     def _lock_of(self, entry: Entry, partition: int) -> MessageQueue:
         """Return the lock that attempts of one partition take in a run."""
+        return self._lock_named(f"{entry.run:08x}/{min(partition, entry.width - 1)}")
+
+    def _own_lock(self) -> MessageQueue:
         assert self._writer is not None
-        return lock_key(self._writer.sink, self.queue, f"{entry.run:08x}/{min(partition, entry.width - 1)}")
+        return self._lock_of(self._entry, self._writer.partition)
+
+    def _lock_named(self, name: str) -> MessageQueue:
+        assert self._writer is not None
+        return lock_key(self._writer.sink, self.queue, name, proxied=self._proxied())
+
+    def _proxied(self) -> bool:
+        return self._client.behind_proxy(Deadline.after(self._timing.patience))
 
     @property
     def _group(self) -> str:
@@ -348,7 +359,7 @@ class RocketMQQueue:
         if self._unsettled:
             if deadline is not None:
                 self._end(deadline)
-            time.sleep(self._timing.settle)
+            time.sleep(self._timing.settle + (HOLDS_BACK if self._proxied() else 0))
             self._unsettled = False
 
     def _connect(self, deadline: float) -> Connection:

@@ -115,12 +115,16 @@ def is_bookmark_group(group: str) -> bool:
     return _BOOKMARK_GROUP.fullmatch(group) is not None
 
 
-def lock_key(sink: str, queue: MessageQueue, name: str) -> MessageQueue:
+def lock_key(sink: str, queue: MessageQueue, name: str, *, proxied: bool = False) -> MessageQueue:
     """Return what an attempt locks at a queue's broker in the sink's group, under the given name.
 
     Several tasks write to the queue at the same time, so they use several names. A broker grants the lock of any queue, whether
-    it has such a queue or not.
+    it has such a queue or not. ``proxied``: for a lock through a Proxy, which finds the broker by its name, so the name becomes
+    a number above all queues' ids. Two names may have the same number: then one waits for the other.
     """
+    if proxied:
+        digest = blake2b(f"{sink}\0{queue}\0{name}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
+        return queue._replace(queue_id=1 << 30 | int.from_bytes(digest, "big") >> 2)
     return queue._replace(broker_name=f"{queue.broker_name}/{_digest_of(sink, queue.topic)}/{name}")
 
 

@@ -292,6 +292,7 @@ class RocketMQStaging:
         # A route that is some seconds old will do: a queue that was deleted refuses what is sent.
         if queue not in self._route(queue.topic):
             self._log.require(queue)
+        self._log.refuse_hidden_static(queue.topic)
         broker_queue = RocketMQQueue(
             self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop, self._yield
         )

@@ -7,9 +7,10 @@ Source: ConsumerManageProcessor, ClientManageProcessor, RebalanceLockManager, He
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -21,11 +22,13 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.fastjson import field, loads_object
 from orderedmq.rocketmq.wire.frame import Bytes, RemotingCommand
-from orderedmq.rocketmq.wire.message_requests import java_text
+from orderedmq.rocketmq.wire.message_requests import BROKER_NAME, java_text
 from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field
 from orderedmq.rocketmq.wire.route import string_tuple
 
 _SUCCESS = ResponseCode.SUCCESS
+#: What a broker says of a group without members, and a Proxy: its NullPointerException, whose text depends on its JVM.
+_NO_MEMBERS: Final = re.compile(r"no consumer for this group|getAllClientId|\A\Z")
 #: A broker's answers for a member that is away, does not support the request, or did not answer in time.
 _SILENT = (ResponseCode.CONSUMER_NOT_ONLINE, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.CONSUME_MSG_TIMEOUT)
 
@@ -35,6 +38,15 @@ def _json(value: Any) -> bytes:
 
 
 # --- offsets
+
+
+def _queue_of(group: str, queue: MessageQueue) -> dict[str, str]:
+    return {
+        "consumerGroup": group,
+        "topic": queue.topic,
+        "queueId": java_text(queue.queue_id),
+        BROKER_NAME: queue.broker_name,
+    }
 
 
 def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
@@ -48,7 +60,7 @@ def consumer_offset(group: str, queue: MessageQueue) -> Request[int | None]:
         f"request for the offset of group {group} in queue {queue}",
         f"group {group!r}, topic {queue.topic!r}",
         lambda response: int_field(response, "offset") if response.code == _SUCCESS else None,
-        {"consumerGroup": group, "topic": queue.topic, "queueId": java_text(queue.queue_id), "setZeroIfNotFound": "false"},
+        {**_queue_of(group, queue), "setZeroIfNotFound": "false"},
         accepts=frozenset((_SUCCESS, ResponseCode.QUERY_NOT_FOUND)),
     )
 
@@ -64,7 +76,7 @@ def update_consumer_offset(group: str, queue: MessageQueue, offset: int) -> Requ
         f"commit of offset {offset} of group {group} in queue {queue}",
         f"group {group!r}, topic {queue.topic!r}",
         lambda response: "previously reset" not in (response.remark or ""),
-        {"consumerGroup": group, "topic": queue.topic, "queueId": java_text(queue.queue_id), "commitOffset": java_text(offset)},
+        {**_queue_of(group, queue), "commitOffset": java_text(offset)},
     )
 
 
@@ -186,7 +198,7 @@ def consumer_list(group: str) -> Request[tuple[str, ...]]:
         f"group {group!r}",
         parse,
         {"consumerGroup": group},
-        absent="no consumer for this group",
+        absent=_NO_MEMBERS,
     )
 
 

@@ -24,6 +24,9 @@ from orderedmq.rocketmq.wire.request import Request, ignore_answer, int_field
 DEFAULT_TOPIC: Final = "TBW102"
 DEFAULT_TOPIC_QUEUES: Final = 4
 
+#: The field that tells a Proxy which broker a request is for (AbstractRemotingActivity); in a send it is ``n``. Brokers ignore it.
+BROKER_NAME: Final = "bname"
+
 #: The flag of a pull that has its subscription with it (PullSysFlag).
 _SUBSCRIPTION: Final = 4
 
@@ -144,6 +147,7 @@ def send(
         "j": java_text(reconsume_times),
         "k": "false",
         "m": java_text(batch),
+        "n": queue.broker_name,
     }
     if max_reconsume_times is not None:
         fields["l"] = java_text(max_reconsume_times)
@@ -257,6 +261,7 @@ def pull(
             "subscription": ALL if matching is None else matching.expression,
             "subVersion": "0",
             "expressionType": "TAG" if matching is None else matching.kind,
+            BROKER_NAME: queue.broker_name,
         },
         accepts=_PULLED,
     )
@@ -296,7 +301,7 @@ def _queue_number(code: RequestCode, what: str, queue: MessageQueue, name: str, 
         f"request for the {what} of queue {queue}",
         f"topic {queue.topic!r}",
         lambda response: int_field(response, name),
-        {"topic": queue.topic, "queueId": java_text(queue.queue_id), **more},
+        {"topic": queue.topic, "queueId": java_text(queue.queue_id), BROKER_NAME: queue.broker_name, **more},
     )
 
 

@@ -23,6 +23,7 @@ from orderedmq.rocketmq.wire.acl import SIGNATURE, signed
 from orderedmq.rocketmq.wire.codes import ResponseCode
 from orderedmq.rocketmq.wire.frame import MAX_RECEIVED_FRAME, FrameDecoder, RemotingCommand, encode
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request
 
 #: Bytes of the buffer that a pull's answers are received into: some 250 answers of 32 small messages.
@@ -48,12 +49,18 @@ class PullTemplate:
     """Renders requests for messages of one queue; see `message_requests.pull`."""
 
     def __init__(
-        self, queue: MessageQueue, group: str, matching: Filter | None = None, credentials: Credentials | None = None
+        self,
+        queue: MessageQueue,
+        group: str,
+        matching: Filter | None = None,
+        credentials: Credentials | None = None,
+        names: Namespaces = NO_NAMESPACES,
     ) -> None:
         self._queue = queue
         self._group = group
         self._matching = matching
         self._credentials = credentials
+        self._names = names
         request = self.request(0, 0)
         ext = request.ext if credentials is None else signed(request.ext, request.body, credentials)
         fixed = {name: value for name, value in ext.items() if name not in _PATCHED}
@@ -65,7 +72,7 @@ class PullTemplate:
 
     def request(self, offset: int, count: int) -> Request[PullResult]:
         """Return the request in its general form."""
-        return message_requests.pull(self._queue, self._group, offset, count, matching=self._matching)
+        return self._names.request(message_requests.pull(self._queue, self._group, offset, count, matching=self._matching))
 
     def render(self, opaque: int, offset: int, count: int) -> bytes:
         """Return the request's frame."""

@@ -35,7 +35,7 @@ class Request(Generic[T]):
     """A request to send, and the parser of its answer.
 
     ``what`` and ``resource`` are for errors: "pull from queue t/a/0", "topic t". ``parse`` gets the answers with a code in
-    ``accepts``. It also gets a SYSTEM_ERROR whose remark contains ``absent``: some servers have no code for a thing that does
+    ``accepts``. It also gets a SYSTEM_ERROR whose remark has ``absent`` in it: some servers have no code for a thing that does
     not exist. ``repeatable``: doing it twice has the same effect as once, so it may be sent again if no answer came.
     """
 
@@ -46,13 +46,15 @@ class Request(Generic[T]):
     ext: Mapping[str, str] = field(default_factory=dict)
     body: Bytes = b""
     accepts: frozenset[ResponseCode] = _SUCCESS
-    absent: str | None = None
+    absent: re.Pattern[str] | None = None
     repeatable: bool = True
 
     def answer(self, response: RemotingCommand, server: str) -> T:
         """Return the parsed answer. Raises the error that its code stands for, or ProtocolError if it cannot be parsed."""
         is_absent = (
-            self.absent is not None and response.code == ResponseCode.SYSTEM_ERROR and self.absent in (response.remark or "")
+            self.absent is not None
+            and response.code == ResponseCode.SYSTEM_ERROR
+            and self.absent.search(response.remark or "") is not None
         )
         if response.code in self.accepts or is_absent:
             try:
@@ -123,7 +125,15 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             return RocketMQUnavailableError(UnavailableCondition.GO_AWAY, f"{said}; the server is being shut down")
         case ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             return RocketMQError(
-                RocketMQCondition.NOT_SUPPORTED, f"{said}; this server does not know the request: is it a proxy, or a VIP port?"
+                RocketMQCondition.NOT_SUPPORTED,
+                f"{said}; this server does not know the request: if it is a RocketMQ Proxy, name the nameserver's address instead (usually "
+                "port 9876); it may also be a VIP port",
+            )
+        case ResponseCode.MESSAGE_ILLEGAL if "TopicMessageType" in remark:
+            return RocketMQError(
+                RocketMQCondition.MESSAGE_ILLEGAL,
+                f"{said}; a RocketMQ Proxy checks the types of messages, and takes batches only for topics of type NORMAL or MIXED: change the "
+                "topic (mqadmin updateTopic -c CLUSTER -t TOPIC -a +message.type=MIXED), or name the nameserver's address",
             )
         case ResponseCode.MESSAGE_ILLEGAL:
             return RocketMQError(

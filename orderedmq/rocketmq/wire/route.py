@@ -8,7 +8,7 @@ topicRouteData2TopicSubscribeInfo, ClusterInfo, TopicList, TopicValidator.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,17 +36,22 @@ SYSTEM_TOPICS: Final = frozenset(
     )
 )
 #: Prefixes of more system topics. Newer releases add topics with the second one, such as RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC in 5.4.
-_SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
+SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
 _REPLY_SUFFIX: Final = "_REPLY_TOPIC"
 
 
 @dataclass(frozen=True)
 class BrokerData:
-    """A broker and the addresses of its replicas: "host:port" by broker id; 0 is the master, which may be missing."""
+    """A broker and the addresses of its replicas: "host:port" by broker id; 0 is the master, which may be missing.
+
+    ``acting``: a replica acts as the master (enableSlaveActingMaster). It is listed as a replica here: it has neither the
+    master's locks nor its newest offsets, and the master takes over from it without asking.
+    """
 
     name: str
     cluster: str
     addresses: Mapping[int, str]
+    acting: bool = False
 
     @property
     def master(self) -> str | None:
@@ -126,10 +131,11 @@ class Route:
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """All brokers by name, and the names of each cluster's brokers."""
+    """All brokers by name, and the names of each cluster's brokers. ``behind_proxy``: every address is the Proxy's."""
 
     brokers: Mapping[str, BrokerData]
     clusters: Mapping[str, tuple[str, ...]]
+    behind_proxy: bool = False
 
 
 def parse_route(topic: str, body: Bytes) -> Route:
@@ -143,8 +149,9 @@ def parse_route(topic: str, body: Bytes) -> Route:
             RocketMQCondition.STATIC_TOPIC,
             f"topic {topic!r} is a static topic, whose logical queues move between brokers: these are not supported, use a normal topic",
         )
-    brokers = [_broker(_dict(data)) for data in field(fields, "brokerDatas", list, [])]
     queues = tuple(_queues(_dict(data)) for data in field(fields, "queueDatas", list, []))
+    read_only = {data.broker_name for data in queues if not data.writable}
+    brokers = [_without_acting_master(_dict(data), read_only) for data in field(fields, "brokerDatas", list, [])]
     conf = _order_conf(field(fields, "orderTopicConf", str, ""))
     counts = [data.read_queues + data.write_queues for data in queues] + [count for _, count in conf]
     if sum(counts) > 2 * MAX_QUEUES:
@@ -171,7 +178,7 @@ def user_topics(names: Iterable[str], cluster: ClusterInfo) -> tuple[str, ...]:
     A nameserver also lists the names of clusters and brokers, since servers keep topics under these names.
     """
     own = SYSTEM_TOPICS | cluster.clusters.keys() | cluster.brokers.keys() | {name + _REPLY_SUFFIX for name in cluster.clusters}
-    return tuple(sorted(name for name in set(names) - own if not name.startswith((*_SYSTEM_PREFIXES, RETRY_PREFIX))))
+    return tuple(sorted(name for name in set(names) - own if not name.startswith((*SYSTEM_PREFIXES, RETRY_PREFIX))))
 
 
 def string_tuple(values: object) -> tuple[str, ...]:
@@ -198,6 +205,20 @@ def _broker(fields: dict[str, Any]) -> BrokerData:
             )
         addresses[int(broker_id)] = address
     return BrokerData(field(fields, "brokerName", str), field(fields, "cluster", str, ""), addresses)
+
+
+def _without_acting_master(fields: dict[str, Any], read_only: Collection[str]) -> BrokerData:
+    """Return a broker; a replica that acts as its master keeps its part as a replica.
+
+    A nameserver (supportActingMaster) gives the id of a master that is away to the first replica, whose queues cannot be written
+    then (RouteInfoManager.pickupTopicRouteData).
+    """
+    broker = _broker(fields)
+    if not fields.get("enableActingMaster") or broker.master is None or broker.name not in read_only:
+        return broker
+    addresses = dict(broker.addresses)
+    address = addresses.pop(MASTER_ID)
+    return BrokerData(broker.name, broker.cluster, {max(addresses, default=MASTER_ID) + 1: address, **addresses}, acting=True)
 
 
 def _queues(fields: dict[str, Any]) -> QueueData:

@@ -1,0 +1,207 @@
+"""A client's namespaces: the prefix of version 1 in names of topics and groups, and the fields of version 2. Pure.
+
+Version 1: the servers know topic ``orders`` and group ``billing`` of namespace ``acme`` as ``acme%orders`` and ``acme%billing``, and
+the group's topics as ``%RETRY%acme%billing`` and ``%DLQ%acme%billing``. A parking lot is a topic like any other. Names of the
+servers' own topics and groups, and names that have the prefix already, stay as they are. Everything above a connection has the
+names without the prefix: requests get it here, and answers lose it. Other namespaces' names are not listed.
+
+Version 2: each request has the fields ``nsd`` and ``ns``; names stay as they are.
+
+Source: NamespaceUtil, NamespaceRpcHook, ClientConfig.withNamespace.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.conditions import GroupCondition
+from orderedmq.errors import GroupError
+from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
+from orderedmq.rocketmq.wire.fastjson import loads_object
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.rocketmq.wire.request import Request
+from orderedmq.rocketmq.wire.route import SYSTEM_PREFIXES, SYSTEM_TOPICS
+
+T = TypeVar("T")
+
+_SEPARATOR: Final = "%"
+#: Of topics that belong to a group, before the namespace.
+_OF_GROUPS: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
+#: Groups that the servers have for tools and clients, and the prefix of more (MixAll.isPredefinedGroup).
+_SYSTEM_GROUPS: Final = frozenset(("TOOLS_CONSUMER", "CLIENT_INNER_PRODUCER", "SELF_TEST_C_GROUP"))
+_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+#: The fields of a header that are a topic or group. In a send, ``a`` is the producer's group, and ``b`` and ``c`` are topics.
+_FIELDS: Final = frozenset(("topic", "consumerGroup", "groupName"))
+_SEND_FIELDS: Final = frozenset(("a", "b", "c"))
+_OTHER_FIELDS: Final[Mapping[RequestCode, frozenset[str]]] = {
+    RequestCode.SEND_MESSAGE_V2: _SEND_FIELDS,
+    RequestCode.SEND_BATCH_MESSAGE: _SEND_FIELDS,
+    RequestCode.CONSUMER_SEND_MSG_BACK: frozenset(("group", "originTopic")),
+}
+#: The most characters of a group that 5.x takes (Validators.CHARACTER_MAX_LENGTH).
+_MOST: Final = 120
+
+
+@dataclass(frozen=True)
+class Namespaces:
+    """``prefix``: the namespace of version 1; ``field``: of version 2."""
+
+    prefix: str | None = None
+    field: str | None = None
+
+    # -- names
+
+    def spelled(self, name: str) -> str:
+        """Return a topic's or group's name as servers know it. Raises GroupError BAD_NAME if that is too long."""
+        if self.prefix is None or not name or _is_systems(name):
+            return name
+        of_group, bare = _split(name)
+        if bare.startswith(self.prefix + _SEPARATOR):
+            return name
+        made = f"{of_group}{self.prefix}{_SEPARATOR}{bare}"
+        if len(made) - len(of_group) > _MOST + 7:
+            raise GroupError(
+                GroupCondition.BAD_NAME,
+                f"the name {bare!r} is too long with namespace {self.prefix!r} before it: RocketMQ has {_MOST} characters for a group and "
+                f"{_MOST + 7} for a topic",
+            )
+        return made
+
+    def bare(self, name: str) -> str:
+        """Return a name without this namespace."""
+        of_group, rest = _split(name)
+        return of_group + rest.removeprefix(f"{self.prefix}{_SEPARATOR}") if self.prefix is not None else name
+
+    def has(self, name: str) -> bool:
+        """Whether a server's topic or group is in this namespace, or the servers' own."""
+        return self.prefix is None or _is_systems(name) or _split(name)[1].startswith(self.prefix + _SEPARATOR)
+
+    def bare_column(self, topics: pa.Array) -> pa.Array:
+        """Return a column of topics without this namespace."""
+        if self.prefix is None:
+            return topics
+        pattern = f"^({'|'.join(map(re.escape, _OF_GROUPS))})?{re.escape(self.prefix)}{_SEPARATOR}"
+        return pc.replace_substring_regex(topics, pattern, r"\1")
+
+    # -- requests
+
+    def request(self, request: Request[T]) -> Request[T]:
+        """Return a request with the names that servers know, whose answer has names without the prefix."""
+        if self.field is not None:
+            request = replace(request, ext={**request.ext, "nsd": "true", "ns": self.field})
+        if self.prefix is None:
+            return request
+        fields = _OTHER_FIELDS.get(request.code, _FIELDS)
+        ext = {name: self.spelled(value) if name in fields else value for name, value in request.ext.items()}
+        body = _BODIES.get(request.code)
+        answer = _ANSWERS.get(request.code)
+        return replace(
+            request,
+            ext=ext,
+            body=request.body if body is None or not len(request.body) else _changed(request.body, body, self),
+            parse=request.parse if answer is None else self._parse(request.parse, answer),
+        )
+
+    def _parse(self, parse: Callable[[RemotingCommand], T], change: _Change) -> Callable[[RemotingCommand], T]:
+        def translated(response: RemotingCommand) -> T:
+            if response.code == ResponseCode.SUCCESS and len(response.body):
+                response = replace(response, body=_changed(response.body, change, self))
+            return parse(response)
+
+        return translated
+
+
+NO_NAMESPACES: Final = Namespaces()
+
+#: Changes the fields of a JSON body in place.
+_Change = Callable[[Namespaces, dict[str, Any]], None]
+
+
+def _is_systems(name: str) -> bool:
+    return name in SYSTEM_TOPICS or name in _SYSTEM_GROUPS or name.startswith((*SYSTEM_PREFIXES, _SYSTEM_GROUP_PREFIX))
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the prefix of a group's own topic, or "", and the rest."""
+    of_group = next((prefix for prefix in _OF_GROUPS if name.startswith(prefix)), "")
+    return of_group, name[len(of_group) :]
+
+
+def _changed(body: Any, change: _Change, names: Namespaces) -> bytes:
+    fields = loads_object(body)
+    change(names, fields)
+    return json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _heartbeat(names: Namespaces, fields: dict[str, Any]) -> None:
+    for consumer in fields["consumerDataSet"]:
+        consumer["groupName"] = names.spelled(consumer["groupName"])
+        for subscription in consumer["subscriptionDataSet"]:
+            subscription["topic"] = names.spelled(subscription["topic"])
+
+
+def _lock(names: Namespaces, fields: dict[str, Any]) -> None:
+    fields["consumerGroup"] = names.spelled(fields["consumerGroup"])
+    for queue in fields["mqSet"]:
+        queue["topic"] = names.spelled(queue["topic"])
+
+
+def _check(names: Namespaces, fields: dict[str, Any]) -> None:
+    fields["group"] = names.spelled(fields["group"])
+    fields["subscriptionData"]["topic"] = names.spelled(fields["subscriptionData"]["topic"])
+
+
+def _group(names: Namespaces, fields: dict[str, Any]) -> None:
+    fields["groupName"] = names.spelled(fields["groupName"])
+
+
+def _locked(names: Namespaces, fields: dict[str, Any]) -> None:
+    for queue in fields.get("lockOKMQSet") or ():
+        queue["topic"] = names.bare(queue["topic"])
+
+
+def _table(field: str) -> _Change:
+    """Return a change of a map whose keys are names."""
+
+    def change(names: Namespaces, fields: dict[str, Any]) -> None:
+        table: Mapping[str, Any] = fields.get(field) or {}
+        fields[field] = {names.bare(name): value for name, value in table.items() if names.has(name)}
+
+    return change
+
+
+def _offsets(names: Namespaces, fields: dict[str, Any]) -> None:
+    out = {}
+    for key, value in (fields.get("offsetTable") or {}).items():
+        topic, _, group = key.partition("@")
+        if names.has(topic) and names.has(group):
+            out[f"{names.bare(topic)}@{names.bare(group)}"] = value
+    fields["offsetTable"] = out
+
+
+def _topics(names: Namespaces, fields: dict[str, Any]) -> None:
+    fields["topicList"] = [names.bare(name) for name in fields.get("topicList") or () if names.has(name)]
+
+
+_BODIES: Final[Mapping[RequestCode, _Change]] = {
+    RequestCode.HEART_BEAT: _heartbeat,
+    RequestCode.LOCK_BATCH_MQ: _lock,
+    RequestCode.UNLOCK_BATCH_MQ: _lock,
+    RequestCode.CHECK_CLIENT_CONFIG: _check,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _group,
+}
+_ANSWERS: Final[Mapping[RequestCode, _Change]] = {
+    RequestCode.LOCK_BATCH_MQ: _locked,
+    RequestCode.GET_ALL_CONSUMER_OFFSET: _offsets,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _table("subscriptionGroupTable"),
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: _table("subscriptionTable"),
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _topics,
+}

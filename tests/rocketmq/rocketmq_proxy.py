@@ -1,0 +1,59 @@
+"""RocketMQ's own Proxy (rocketmq-proxy) as a server of the tests. proxy.py is something else: it spoils connections."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from orderedmq.rocketmq.local.jars import PROXY_MODULES, fetch_jars
+from orderedmq.rocketmq.local.probe import HOST, ask, find_free_port
+from orderedmq.rocketmq.local.servers import Cluster, Server
+from tests.quick_spark import QUICK_SERVER
+
+_GET_ROUTE: Final = 105
+
+
+class ProxyServer(Server):
+    """A Proxy before a cluster, in cluster mode. ``home/proxy.json`` has its settings."""
+
+    main = "org.apache.rocketmq.proxy.ProxyStartup"
+    kind = "proxy"
+    heap = ("-Xms64m", "-Xmx256m")
+
+    def __init__(self, home: Path, cluster: Cluster, **settings: object) -> None:
+        super().__init__(home, cluster.version, find_free_port(), QUICK_SERVER)
+        self._cluster = cluster
+        self._grpc_port = find_free_port()
+        self._settings = settings
+
+    def jars(self) -> Path:
+        return fetch_jars(self.version, PROXY_MODULES)
+
+    def properties(self) -> dict[str, object]:
+        return {
+            "rocketMQClusterName": self._cluster.name,
+            "proxyClusterName": self._cluster.name,
+            "namesrvAddr": self._cluster.address,
+            "proxyMode": "CLUSTER",
+            "grpcServerPort": self._grpc_port,
+            "remotingListenPort": self.port,
+            "remotingAccessAddr": HOST,
+            # A topic that a test creates is visible at once.
+            "topicRouteServiceCacheRefreshSeconds": 1,
+            "topicConfigCacheRefreshSeconds": 1,
+            **self._settings,
+        }
+
+    def configure(self) -> list[str]:
+        file = self.home / "proxy.json"
+        file.write_text(json.dumps(self.properties()))
+        return ["-pc", str(file)]
+
+    def ready(self) -> bool:
+        """Whether the Proxy knows the brokers."""
+        try:
+            code, body = ask(self.address, _GET_ROUTE, {"topic": self._cluster.broker.name})
+            return code == 0 and self.address.encode() in body
+        except OSError:
+            return False
