@@ -20,8 +20,10 @@ from orderedmq.options.sink import SinkOptions
 from orderedmq.rocketmq.sink import delayed_rows
 from orderedmq.rocketmq.sink.broker_queue import Timing
 from orderedmq.rocketmq.sink.commit_report import QueueReport
-from orderedmq.rocketmq.sink.delayed_rows import DelayedRows, limits
+from orderedmq.rocketmq.sink.delayed_rows import DelayedRows, limits, limits_of
 from orderedmq.rocketmq.sink.queue_writer import Start
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
 
 NOW = 1_700_000_000_000
 CLUSTER = {"namesrvAddr": "host:9876", "topic": "t"}
@@ -143,6 +145,17 @@ def test_what_a_broker_accepts_follows_from_its_version_and_settings() -> None:
     assert limits("a", NEW, {}) == DelayLimits("a", 18, None, None)
     assert "older than RocketMQ 5.0" in str(limits("a", OLD, {}).no_time)
     assert "timerWheelEnable is false" in str(limits("a", NEW, {**WHEEL, "timerWheelEnable": "false"}).no_time)
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_where_settings_may_not_be_read_the_version_decides(version: int) -> None:
+    def call(request: Any, *_: object, **__: object) -> Any:
+        if request.code == RequestCode.GET_BROKER_CONFIG:
+            raise RocketMQError(RocketMQCondition.NO_PERMISSION, "denied")
+        return request.parse(RemotingCommand(0, ext={"offset": "7"}, version=version))
+
+    client: Any = SimpleNamespace(call=call)
+    assert limits_of(client, QUEUE) == limits("a", version, {})
 
 
 def test_what_a_broker_would_change_or_deliver_at_once_is_refused() -> None:
