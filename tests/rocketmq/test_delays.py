@@ -152,7 +152,7 @@ sys.stdin.readline()
 
 
 def test_a_killed_attempt_loses_no_delayed_row_and_rows_come_at_their_time(timed: World) -> None:
-    due = int(time.time() * 1000) + 4000
+    due = int(time.time() * 1000) + 3000
     late = [f"d{number}" for number in range(50)]
     arguments = [timed.cluster.address, timed.sink, timed.topic, timed.queue.broker_name, str(due)]
     command = [sys.executable, "-c", CHILD, *arguments]

@@ -223,10 +223,10 @@ def test_delayed_rows_go_to_the_queue_of_their_key_and_need_a_word_where_keys_ha
     for refused, given, words in (
         (df, options, "OPTION.CONFLICT.*delay_time_level.*delayedRows=unordered"),
         (timed, unordered, "OPTION.UNSUPPORTED.*deliver_timestamp.*timerWheelEnable is false"),
-        (timed, {**unordered, "topic": "none-yet", "topicQueueNums": 4}, "OPTION.UNSUPPORTED.*timerWheelEnable is false"),
+        (timed, {**unordered, "topic": "none-yet", "topicQueueNums": "4"}, "OPTION.UNSUPPORTED.*timerWheelEnable is false"),
     ):
-        with pytest.raises(PySparkException, match=words):
-            refused.write.format("orderedmq").mode("append").options(**given).save()
+        with pytest.raises(OptionError, match=words):
+            BatchWriter(given, refused.schema, False)
     assert counts(broker, "delayed") == [0] * 4
     assert "none-yet" not in [topic.name for topic in broker.log.topics()]
     writer = BatchWriter(unordered, df.schema, False)
