@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql.types import BinaryType, DataType, IntegralType, LongType, MapType, StringType, StructType
+from pyspark.sql.types import BinaryType, DataType, IntegralType, LongType, MapType, StringType, StructType, TimestampType
 
-from orderedmq.conditions import SchemaCondition
+from orderedmq.conditions import OptionCondition, SchemaCondition
+from orderedmq.core.delays import DELAY_COLUMNS, LEVEL
 from orderedmq.core.sharding_key import GivenKeyType, KeyType
-from orderedmq.errors import SchemaError
+from orderedmq.errors import OptionError, SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
 from orderedmq.options.sink import NO_KEY, SinkOptions
 
@@ -22,16 +23,17 @@ _TEXT: Final = ("tags", "keys", "topic")
 class Plan:
     """Columns of the input by role. ``key`` None: rows without a sharding key; ``topic`` None: the option names it.
 
-    ``key_type``: the type as which keys are hashed.
+    ``key_type``: the type as which keys are hashed. ``delays``: the columns of delayed rows (`core.delays`).
     """
 
     key: str | None
     topic: str | None
     key_type: KeyType = "text"
+    delays: tuple[str, ...] = ()
 
 
 def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
-    """Return the columns by role. Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE."""
+    """Return the columns by role. Raises SchemaError MISSING_COLUMN, UNKNOWN_COLUMN or WRONG_TYPE; for delays, OptionError."""
     names = set(schema.names)
     if "body" not in names:
         raise SchemaError(
@@ -61,7 +63,8 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
         if "queue_id" not in names:
             raise SchemaError(SchemaCondition.MISSING_COLUMN, "messageQueueSelector=queueId needs a column 'queue_id' (int)")
         _require(schema, "queue_id", (IntegralType,))
-    known = {*PRODUCER_COLUMNS, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
+    delays = _delays(schema, options, key)
+    known = {*PRODUCER_COLUMNS, *delays, "topic", "queue_id", *BROKER_COLUMNS, *([key] if key else [])}
     order = {column.name for column in options.order_by}
     for column in sorted(order - names):
         raise SchemaError(
@@ -74,7 +77,34 @@ def plan_columns(schema: StructType, options: SinkOptions) -> Plan:
                 SchemaCondition.UNKNOWN_COLUMN,
                 f"column {name!r} is not part of a message: drop it, put it into body or properties, or name it in shardingKey or orderBy",
             )
-    return Plan(key, "topic" if options.topic is None else None, kind)
+    return Plan(key, "topic" if options.topic is None else None, kind, delays)
+
+
+def _delays(schema: StructType, options: SinkOptions, key: str | None) -> tuple[str, ...]:
+    """Return the columns of delayed rows. Raises OptionError UNSUPPORTED, SchemaError WRONG_TYPE, OptionError CONFLICT."""
+    order = {column.name for column in options.order_by}
+    found = tuple(name for name in DELAY_COLUMNS if name in schema.names)
+    if not options.endpoint.capabilities.delays:
+        # Such a column may order the rows.
+        for name in found:
+            if name not in order:
+                raise OptionError(
+                    OptionCondition.UNSUPPORTED,
+                    f"column {name!r} is not supported with path: the embedded broker delays no message; drop the column and write the rows "
+                    "when they are due, or use namesrvAddr",
+                )
+        return ()
+    for name in found:
+        _require(schema, name, (IntegralType,) if name == LEVEL else (TimestampType,))
+    if found and options.delayed_rows == "error" and (key is not None or order):
+        what = f"the sharding key {key!r}" if key is not None else "orderBy"
+        raise OptionError(
+            OptionCondition.CONFLICT,
+            f"column {found[0]!r} delays rows, and {what} orders them: a delayed message comes when it is due, whatever was sent before or "
+            f"behind it, and may come twice; set delayedRows=unordered if that is meant (rows where the column is null keep their order), or "
+            f"set shardingKey={NO_KEY}, without orderBy",
+        )
+    return found
 
 
 def _key(schema: StructType, options: SinkOptions) -> str | None:

@@ -49,6 +49,8 @@ class _Planned:
         # A user's function is loaded here once, so that a mistake shows before any task starts.
         selector(self.options.selector, 0)
         with reach(self.options.endpoint) as broker:
+            if self.plan.delays:
+                broker.outbox.require_delays(self.plan.delays, self.options.topic)
             if self.options.topic is not None:
                 try:
                     target_queues(broker, self.options.topic, self.options)

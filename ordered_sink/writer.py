@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
@@ -23,6 +24,7 @@ from ordered_sink.row_order import sorted_rows
 from orderedmq.broker import Broker, Receipt, SinkBatch, Staging
 from orderedmq.conditions import MessageCondition, TopicCondition
 from orderedmq.connections import kept
+from orderedmq.core.delays import DELAY_COLUMNS, delays
 from orderedmq.core.key_hash import HashedKeys, key_hash64
 from orderedmq.core.machine_rooms import queues_in
 from orderedmq.core.message_rows import normalise, several_tags
@@ -145,6 +147,7 @@ class _Task:
         where = f"partition {self._partition}"
         odd: set[int] = set()
         keys = self._keys(rows, where, odd)
+        delayed = delays(rows, where, self.rows) if self._plan.delays else {}
         messages = normalise(self._messages(rows, keys), where, self.rows, odd.update)
         self.malformed += len(odd)
         self.rows += rows.num_rows
@@ -154,6 +157,8 @@ class _Task:
         if "queue_id" in rows.schema.names:
             # The selector needs this column; staged rows do not have it.
             messages = messages.append_column("queue_id", rows.column("queue_id"))
+        for name, column in delayed.items():
+            messages = messages.append_column(name, column)
         if self._plan.topic is None:
             assert self._options.topic is not None
             self._route(self._options.topic, messages, keys)
@@ -176,12 +181,12 @@ class _Task:
         queues = self._queues_of(topic)
         chosen = self._selector.select(messages, keys, len(queues))
         if keys is not None and self._options.on_key_conflict != "ignore":
-            hashes = keys.hash64 if keys.valid is None else keys.hash64[keys.valid]
+            hashes = _ordered(keys.hash64, keys.valid, messages)
             if self._plan.topic is not None:
                 # The same key in another topic is another key.
                 hashes = hashes ^ key_hash64(pa.array([topic]))[0]
             self.seen.add(hashes)
-        messages = messages.select([name for name in PRODUCER_COLUMNS if name in messages.schema.names])
+        messages = messages.select([name for name in (*PRODUCER_COLUMNS, *DELAY_COLUMNS) if name in messages.schema.names])
         first = chosen[0]
         if (chosen == first).all():
             self._staging.add(queues[first], messages)
@@ -222,6 +227,15 @@ class _Task:
                 check_topic(topic, writing=True)
             known = self._queues[topic] = target_queues(self._broker, topic, self._options)
         return known
+
+
+def _ordered(hashes: npt.NDArray[Any], valid: npt.NDArray[np.bool_] | None, messages: pa.RecordBatch) -> npt.NDArray[Any]:
+    """Return the hashes of the rows that have a key and an order, which delayed rows have not."""
+    kept = np.ones(len(hashes), dtype=bool) if valid is None else valid
+    for name in DELAY_COLUMNS:
+        if name in messages.schema.names:
+            kept = kept & messages.column(name).is_null().to_numpy(zero_copy_only=False)
+    return hashes if kept.all() else hashes[kept]
 
 
 def target_queues(broker: Broker, topic: str, options: SinkOptions) -> list[MessageQueue]:

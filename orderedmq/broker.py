@@ -294,7 +294,9 @@ class Staging(Protocol):
     """The rows of one attempt of one writing task; invisible until published, if publishing is atomic (Capabilities)."""
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
-        """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before."""
+        """Stage rows (PRODUCER_COLUMNS, ``body`` required) behind those added before; those with a column of `core.delays`, if
+        brokers have delays, at the end, without an order.
+        """
 
     def receipt(self) -> Receipt:
         """Make everything added durable and return its receipt. No more rows may be added."""
@@ -308,6 +310,9 @@ class Outbox(Protocol):
 
     def register(self, run: SourceRun, queue: MessageQueue, offsets: OffsetRange, token: LockToken | None) -> None:
         """Register that a task of ``run`` reads ``offsets``. The publish of its batch requires the token to be current."""
+
+    def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
+        """Raises OptionError UNSUPPORTED if the topic's brokers cannot deliver rows later, as these columns (`core.delays`) say."""
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
         """Return a staging area for one attempt of one task."""

@@ -13,13 +13,15 @@ class Capabilities:
     fenced: the broker itself refuses a mutation under a stale lock epoch, and a lock's tenure outlives a restart (lineage).
     atomic_publish: a batch becomes visible, and its source's group offsets move, in one transaction.
     names_owner: a refused lock says who holds it.
+    delays: a message may be delivered later.
     """
 
     fenced: bool
     atomic_publish: bool
     names_owner: bool
+    delays: bool
 
 
 #: The capabilities of each kind. Option checks read them before there is a connection.
-EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True)
-ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False)
+EMBEDDED: Final = Capabilities(fenced=True, atomic_publish=True, names_owner=True, delays=False)
+ROCKETMQ: Final = Capabilities(fenced=False, atomic_publish=False, names_owner=False, delays=True)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from orderedmq.broker import Published, Receipt, SinkBatch
-from orderedmq.conditions import SinkCondition
+from orderedmq.conditions import OptionCondition, SinkCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import KEPT_BATCHES, SourceRun
 from orderedmq.embedded import groups, index, layout, runs
@@ -24,7 +24,7 @@ from orderedmq.embedded.runs import Registration
 from orderedmq.embedded.staging import EmbeddedStaging, discard
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import NEWEST_CHECKPOINT, SinkError, batch_too_old, replay_differs, rows_gone
+from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError, batch_too_old, replay_differs, rows_gone
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 #: µs after which staged rows of any sink are swept.
@@ -49,6 +49,9 @@ class EmbeddedOutbox:
         self._store.require_here()
         with self._store.errors_mapped("register a source"):
             runs.register(self._store.path, run, Registration(queue, offsets, token))
+
+    def require_delays(self, columns: Sequence[str], topic: str | None) -> None:  # noqa: ARG002
+        raise OptionError(OptionCondition.UNSUPPORTED, f"column {columns[0]!r}: the embedded broker delays no message")
 
     def open(self, batch: SinkBatch, partition: int) -> EmbeddedStaging:
         return EmbeddedStaging(self._store, self._clock, batch, partition)

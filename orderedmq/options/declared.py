@@ -204,6 +204,11 @@ SINK_OPTIONS: Final = (
         "error, warn with namesrvAddr",
     ),
     Option("onReplayDiffers", "error", "if a repeated batch differs from the committed one: error|skip"),
+    Option(
+        "delayedRows",
+        "error",
+        "with namesrvAddr: rows with a key or orderBy that have delay_time_level or deliver_timestamp: error|unordered",
+    ),
     Option("compression", None, "of a topic that the sink creates: none|lz4", "lz4"),
     Option(
         "sinkGroup",

@@ -31,6 +31,8 @@ _SOME = ("quick_locks", "two_brokers", "aging", "newest")
 _TIMEOUT = 900
 
 
+#: Of a broker that delivers a message at a time of its own.
+TIMED = {"timerWheelEnable": True, "mappedFileSizeTimerLog": 1 << 20}
 #: Of a broker that deletes what it has: small files, and no age that they must reach.
 AGING = {
     "mappedFileSizeCommitLog": 4 << 20,
@@ -206,8 +208,8 @@ def two_brokers() -> Cluster:
 
 @pytest.fixture(scope="module")
 def quick_locks() -> Cluster:
-    """A cluster whose queue locks live 3 s."""
-    return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0))
+    """A cluster whose queue locks live 3 s, and whose broker has the time wheel."""
+    return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0, properties=TIMED))
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +230,7 @@ def every_version(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if request.param == DEFAULT_VERSION:
         yield _started(_clusters.usual)
         return
-    made = _started(lambda: _clusters.start(f"v{request.param}", request.param))
+    made = _started(lambda: _clusters.start(f"v{request.param}", request.param, properties=TIMED))
     yield made
     _clusters.stop(made)
 

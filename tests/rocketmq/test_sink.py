@@ -28,6 +28,7 @@ from ordered_sink.keys import SeenKeys
 from ordered_sink.writer import Written
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.core.key_hash import key_hash64
+from orderedmq.core.selector import Keying
 from orderedmq.errors import OptionError
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.rocketmq.file_job import SPLITS, start
@@ -217,3 +218,36 @@ def test_rows_without_the_key_column_are_refused_and_null_keys_and_lists_of_tags
     )
     assert "SEVERAL_TAGS] 5 of 20 rows" in caplog.text
     assert sum(counts(broker, "unkeyed")) == 20
+
+
+def test_delayed_rows_go_to_the_queue_of_their_key_and_need_a_word_where_keys_have_an_order(
+    spark: SparkSession, cluster: Cluster, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.admin.create_topic("delayed", 4)
+    options = {"namesrvAddr": cluster.address, "topic": "delayed"}
+    df = spark.range(200).selectExpr(
+        "concat('row-', id) body", "concat('key-', id div 2) sharding_key", "if(id % 2 = 1, 1, null) delay_time_level"
+    )
+    # A key has its ordinary row in one task, and its delayed one in the other.
+    df = df.repartition(2, df.delay_time_level.isNull())
+    timed = df.withColumn("deliver_timestamp", df.delay_time_level.cast("timestamp")).drop("delay_time_level")
+    unordered = {**options, "delayedRows": "unordered"}
+    for refused, given, words in (
+        (df, options, "OPTION.CONFLICT.*delay_time_level.*delayedRows=unordered"),
+        (timed, unordered, "OPTION.UNSUPPORTED.*deliver_timestamp.*timerWheelEnable is false"),
+        (timed, {**unordered, "topic": "none-yet", "topicQueueNums": "4"}, "OPTION.UNSUPPORTED.*timerWheelEnable is false"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            BatchWriter(given, refused.schema, False)
+    assert counts(broker, "delayed") == [0] * 4
+    assert "none-yet" not in [topic.name for topic in broker.log.topics()]
+    writer = BatchWriter(unordered, df.schema, False)
+    with caplog.at_level(logging.WARNING, "orderedmq"):
+        writer.commit(list(written(df, writer)))
+    assert caplog.text == ""
+    until(lambda: sum(counts(broker, "delayed")) == 200, "all rows are there")
+    for number, queue in enumerate(broker.log.queues("delayed")):
+        rows = broker.log.pull(queue, 0, 1000, 1 << 24, ("body", "sharding_key")).to_pylist()
+        keys = Counter(row["sharding_key"] for row in rows)
+        assert set(keys.values()) == {2}
+        assert set(Keying().queues_of(pa.array(list(keys)), 4, "topic delayed")) == {number}

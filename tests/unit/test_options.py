@@ -426,6 +426,9 @@ BAD_SINK = [
         "conflicts held back", {**SINK_CLUSTER, "onKeyConflict": "error"}, "UNSUPPORTED", ("onKeyConflict", "too late", "warn")
     ),
     Bad("a sink's group without a cluster", {**SINK, "sinkGroup": "billing-out"}, "CONFLICT", ("sinkGroup", "namesrvAddr")),
+    Bad(
+        "delays without a cluster", {**SINK, "delayedRows": "unordered"}, "CONFLICT", ("delayedRows", "embedded", "namesrvAddr")
+    ),
     Bad("compression of a cluster", {**SINK_CLUSTER, "compression": "lz4"}, "CONFLICT", ("compression", "embedded")),
     Bad("a tag for all", {**SINK, "tags": "a"}, "UNSUPPORTED", ("tags", "chooses what is read", "column tags")),
     Bad("a filter for the writer", {**SINK, "filterSql": "a"}, "UNSUPPORTED", ("filterSql", "chooses what is read")),
@@ -508,6 +511,7 @@ BAD_SINK = [
     Bad("a hole in the order", {**SINK, "orderBy": "a,,b"}, "INVALID", ("orderBy", "asc or desc")),
     Bad("an order twice", {**SINK, "orderBy": "a, a desc"}, "INVALID", ("orderBy", "'a'", "once")),
     Bad("a bad buffer", {**SINK, "orderBufferSize": "lots"}, "INVALID", ("orderBufferSize", "'lots'", "64m")),
+    Bad("bad delays", {**SINK_CLUSTER, "delayedRows": "ordered"}, "INVALID", ("delayedRows", "'ordered'", "error, unordered")),
     Bad("a bad conflict", {**SINK, "onKeyConflict": "fail"}, "INVALID", ("onKeyConflict", "'fail'", "error, warn, ignore")),
     Bad("a bad replay", {**SINK, "onReplayDiffers": "warn"}, "INVALID", ("onReplayDiffers", "'warn'", "error, skip")),
     Bad("a bad compression", {**SINK, "compression": "zstd"}, "INVALID", ("compression", "'zstd'", "none, lz4")),
@@ -826,6 +830,7 @@ def test_the_writers_defaults() -> None:
         order_buffer_size=256 * 1024 * 1024,
         on_key_conflict="error",
         on_replay_differs="error",
+        delayed_rows="error",
         compression=None,
         sink_group=None,
         txn_app_id=None,
@@ -865,6 +870,7 @@ def test_every_option_of_the_writer_arrives() -> None:
         order_buffer_size=1024**3,
         on_key_conflict="warn",
         on_replay_differs="skip",
+        delayed_rows="error",
         compression="lz4",
         sink_group=None,
         txn_app_id="billing-job",

@@ -49,8 +49,8 @@ _EMPTY: Final = pa.scalar("", pa.string())
 class SendBody(NamedTuple):
     """The body of one send request, with the rows [first, first + rows).
 
-    ``properties`` is None for a batch (``m=true``). Otherwise the body is that of one message too large for a batch
-    (``m=false``), and these are its properties for the request's header (field ``i``).
+    ``properties`` is None for a batch (``m=true``). Otherwise the body is that of one message that is too large for a batch or
+    must be alone (``m=false``), and these are its properties for the request's header (field ``i``).
     """
 
     first: int
@@ -67,6 +67,8 @@ def encode(
     extra: Mapping[str, pa.Array | str] | None = None,
     first: int = 0,
     counted: tuple[str, int] | None = None,
+    reserve: int = 0,
+    alone: bool = False,
 ) -> Iterator[SendBody]:
     """Yield rows of one queue as the bodies of send requests of about 1 MiB, in order.
 
@@ -74,7 +76,8 @@ def encode(
     has more properties by name: a text for all rows, or an array with a string for each row (null: none). An empty tag, key or
     sharding key counts as none, as in Java's ``Message``. ``counted`` (a property's name, the number of the first of ``rows``)
     adds this property to each message, with the number of the first row in the message's request. Properties that only
-    RocketMQ, a column or ``extra`` may set are left out. ``where`` names the target in errors, which count rows from ``first``.
+    RocketMQ, a column or ``extra`` may set are left out. ``reserve``: bytes that a broker adds to the properties besides its usual
+    share. ``alone``: each row has a request of its own. ``where`` names the target in errors, which count rows from ``first``.
 
     Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE before it yields any of the up to 16k rows that are encoded
     together with the bad one.
@@ -88,7 +91,7 @@ def encode(
             for name, value in {**given, names.UNIQ_KEY: unique_keys}.items()
         }
         mark = _Mark(counted[0], counted[1] + begin) if counted is not None else None
-        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, mark)
+        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, mark, reserve, alone)
 
 
 def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
@@ -132,11 +135,18 @@ class _Mark(NamedTuple):
 
 
 def _encode_group(
-    rows: pa.RecordBatch, extra: Mapping[str, pa.Array | str], where: str, first: int, begin: int, mark: _Mark | None
+    rows: pa.RecordBatch,
+    extra: Mapping[str, pa.Array | str],
+    where: str,
+    first: int,
+    begin: int,
+    mark: _Mark | None,
+    reserve: int,
+    alone: bool,
 ) -> Iterator[SendBody]:
     body = rows.column("body")
     more = mark.size if mark is not None else 0
-    properties = _Properties(rows, extra, where, first + begin).joined(names.MAX_SENT_BYTES - more).view(pa.binary())
+    properties = _Properties(rows, extra, where, first + begin).joined(names.MAX_SENT_BYTES - more - reserve).view(pa.binary())
     _, bounds = contents(properties)
     widths = np.diff(bounds) + more
     lengths = pc.binary_length(body).to_numpy().astype(np.int64)
@@ -144,7 +154,7 @@ def _encode_group(
     heads[:, 0] = _FRAME_BYTES + lengths + widths
     heads[:, 4] = lengths
     ends = np.concatenate([[0], np.cumsum(heads[:, 0].astype(np.int64))])
-    cuts = list(_cuts(ends))
+    cuts = [(row, row + 1) for row in range(len(body))] if alone else list(_cuts(ends))
     parts = [_fixed(heads), body, _fixed(widths.astype(">u2").reshape(-1, 1)), properties]
     if mark is not None:
         parts.append(mark.texts(cuts))
@@ -153,13 +163,13 @@ def _encode_group(
     data = memoryview(joined.buffers()[2]).cast("B") if len(joined) else memoryview(b"")
     for start, stop in cuts:
         size = int(ends[stop] - ends[start])
-        if size <= MAX_BATCH_BYTES:
+        if size <= MAX_BATCH_BYTES and not alone:
             yield SendBody(begin + start, stop - start, data[int(ends[start]) : int(ends[stop])], None)
         else:
-            alone = int(ends[start]) + _HEAD_BYTES
-            behind = alone + int(lengths[start]) + _FRAME_BYTES - _HEAD_BYTES
+            at = int(ends[start]) + _HEAD_BYTES
+            behind = at + int(lengths[start]) + _FRAME_BYTES - _HEAD_BYTES
             text = str(data[behind : behind + int(widths[start])], "utf-8")
-            yield SendBody(begin + start, 1, data[alone : alone + int(lengths[start])], text)
+            yield SendBody(begin + start, 1, data[at : at + int(lengths[start])], text)
 
 
 def _cuts(ends: Int64s) -> Iterator[tuple[int, int]]:

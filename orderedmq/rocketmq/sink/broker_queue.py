@@ -120,10 +120,7 @@ class RocketMQQueue:
 
     def acquire(self) -> None:
         """See `QueuePort.acquire`. Raises LockError HELD_BY_OTHER."""
-        if not self._entered:
-            self._own = self._own_lock()
-            self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
-            self._entered = True
+        self.enter()
         got = self._lock_all([self._own])
         assert got is not None
         self._granted, self._held = got, True
@@ -135,6 +132,13 @@ class RocketMQQueue:
             LockCondition.HELD_BY_OTHER,
             f"other runs of the same batch take queue {self.queue} over again and again: is the query running twice? Stop one of them",
         )
+
+    def enter(self) -> None:
+        """Make the sink's group and bookmarks at the queue's broker if they are missing."""
+        if not self._entered:
+            self._own = self._own_lock()
+            self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
+            self._entered = True
 
     def _is_ours(self) -> bool:
         """Whether the queue's entry names our run. Another run that comes then waits for the lock that we hold."""

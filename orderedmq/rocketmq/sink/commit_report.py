@@ -27,7 +27,8 @@ class QueueReport:
     batch lacks. ``extra``: number of messages of the same run, partition and batch that match no row. [``begin``, ``end``): the
     range of all these messages, with other messages among them; empty if there are none. ``committed``: the batch was committed
     before this attempt. ``newest``: the sink's newest batch that was seen. ``of_others``: number of the batch's messages that
-    other runs sent. ``taken``: the offsets of those among them that were taken for rows, as `pack` returns them.
+    other runs sent. ``taken``: the offsets of those among them that were taken for rows, as `pack` returns them. ``delayed``:
+    number of delayed rows, which no other number counts and no range covers.
     """
 
     queue: MessageQueue
@@ -41,6 +42,7 @@ class QueueReport:
     newest: int = -1
     of_others: int = 0
     taken: str = ""
+    delayed: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
             SinkCondition.TOKEN_GONE, f"the receipt of partition {receipt.partition} is not from a RocketMQ sink: {error}"
         ) from None
     of_sink = batch.sink_id is None or token.batch == batch.batch_id
-    rows = {report.queue: report.sent + report.found + report.missing for report in reports}
+    rows = {report.queue: report.sent + report.found + report.missing + report.delayed for report in reports}
     if (token.sink is None) != (batch.sink_id is None) or not of_sink or rows != dict(receipt.rows):
         raise SinkError(
             SinkCondition.TOKEN_GONE,

@@ -7,8 +7,8 @@ that is never committed.
 
 Once a batch with identity is committed, each row is in its queue once. This holds as long as all attempts were given the same
 rows, and no request that was given up is carried out a second later. (A broker refuses a request that has waited for 200 ms,
-but a network may hold one back for longer; the repeated messages then have the same stamps.) A batch without identity is
-written at least once.
+but a network may hold one back; the repeated messages then have the same stamps.) A batch without identity is written at least
+once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from orderedmq.broker import Published, Receipt, SinkBatch
+from orderedmq.core import delays
 from orderedmq.core.lock import LockToken
 from orderedmq.core.message_rows import normalise
 from orderedmq.core.micro_batch import SourceRun
@@ -35,6 +36,7 @@ from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.sink import delayed_rows
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing, abandoned
 from orderedmq.rocketmq.sink.commit_report import (
@@ -47,8 +49,9 @@ from orderedmq.rocketmq.sink.commit_report import (
     ranges,
 )
 from orderedmq.rocketmq.sink.contested import settle
+from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, run_name, sink_name
-from orderedmq.rocketmq.sink.queue_writer import QueueWriter
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.wire import rights
 
 T = TypeVar("T")
@@ -103,9 +106,13 @@ class RocketMQOutbox:
             return Published(False, ranges([report for token in tokens for report in token.reports]))
         settled = self._settle(batch, tokens)
         spans = ranges([*(report for token in tokens for report in token.reports), *settled])
-        bookmarks = {queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic, batch.group) for queue in spans}
+        # Delayed rows have no bookmark, but that they were sent must be known when the batch comes again.
+        delayed = [report.queue for token in tokens for report in token.reports if report.delayed]
+        bookmarks = {
+            queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic, batch.group) for queue in (*delayed, *spans)
+        }
         self._for_each(
-            {(queue.topic, queue.broker_name): queue for queue in spans}.values(),
+            {(queue.topic, queue.broker_name): queue for queue in bookmarks}.values(),
             lambda queue: bookmarks[queue].require_own(queue),
         )
         try:
@@ -117,9 +124,13 @@ class RocketMQOutbox:
         if verdict.differs is not None and not skip_differing_replay:
             raise replay_differs(f"batch {batch.batch_id} of this query", verdict.differs)
         self._for_each(verdict.bookmarks, lambda queue: bookmarks[queue].move(queue, verdict.bookmarks[queue]))
-        self._record_commit(batch, spans)
+        self._record_commit(batch, bookmarks)
         _warn(batch, tokens, settled)
         return Published(True, {}) if verdict.replayed else Published(False, spans)
+
+    def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
+        """See `Outbox.require_delays`. What cannot be found out now is found out when rows go to a broker."""
+        delayed_rows.require(self._client, columns, topic)
 
     def _settle(self, batch: SinkBatch, tokens: Sequence[Token]) -> list[QueueReport]:
         """Send the rows that are missing because several tasks found the same message."""
@@ -235,6 +246,7 @@ class RocketMQStaging:
         #: The client id of this attempt's locks, unique to it.
         self._client_id = f"sink@{uuid.uuid4().hex}"
         self._backlogs: dict[MessageQueue, _Backlog] = {}
+        self._delayed = DelayedRows(client, batch.batch_id, partition, timing, self._enter, self._explain)
         self._pool: ThreadPoolExecutor | None = None
         self._stop = threading.Event()
         # Guards the fields below and the backlogs' contents.
@@ -245,6 +257,12 @@ class RocketMQStaging:
 
     def add(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
         """Send rows, sooner or later. Also raises the error of rows added before, some of which may have been sent."""
+        rows, delayed = delays.split(rows)
+        if delayed is not None:
+            self._require(queue)
+            self._delayed.add(queue, delayed)
+            if not rows.num_rows:
+                return
         backlog = self._backlogs.get(queue)
         checked = normalise(rows, f"queue {queue}", backlog.rows if backlog is not None else 0)
         if backlog is None:
@@ -271,10 +289,14 @@ class RocketMQStaging:
         self._release_queues()
         if self._error is not None:
             raise self._error
-        reports = tuple(backlog.writer.report() for backlog in self._backlogs.values())
+        self._delayed.send()
+        reports = self._delayed.add_to([backlog.writer.report() for backlog in self._backlogs.values()])
         sink, run = (self._writer.sink, self._writer.run) if self._writer is not None else (None, "")
         token = Token(sink, self._batch.batch_id, self._partition, reports, run)
-        return Receipt(token.text(), self._partition, {queue: backlog.rows for queue, backlog in self._backlogs.items()})
+        rows = {queue: backlog.rows for queue, backlog in self._backlogs.items()}
+        for queue, count in self._delayed.counts.items():
+            rows[queue] = rows.get(queue, 0) + count
+        return Receipt(token.text(), self._partition, rows)
 
     def abandon(self) -> None:
         """Stop sending, and free the queues. Rows that were sent stay."""
@@ -288,15 +310,28 @@ class RocketMQStaging:
 
     def _make_backlog(self, queue: MessageQueue) -> _Backlog:
         """Return an empty backlog for a queue. Raises TopicError MISSING, RESERVED or NO_SUCH_QUEUE."""
+        self._require(queue)
+        return _Backlog(queue, QueueWriter(self._broker_queue(queue), self._writer, self._partition))
+
+    def _require(self, queue: MessageQueue) -> None:
         check_topic(queue.topic, writing=True)
         # A route that is some seconds old will do: a queue that was deleted refuses what is sent.
         if queue not in self._route(queue.topic):
             self._log.require(queue)
         self._log.refuse_hidden_static(queue.topic)
-        broker_queue = RocketMQQueue(
+
+    def _broker_queue(self, queue: MessageQueue) -> RocketMQQueue:
+        return RocketMQQueue(
             self._client, self._log, queue, self._writer, self._client_id, self._timing, self._stop, self._yield
         )
-        return _Backlog(queue, QueueWriter(broker_queue, self._writer, self._partition))
+
+    def _enter(self, queue: MessageQueue) -> Start | None:
+        """Make the sink's group for delayed rows, and return what is known of the sink there; None without identity."""
+        if self._writer is None:
+            return None
+        broker_queue = self._broker_queue(queue)
+        broker_queue.enter()
+        return broker_queue.start()
 
     def _route(self, topic: str) -> tuple[MessageQueue, ...]:
         try:

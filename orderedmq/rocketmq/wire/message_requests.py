@@ -7,6 +7,7 @@ Source: the classes *RequestHeader, SendMessageProcessor, PullMessageProcessor, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
@@ -79,6 +80,16 @@ def topic_stats(topic: str) -> Request[None]:
         ignore_answer,
         {"topic": topic},
     )
+
+
+def broker_config() -> Request[tuple[int, Mapping[str, str]]]:
+    """Request a broker's version (MQVersion) and its settings, which it writes as Java properties (26)."""
+
+    def parse(response: RemotingCommand) -> tuple[int, Mapping[str, str]]:
+        lines = bytes(response.body).decode("utf-8", "replace").splitlines()
+        return response.version, {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+
+    return Request(RequestCode.GET_BROKER_CONFIG, "request for the broker's settings", "the broker's settings", parse)
 
 
 # --- sending

@@ -1,0 +1,140 @@
+"""Delayed rows: what their columns say, and what a broker accepts of it. Pure.
+
+A row with a value in one of two columns is *delayed*: RocketMQ keeps its message in a topic of the broker's own (SCHEDULE_TOPIC_XXXX,
+rmq_sys_wheel_timer) and puts it into its queue when it is due. So it has no order among other messages, and until then it cannot
+be found in its queue.
+
+``delay_time_level`` is the number of a step in the broker's ``messageDelayLevel``, from 1 on; a broker would take a higher number for its
+last step. 0 means no delay, as in Java. ``deliver_timestamp`` is a time; brokers know it from 5.0 on, to ``timerPrecisionMs`` (1 s) and at
+most ``timerMaxDelaySec`` (3 days) ahead. A time in the past means at once. Source: HookUtils.handleScheduleMessage,
+MessageStoreConfig.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.conditions import MessageCondition, OptionCondition
+from orderedmq.errors import MessageError, OptionError
+
+LEVEL: Final = "delay_time_level"
+TIME: Final = "deliver_timestamp"
+#: The columns of delayed rows, and their types.
+DELAY_COLUMNS: Final = (LEVEL, TIME)
+_TYPES: Final = {LEVEL: pa.int32(), TIME: pa.timestamp("ms", "UTC")}
+#: The number of levels by default: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h.
+DEFAULT_LEVELS: Final = 18
+
+
+@dataclass(frozen=True)
+class DelayLimits:
+    """What one broker accepts. ``no_time``: why it refuses ``deliver_timestamp``; None if it does not. ``most``: ms ahead, if known."""
+
+    broker: str
+    levels: int = DEFAULT_LEVELS
+    no_time: str | None = None
+    most: int | None = None
+
+    def require_columns(self, columns: Sequence[str]) -> None:
+        """Raises OptionError UNSUPPORTED if the broker would deliver rows with such a column at once, or refuse them all."""
+        if TIME in columns and self.no_time is not None:
+            raise OptionError(
+                OptionCondition.UNSUPPORTED,
+                f"column {TIME!r} is not supported by broker {self.broker}: {self.no_time}; write {LEVEL} in its place, or hold the rows "
+                "back until they are due",
+            )
+
+    def require(self, rows: pa.RecordBatch, where: str, first: int, now: int) -> None:
+        """Check delayed rows; errors count from ``first``, and ``now`` is in ms since 1970.
+
+        Raises OptionError UNSUPPORTED, MessageError BAD_DELAY.
+        """
+        self.require_columns([name for name in DELAY_COLUMNS if values(rows, name).null_count < rows.num_rows])
+        row = pc.index(pc.fill_null(pc.greater(values(rows, LEVEL), self.levels), False), True).as_py()
+        if row >= 0:
+            raise MessageError(
+                MessageCondition.BAD_DELAY,
+                f"row {first + row} of {where}: {LEVEL} is {values(rows, LEVEL)[row].as_py()}, but broker {self.broker} has the levels 1 to "
+                f"{self.levels} (messageDelayLevel) and would take the last one",
+            )
+        if self.most is None:
+            return
+        times = values(rows, TIME)
+        row = pc.index(pc.fill_null(pc.greater(times.cast(pa.int64()), now + self.most), False), True).as_py()
+        if row >= 0:
+            raise MessageError(
+                MessageCondition.BAD_DELAY,
+                f"row {first + row} of {where}: {TIME} is {times[row].as_py():%Y-%m-%dT%H:%M:%SZ}, but broker {self.broker} takes a message at "
+                f"most {self.most // 1000} s ahead (timerMaxDelaySec): write it later, or raise that setting",
+            )
+
+
+def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
+    """Return the checked columns of delayed rows, by name, without those that say nothing; none for rows that are not delayed.
+
+    Errors count rows from ``first``. Raises MessageError BAD_DELAY for a negative level or a row with both, and NULL_BODY for a
+    delayed row with an empty body: it is sent alone, and a broker takes no empty message then.
+    """
+    found = {}
+    for name in DELAY_COLUMNS:
+        column = values(rows, name)
+        if name == LEVEL and column.null_count < len(column):
+            row = pc.index(pc.fill_null(pc.less(column, 0), False), True).as_py()
+            if row >= 0:
+                raise MessageError(
+                    MessageCondition.BAD_DELAY,
+                    f"row {first + row} for {where}: {LEVEL} is {column[row].as_py()}; write a level from 1 on, or null for no delay",
+                )
+            column = pc.if_else(pc.equal(column, 0), pa.scalar(None, column.type), column)
+        if column.null_count < len(column):
+            found[name] = column
+    if not found:
+        return found
+    if len(found) == 2:
+        row = pc.index(pc.and_(*(column.is_valid() for column in found.values())), True).as_py()
+        if row >= 0:
+            raise MessageError(
+                MessageCondition.BAD_DELAY,
+                f"row {first + row} for {where} has both {LEVEL} and {TIME}, and a broker would ignore the time; let one be null",
+            )
+    empty = pc.fill_null(pc.equal(pc.binary_length(rows.column("body")), 0), False)
+    row = pc.index(pc.and_(empty, _any_valid(list(found.values()))), True).as_py()
+    if row >= 0:
+        raise MessageError(
+            MessageCondition.NULL_BODY,
+            f"row {first + row} for {where} is delayed and has an empty body: such a message is sent alone and needs at least one byte",
+        )
+    return found
+
+
+def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """Return the rows that are not delayed, without the columns of `delays`, and those that are; None for none."""
+    there = [name for name in DELAY_COLUMNS if name in rows.schema.names]
+    if not there:
+        return rows, None
+    is_delayed = _any_valid([rows.column(name) for name in there])
+    ordinary = rows.filter(pc.invert(is_delayed)).select([name for name in rows.schema.names if name not in there])
+    delayed = rows.filter(is_delayed)
+    return ordinary, delayed if delayed.num_rows else None
+
+
+def _any_valid(columns: Sequence[pa.Array]) -> pa.Array:
+    is_delayed = columns[0].is_valid()
+    for column in columns[1:]:
+        is_delayed = pc.or_(is_delayed, column.is_valid())
+    return is_delayed
+
+
+def values(rows: pa.RecordBatch, name: str) -> pa.Array:
+    """Return a column of delayed rows in its type: int32, or ms since 1970 as a timestamp. Nulls if it is missing."""
+    at = rows.schema.get_field_index(name)
+    if at < 0:
+        return pa.nulls(rows.num_rows, _TYPES[name])
+    column = rows.column(at)
+    # µs are cut to ms: nobody delivers to the ms.
+    return column if column.type == _TYPES[name] else column.cast(_TYPES[name], safe=name == LEVEL)

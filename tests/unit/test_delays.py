@@ -1,0 +1,296 @@
+"""Delayed rows: what their columns may say, what brokers accept of it, and how they are sent."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType, TimestampNTZType, TimestampType
+
+from ordered_sink.columns import plan_columns
+from orderedmq.conditions import RocketMQCondition, UnavailableCondition
+from orderedmq.core.delays import DelayLimits, delays, split
+from orderedmq.errors import MessageError, OptionError, RocketMQError, RocketMQUnavailableError, SchemaError
+from orderedmq.model import MessageQueue
+from orderedmq.options.sink import SinkOptions
+from orderedmq.rocketmq.sink import delayed_rows
+from orderedmq.rocketmq.sink.broker_queue import Timing
+from orderedmq.rocketmq.sink.commit_report import QueueReport
+from orderedmq.rocketmq.sink.delayed_rows import DelayedRows, limits, limits_of
+from orderedmq.rocketmq.sink.queue_writer import Start
+from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.frame import RemotingCommand
+
+NOW = 1_700_000_000_000
+CLUSTER = {"namesrvAddr": "host:9876", "topic": "t"}
+QUEUE = MessageQueue("t", "a", 1)
+
+
+def at(ms: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC)
+
+
+def batch(levels: Sequence[int | None] | None = None, times: Sequence[int | None] | None = None) -> pa.RecordBatch:
+    """Rows 0, 1, ... with these columns; ``times`` in ms since 1970."""
+    count = len(levels or times or ())
+    columns: dict[str, pa.Array] = {"body": pa.array([str(number).encode() for number in range(count)])}
+    if levels is not None:
+        columns["delay_time_level"] = pa.array(levels, pa.int64())
+    if times is not None:
+        given = [None if time is None else at(time) for time in times]
+        columns["deliver_timestamp"] = pa.array(given, pa.timestamp("us", "Europe/Berlin"))
+    return pa.record_batch(columns)
+
+
+def checked(rows: pa.RecordBatch) -> pa.RecordBatch:
+    found = delays(rows, "partition 0", 0)
+    plain = rows.select(["body"])
+    for name, column in found.items():
+        plain = plain.append_column(name, column)
+    return plain
+
+
+# --- the columns
+
+
+def plan(*columns: tuple[str, Any], **options: str) -> tuple[str, ...]:
+    schema = StructType().add("body", BinaryType())
+    for name, kind in columns:
+        schema = schema.add(name, kind)
+    given = {"topic": "t", **options} if "path" in options else {**CLUSTER, **options}
+    return plan_columns(schema, SinkOptions.parse(given, streaming=True)).delays
+
+
+KEY = ("sharding_key", StringType())
+LEVEL = ("delay_time_level", IntegerType())
+TIME = ("deliver_timestamp", TimestampType())
+
+
+def test_rows_without_a_key_may_be_delayed() -> None:
+    assert plan(LEVEL, TIME, shardingKey="none") == ("delay_time_level", "deliver_timestamp")
+    assert plan(("queue_id", IntegerType()), TIME, messageQueueSelector="queueId") == ("deliver_timestamp",)
+
+
+@pytest.mark.parametrize("column", [LEVEL, TIME])
+def test_delays_collide_with_order_unless_the_user_says_that_they_have_none(column: tuple[str, Any]) -> None:
+    for columns, options in (
+        ([KEY, column], {}),
+        ([("id", LongType()), column], {"shardingKey": "id"}),
+        ([column], {"shardingKey": "none", "orderBy": "body"}),
+    ):
+        with pytest.raises(OptionError, match=rf"CONFLICT.*{column[0]}.*delayedRows=unordered.*shardingKey=none"):
+            plan(*columns, **options)
+        assert plan(*columns, **options, delayedRows="unordered") == (column[0],)
+    assert plan(KEY) == ()
+
+
+def test_the_embedded_broker_refuses_the_columns_by_name() -> None:
+    for column in (LEVEL, TIME):
+        with pytest.raises(OptionError, match=rf"UNSUPPORTED.*{column[0]}.*embedded broker.*namesrvAddr"):
+            plan(column, path="/data/omq", shardingKey="none")
+        assert plan(column, path="/data/omq", shardingKey="none", orderBy=column[0]) == ()
+
+
+@pytest.mark.parametrize(
+    "column",
+    [("delay_time_level", StringType()), ("deliver_timestamp", LongType()), ("deliver_timestamp", TimestampNTZType())],
+)
+def test_a_delay_of_another_type_is_refused(column: tuple[str, Any]) -> None:
+    with pytest.raises(SchemaError, match=rf"WRONG_TYPE.*{column[0]}.*cast"):
+        plan(column, shardingKey="none")
+
+
+# --- the rows
+
+
+def test_rows_with_a_value_are_delayed_and_the_others_are_not() -> None:
+    ordinary, delayed = split(checked(batch([None, 3, 0, None], [None, None, None, NOW + 7])))
+    assert ordinary.schema.names == ["body"]
+    assert ordinary.column(0).to_pylist() == [b"0", b"2"]
+    assert delayed is not None
+    assert delayed.column(0).to_pylist() == [b"1", b"3"]
+    assert delayed.column("delay_time_level").to_pylist() == [3, None]
+    assert delayed.column("deliver_timestamp").cast(pa.int64()).to_pylist() == [None, NOW + 7]
+
+
+@pytest.mark.parametrize("rows", [batch([None, 0]), batch(times=[None, None]), batch([0], [None])])
+def test_columns_that_say_nothing_leave_no_trace(rows: pa.RecordBatch) -> None:
+    assert delays(rows, "partition 0", 0) == {}
+    assert split(checked(rows)) == (rows.select(["body"]), None)
+
+
+def test_a_row_that_no_broker_would_understand_is_named() -> None:
+    with pytest.raises(MessageError, match=r"BAD_DELAY.*row 12 for partition 0.*delay_time_level is -1"):
+        delays(batch([None, 1, -1]), "partition 0", 10)
+    with pytest.raises(MessageError, match=r"BAD_DELAY.*row 11 for partition 0 has both"):
+        delays(batch([None, 1, 1], [NOW, NOW, None]), "partition 0", 10)
+    empty = pa.record_batch({"body": [b"", b""], "delay_time_level": [0, 4]})
+    with pytest.raises(MessageError, match=r"NULL_BODY.*row 1 for partition 0 is delayed"):
+        delays(empty, "partition 0", 0)
+
+
+# --- what brokers accept
+
+
+OLD, NEW = 408, 453
+WHEEL = {"timerWheelEnable": "true", "timerMaxDelaySec": "259200", "messageDelayLevel": "1s 5s 10s"}
+
+
+def test_what_a_broker_accepts_follows_from_its_version_and_settings() -> None:
+    assert limits("a", NEW, WHEEL) == DelayLimits("a", 3, None, 259_200_000)
+    assert limits("a", NEW, {}) == DelayLimits("a", 18, None, None)
+    assert "older than RocketMQ 5.0" in str(limits("a", OLD, {}).no_time)
+    assert "timerWheelEnable is false" in str(limits("a", NEW, {**WHEEL, "timerWheelEnable": "false"}).no_time)
+
+
+@pytest.mark.parametrize("version", [OLD, NEW])
+def test_where_settings_may_not_be_read_the_version_decides(version: int) -> None:
+    def call(request: Any, *_: object, **__: object) -> Any:
+        if request.code == RequestCode.GET_BROKER_CONFIG:
+            raise RocketMQError(RocketMQCondition.NO_PERMISSION, "denied")
+        return request.parse(RemotingCommand(0, ext={"offset": "7"}, version=version))
+
+    client: Any = SimpleNamespace(call=call)
+    assert limits_of(client, QUEUE) == limits("a", version, {})
+
+
+def test_what_a_broker_would_change_or_deliver_at_once_is_refused() -> None:
+    new, old = limits("a", NEW, WHEEL), limits("a", OLD, {})
+    new.require(checked(batch([3, None], [None, NOW + 259_200_000])), "queue t/a/1", 0, NOW)
+    old.require(checked(batch([18])), "queue t/a/1", 0, NOW)
+    with pytest.raises(MessageError, match=r"BAD_DELAY.*row 6 of queue t/a/1.*delay_time_level is 4.*levels 1 to 3"):
+        new.require(checked(batch([3, 4])), "queue t/a/1", 5, NOW)
+    with pytest.raises(MessageError, match=r"BAD_DELAY.*row 0 .*deliver_timestamp is 2023-11-17T22:13:20Z.*259200 s.*timerMax"):
+        new.require(checked(batch(times=[NOW + 259_200_001])), "queue t/a/1", 0, NOW)
+    with pytest.raises(OptionError, match=r"UNSUPPORTED.*deliver_timestamp.*broker a: it is older.*delay_time_level"):
+        old.require(checked(batch(times=[NOW - 1])), "queue t/a/1", 0, NOW)
+    old.require_columns(["delay_time_level"])
+    with pytest.raises(OptionError, match="UNSUPPORTED"):
+        old.require_columns(["delay_time_level", "deliver_timestamp"])
+
+
+# --- sending
+
+
+class FakeCluster:
+    """Answers each send by what ``fates`` says for its body; None: it is stored."""
+
+    def __init__(self) -> None:
+        self.stored: list[str] = []
+        self.sent: list[tuple[str, str]] = []
+        self.fates: dict[str, list[Exception | None]] = {}
+        self.closed = 0
+
+    def address(self, *_: object) -> str:
+        return "host:1"
+
+    def connection(self, *_: object) -> FakeCluster:
+        return self
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def doubt(self, topic: str) -> None:
+        pass
+
+    def send_all(self, asked: Sequence[tuple[Any, None]], _deadline: float) -> list[Any]:
+        return [SimpleNamespace(result=self._answer(request)) for request, _ in asked]
+
+    def _answer(self, request: Any) -> Callable[[], None]:
+        body = bytes(request.body).decode()
+        assert request.ext["m"] == "false"
+        self.sent.append((body, request.ext["i"]))
+
+        def result() -> None:
+            fate = self.fates[body].pop(0) if self.fates.get(body) else None
+            if fate is not None:
+                raise fate
+            self.stored.append(body)
+
+        return result
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    monkeypatch.setattr(delayed_rows, "limits_of", lambda _client, queue, _seconds: DelayLimits(queue.broker_name))
+    return FakeCluster()
+
+
+def held(cluster: FakeCluster, start: Start | None = None, patience: float = 90.0) -> DelayedRows:
+    made: Any = cluster
+    return DelayedRows(made, 7, 0, Timing(patience=patience), lambda _: start, lambda error, _: error)
+
+
+def test_rows_are_held_to_the_end_and_sent_alone_with_their_delay(cluster: FakeCluster) -> None:
+    work = held(cluster, Start(0, 0, 6))
+    work.add(QUEUE, checked(batch([2, 5])))
+    work.add(QUEUE, checked(batch(times=[NOW])))
+    assert not cluster.sent
+    work.send()
+    assert [body for body, _ in cluster.sent] == ["0", "1", "0"]
+    assert ["DELAY\x012\x02" in text for _, text in cluster.sent] == [True, False, False]
+    assert f"TIMER_DELIVER_MS\x01{NOW}\x02" in cluster.sent[2][1]
+    assert not any("OMQ_" in text for _, text in cluster.sent)
+    ordinary = QueueReport(QUEUE, 4, 6, sent=2)
+    [report] = work.add_to([ordinary])
+    assert (report.begin, report.end, report.sent, report.delayed, report.newest) == (4, 6, 2, 3, 6)
+
+
+def test_too_many_rows_are_not_held(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed_rows, "HELD_BYTES", 1)
+    work = held(cluster)
+    work.add(QUEUE, checked(batch([1])))
+    assert cluster.stored == ["0"]
+    work.send()
+    assert cluster.stored == ["0"]
+    assert work.counts == {QUEUE: 1}
+
+
+def test_a_batch_that_was_committed_sends_none(cluster: FakeCluster) -> None:
+    work = held(cluster, Start(0, 0, 7))
+    work.add(QUEUE, checked(batch([1])))
+    work.send()
+    assert not cluster.sent
+    [report] = work.add_to([])
+    assert report.committed
+    assert (report.delayed, report.begin, report.end) == (1, 0, 0)
+
+
+def test_one_bad_row_anywhere_keeps_all_from_being_sent(cluster: FakeCluster) -> None:
+    work = held(cluster)
+    work.add(QUEUE, checked(batch([1, 2])))
+    work.add(QUEUE._replace(queue_id=2), checked(batch([1, 19])))
+    with pytest.raises(MessageError, match=r"BAD_DELAY.*row 1 of the delayed rows of queue t/a/2 \(partition 0\)"):
+        work.send()
+    assert not cluster.sent
+
+
+def test_what_may_be_lost_is_sent_again_and_what_is_stored_is_not(cluster: FakeCluster) -> None:
+    lost = RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "lost")
+    busy = RocketMQUnavailableError(UnavailableCondition.BUSY, "busy")
+    full = RocketMQError(RocketMQCondition.SERVER_ERROR, "timer message is under flow control, max num limit is 2")
+    cluster.fates = {"1": [lost], "2": [busy, full]}
+    work = held(cluster)
+    work.add(QUEUE, checked(batch([1] * 50)))
+    work.send()
+    assert sorted(cluster.stored, key=int) == [str(number) for number in range(50)]
+    assert cluster.closed == 1
+    cluster.fates = {"0": [busy] * 100}
+    work = held(cluster, patience=0.0)
+    work.add(QUEUE, checked(batch([1])))
+    with pytest.raises(RocketMQUnavailableError, match="busy"):
+        work.send()
+
+
+def test_a_refused_row_is_named(cluster: FakeCluster) -> None:
+    cluster.fates = {"1": [RocketMQError(RocketMQCondition.MESSAGE_ILLEGAL, "timer message illegal")]}
+    work = held(cluster)
+    work.add(QUEUE, checked(batch([1, 1])))
+    with pytest.raises(
+        RocketMQError, match=r"MESSAGE_ILLEGAL.*row 1 of the delayed rows of queue t/a/1.*timer message illegal"
+    ):
+        work.send()
