@@ -7,8 +7,7 @@ that is never committed.
 
 Once a batch with identity is committed, each row is in its queue once. This holds as long as all attempts were given the same
 rows, and no request that was given up is carried out a second later. (A broker refuses a request that has waited for 200 ms,
-but a network may hold one back; the repeated messages then have the same stamps.) A batch without identity is written at least
-once.
+but a network may hold one back; repeated messages have the same stamps.) A batch without identity is written at least once.
 """
 
 from __future__ import annotations
