@@ -24,6 +24,7 @@ from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, 
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 #: What a Java 5.3.3 client answered, less what is not looked at.
@@ -341,6 +342,8 @@ def test_a_java_consumer_is_asked_once_what_it_reads(monkeypatch: pytest.MonkeyP
     java, ours = "10.0.0.1@12#34", lock_rules.new_client("a").client_id
 
     class Cluster:
+        names = NO_NAMESPACES
+
         def call_address(self, address: str, request: Any, deadline: float) -> bytes:
             asked.append(request.ext["clientId"])
             return JAVA % b"MyOwn"

@@ -22,6 +22,7 @@ from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net import lane
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 from tests.stored_messages import Stored
 
@@ -35,6 +36,7 @@ class FakeLane:
     """Answers of the broker to one connection, in any order if the broker has a seed."""
 
     credentials = None
+    names = NO_NAMESPACES
 
     def __init__(self, broker: FakeBroker, replica: int) -> None:
         self.closed = False
