@@ -69,6 +69,8 @@ def registry() -> CollectorRegistry:
 @pytest.fixture
 def listener(rig: Rig, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture) -> Iterator[LagListener]:
     caplog.set_level(logging.INFO, logger="orderedmq.lag")
+    # The last news of an earlier test's query may be on its way.
+    rig.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
     listener = LagListener(registry=registry)
     rig.spark.streams.addListener(listener)
     yield listener
