@@ -28,7 +28,7 @@ from orderedmq.rocketmq.wire import admin_requests, group_requests
 from orderedmq.rocketmq.wire.route import user_topics
 from tests.contract.support import FakeClock
 from tests.jars import jars_required
-from tests.quick_rocketmq import quick_server
+from tests.quick_spark import QUICK_SERVER
 from tests.waits import soon
 
 #: Features that RocketMQ lacks → the reason; see `support.needs`.
@@ -163,7 +163,7 @@ class Servers:
 
 def _start(folder: Path, version: str) -> Cluster:
     folder.mkdir()
-    made = Cluster(folder, version, jvm=quick_server(version))
+    made = Cluster(folder, version, jvm=QUICK_SERVER)
     made.start()
     return made
 

@@ -20,7 +20,7 @@ from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.servers import Cluster
 from tests import scopes
 from tests.jars import jars_required
-from tests.quick_rocketmq import quick_server
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers
 
 #: Of these fixtures each has servers.
@@ -99,7 +99,7 @@ class Clusters:
         self.jars(version)
         folder = self._folder / f"{name}-{next(self._starts)}"
         folder.mkdir()
-        cluster = Cluster(folder, version, jvm=quick_server(version), **more)
+        cluster = Cluster(folder, version, jvm=QUICK_SERVER, **more)
         cluster.start()
         self._running.append(cluster)
         return cluster

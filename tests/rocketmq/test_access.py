@@ -33,7 +33,7 @@ from orderedmq.rocketmq.wire import group_requests as groups
 from orderedmq.rocketmq.wire import message_requests
 from orderedmq.rocketmq.wire.request import Request
 from tests.jars import jars_required
-from tests.quick_rocketmq import quick_server
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq import roles
 from tests.rocketmq.accounts import ADMIN, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
 from tests.rocketmq.proxy import Proxy
@@ -55,7 +55,7 @@ def guarded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A cluster that lets nobody in without a signature, with a topic."""
     folder: Path = tmp_path_factory.mktemp("guarded")
     with jars_required():
-        cluster = Cluster(folder, request.param, properties=PROPERTIES[request.param], jvm=quick_server(request.param))
+        cluster = Cluster(folder, request.param, properties=PROPERTIES[request.param], jvm=QUICK_SERVER)
         if request.param == "4.9.7":
             conf = cluster.broker.home / "conf"
             conf.mkdir(parents=True)

@@ -15,7 +15,7 @@ import pytest
 from orderedmq.errors import DataLossError, OrderedMQError
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_queue import Timing
-from tests.quick_rocketmq import quick_server
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.conftest import AGING
 from tests.rocketmq.outbox_world import World, numbered
 
@@ -26,7 +26,7 @@ IMPATIENT = Timing(patience=2.0)
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster to be spoiled; the usual one says whether there are jars at all."""
-    with Cluster(tmp_path_factory.mktemp("own"), cluster.version, properties=AGING, jvm=quick_server(cluster.version)) as made:
+    with Cluster(tmp_path_factory.mktemp("own"), cluster.version, properties=AGING, jvm=QUICK_SERVER) as made:
         yield made
 
 

@@ -15,7 +15,7 @@ from orderedmq.core.key_hash import java_string_hash
 from orderedmq.core.selector import select_by_hash
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.jars import jars_required
-from tests.quick_rocketmq import quick_server
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers
 
 pytestmark = pytest.mark.timeout(900)
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.timeout(900)
 @pytest.fixture(scope="module")
 def rooms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster with a broker in room a and one in room b."""
+    made = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"), jvm=QUICK_SERVER)
     with jars_required():
-        made = Cluster(tmp_path_factory.mktemp("rooms"), names=("a@one", "b@one"), jvm=quick_server())
         made.start()
     yield made
     made.stop()

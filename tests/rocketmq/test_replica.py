@@ -15,7 +15,7 @@ from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import Broker as BrokerServer
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire.codes import RequestCode
-from tests.quick_rocketmq import quick_server
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
 from tests.waits import until
 
@@ -31,7 +31,7 @@ def replicated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
     """
     folder = tmp_path_factory.mktemp("replicated")
     properties = {"slaveReadEnable": True, "accessMessageInMemoryMaxRatio": 0}
-    with Cluster(folder, properties=properties, jvm=quick_server()) as servers:
+    with Cluster(folder, properties=properties, jvm=QUICK_SERVER) as servers:
         with orderedmq.connect(namesrv_addr=servers.address) as broker:
             broker.admin.create_topic("t", 1)
         # The folder's name is the broker's, and that is the master's.
@@ -40,7 +40,7 @@ def replicated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
         shutil.copy(servers.broker.home / "store" / "config" / "topics.json", home / "store" / "config")
         role = {"brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": True}
         replica = BrokerServer(
-            home, DEFAULT_VERSION, find_free_port(-2, 0, 1), servers.address, servers.name, role, quick_server()
+            home, DEFAULT_VERSION, find_free_port(-2, 0, 1), servers.address, servers.name, role, QUICK_SERVER
         )
         try:
             replica.start()

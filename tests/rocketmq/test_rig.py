@@ -23,7 +23,7 @@ from orderedmq.rocketmq.local import jars
 from orderedmq.rocketmq.local.probe import ask, find_free_port, is_free
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.command import COMMAND
-from tests.quick_rocketmq import quick_server
+from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.peers import Peers, Received
 from tests.rocketmq.proxy import Network
 from tests.waits import until
@@ -186,7 +186,7 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
     """The first one ends the servers in order, which takes 12 s, the second one at once. ``cluster`` only says whether jars can be had."""
     command = [*COMMAND, "--path", str(tmp_path), "rocketmq", "up"]
     command += ["--port", str(find_free_port())]
-    env = {**os.environ, "JAVA_TOOL_OPTIONS": " ".join(quick_server())}
+    env = {**os.environ, "JAVA_TOOL_OPTIONS": " ".join(QUICK_SERVER)}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
