@@ -42,7 +42,7 @@ class Positions:
         # Queues that were deleted after the listing and never read: the next listing leaves them out.
         owner.drop([queue for queue in without_lots(queues) if queue not in bounds and queue not in start.next])
         queues = tuple(queue for queue in queues if queue in owner.owned)
-        # Another member may have parked something of a queue since this query began.
+        # The former owner may have parked something while this query waited for the queue.
         require_none(self._broker, self._options, queues)
         starting = self._options.starting
         # A deleted queue of the checkpoint has no bounds here: `ends` reports what is lost of it. A parking lot without bounds was

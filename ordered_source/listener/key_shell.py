@@ -372,11 +372,11 @@ def _next(engine: ParkingEngine) -> key_order.Action | None:
 
 def _stored_in(topics: pa.Array, texts: pa.Array) -> pa.Array:
     """Return the topics where the rows lie: a message of a retry topic has the topic that it was sent to in its column."""
-    stored = {text: lock_token.stored_in(text) for text in texts.unique().to_pylist() if text is not None}
-    if not any(stored.values()):
+    each = texts.dictionary_encode()
+    stored = [None if text is None else lock_token.stored_in(text) for text in each.dictionary.to_pylist()]
+    if not any(stored):
         return topics
-    found = [stored.get(text) or topic for topic, text in zip(topics.to_pylist(), texts.to_pylist(), strict=True)]
-    return pa.array(found, pa.string())
+    return pc.coalesce(pa.array(stored, topics.type).take(each.indices), topics)
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[Piece]:

@@ -23,34 +23,32 @@ class SendBack:
         self._broker = broker
         self._token = token
         self._most = max_reconsume_times
-        self._sent: set[int] = set()
+        #: Offsets and delay levels of messages that were sent back together with others that could not be.
+        self._sent: set[tuple[int, int]] = set()
 
     def send(self, messages: Sequence[Message]) -> str | None:
         """Send messages back. Return None, or the error's text if not all of them could be: call it again with the same.
 
         Raises LockError; DataLossError and GroupError, since waiting does not help.
         """
-        left = [(one.offset, one.level) for one in messages if one.offset not in self._sent]
+        return self._send([(one.offset, one.level) for one in messages])
+
+    def put_aside(self, message: Message) -> str | None:
+        """Have the broker make a dead letter of a message. Return None, or the error's text. Raises as `send`."""
+        return self._send([(message.offset, _DEAD_LETTER)])
+
+    def _send(self, messages: Sequence[tuple[int, int]]) -> str | None:
+        left = [one for one in messages if one not in self._sent]
         try:
             while left:
                 done = self._broker.groups.send_back(self._token, left, self._most)
-                self._sent.update(offset for offset, _ in left[:done])
+                self._sent.update(left[:done])
                 left = left[done:]
         except (LockError, DataLossError, GroupError):
             raise
         except OrderedMQError as error:
             return str(error)
-        self._sent.clear()
-        return None
-
-    def put_aside(self, message: Message) -> str | None:
-        """Have the broker make a dead letter of a message. Return None, or the error's text. Raises as `send`."""
-        try:
-            self._broker.groups.send_back(self._token, [(message.offset, _DEAD_LETTER)], self._most)
-        except (LockError, DataLossError, GroupError):
-            raise
-        except OrderedMQError as error:
-            return str(error)
+        self._sent.difference_update(messages)
         return None
 
 

@@ -37,20 +37,19 @@ class Subscription:
     strategy: str | None = None
     filter: str = ALL
     filter_type: str = "TAG"
-    # The last field: see `differences`.
     failures: str = ""
 
     def differences(self, other: Subscription) -> list[str]:
         """Return a text per difference, such as ``assignment 'shared', not 'exclusive'``: this value, then the other's."""
         mine, theirs = asdict(self), asdict(other)
-        differing = [f"{name} {mine[name]!r}, not {theirs[name]!r}" for name in mine if mine[name] != theirs[name]]
-        if self.failures != other.failures:
-            differing[-1] = f"{_option(self.failures)}, not {_option(other.failures)}"
-        return differing
+        return [_difference(name, mine[name], theirs[name]) for name in mine if mine[name] != theirs[name]]
 
 
-def _option(failures: str) -> str:
-    return f"option {failures}=true" if failures else "neither parkingLot nor retryTopic"
+def _difference(name: str, mine: str | None, theirs: str | None) -> str:
+    if name != "failures":
+        return f"{name} {mine!r}, not {theirs!r}"
+    # A user knows the options.
+    return ", not ".join(f"{one}=true" if one else "parkingLot=false and retryTopic=false" for one in (mine, theirs))
 
 
 @dataclass(frozen=True)

@@ -72,9 +72,9 @@ def test_options_that_make_no_sense_are_refused(given: dict[str, str], streaming
 @pytest.mark.parametrize(
     ("mine", "theirs", "says"),
     [
-        ("", "parkingLot", "neither parkingLot nor retryTopic, not option parkingLot=true"),
-        ("retryTopic", "", "option retryTopic=true, not neither parkingLot nor retryTopic"),
-        ("parkingLot", "retryTopic", "option parkingLot=true, not option retryTopic=true"),
+        ("", "parkingLot", "parkingLot=false and retryTopic=false, not parkingLot=true"),
+        ("retryTopic", "", "retryTopic=true, not parkingLot=false and retryTopic=false"),
+        ("parkingLot", "retryTopic", "parkingLot=true, not retryTopic=true"),
     ],
 )
 def test_members_must_agree_where_failed_messages_wait(mine: str, theirs: str, says: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, cast
 
@@ -25,6 +27,7 @@ from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
+from tests.waits import until
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 #: What a Java 5.3.3 client answered, less what is not looked at.
@@ -358,3 +361,26 @@ def test_a_java_consumer_is_asked_once_what_it_reads(monkeypatch: pytest.MonkeyP
     directory.holder("g", QUEUE, [java], ["h:1"])
     directory.holder("g", QUEUE, [java], ["h:1"])
     assert asked.count(java) == 2
+
+
+def test_a_java_consumer_is_asked_by_one_thread_at_a_time() -> None:
+    asked, begun, answer = list[str](), threading.Event(), threading.Event()
+
+    class Cluster:
+        names = NO_NAMESPACES
+
+        def call_address(self, address: str, request: Any, deadline: float) -> bytes:
+            asked.append(request.ext["clientId"])
+            begun.set()
+            assert answer.wait(60)
+            return JAVA % b"MyOwn"
+
+    directory = membership.Directory(cast(Client, Cluster()))
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(directory.members, "g", ["10.0.0.1@12#34"], ["h:1"], None)
+        assert begun.wait(60)
+        second = threads.submit(directory.members, "g", ["10.0.0.1@12#34"], ["h:1"], None)
+        until(second.running, "the second thread asks")
+        answer.set()
+        assert first.result() == second.result()
+    assert len(asked) == 1

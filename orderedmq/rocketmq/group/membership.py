@@ -191,6 +191,8 @@ class Directory:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = threading.Lock()
+        #: Held while a consumer in another language is asked: see _LOCKS_AGE.
+        self._asking = threading.Lock()
         #: (group, client id) → when the member was asked, and its answer.
         self._known: dict[tuple[str, str], tuple[float, Info | None]] = {}
 
@@ -238,12 +240,26 @@ class Directory:
         An answer is reused for some seconds unless ``fresh``, that of a consumer in another language for ``others`` seconds.
         ``strict``: raises NO_PERMISSION if the account may not ask.
         """
-        at = time.monotonic()
+        begun = time.monotonic()
+        ours = is_ours(client_id)
+
+        def reusable() -> bool:
+            known = self._known.get((group, client_id))
+            age = _SILENCE_AGE if known is None or known[1] is None else _INFO_AGE if ours else others
+            return known is not None and time.monotonic() - known[0] < age and not (fresh and known[0] < begun)
+
+        if reusable():
+            return self._known[group, client_id][1]
+        # The renewing thread and a boundary may ask at the same time. The time limit is for a child that was forked meanwhile.
+        alone = not ours and self._asking.acquire(timeout=2 * _INFO_TIMEOUT)
+        try:
+            return self._known[group, client_id][1] if reusable() else self._ask(group, client_id, brokers, strict=strict)
+        finally:
+            if alone:
+                self._asking.release()
+
+    def _ask(self, group: str, client_id: str, brokers: Sequence[str], *, strict: bool) -> Info | None:
         known = self._known.get((group, client_id))
-        if known is not None and not fresh:
-            age = _SILENCE_AGE if known[1] is None else _INFO_AGE if is_ours(client_id) else others
-            if at - known[0] < age:
-                return known[1]
         found = None
         for address in brokers:
             try:

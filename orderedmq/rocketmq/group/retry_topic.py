@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from orderedmq.conditions import TopicCondition
-from orderedmq.errors import TopicError, aged_out, beyond_end
+from orderedmq.errors import OrderedMQError, TopicError, aged_out, beyond_end
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.messages.topic_anchor import BEYOND, position_of
@@ -38,7 +38,8 @@ class RetryTopic:
         for number, (offset, delay_level) in enumerate(messages):
             try:
                 self._send_back(group, queue, offset, delay_level, max_reconsume_times)
-            except Exception:
+            except OrderedMQError:
+                # The next call begins with this message, and says what is wrong.
                 if not number:
                     raise
                 return number

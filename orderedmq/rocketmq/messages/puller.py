@@ -33,8 +33,6 @@ T = TypeVar("T")
 
 #: Seconds until the average body size is measured again.
 _AVERAGE_AGE: Final = 10.0
-
-
 #: Seconds for which messages that were read ahead wait for the next pull: a topic may be deleted meanwhile.
 _AHEAD_AGE: Final = 10.0
 #: Bytes of the block of `keep_freed_pages`: more than any array that decoding makes.
