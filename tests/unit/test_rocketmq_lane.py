@@ -258,6 +258,24 @@ def test_a_half_open_connection_is_found_by_the_first_deadline(lane_to: Callable
     assert "sent nothing" in error(answers[-1]).message
 
 
+def test_a_half_open_connection_is_found_before_a_deadline_that_is_far_away(lane_to: Callable[..., Lane]) -> None:
+    lane = lane_to(lambda link: link.wait_for_end())
+    lane._stalled = 0.1
+    lane.ask(TEMPLATE, RANGES[:2], soon(600))
+    answers = _until_some(lane)
+    assert lane.closed
+    assert [begin for begin, _, _ in answers] == [0, 32]
+    assert error(answers[0]).sub == "CONNECTION_LOST"
+    assert "sent nothing" in error(answers[-1]).message
+
+
+def test_a_lane_that_nobody_asks_anything_is_not_cut_for_silence(lane_to: Callable[..., Lane]) -> None:
+    lane = lane_to(lambda link: link.wait_for_end())
+    lane._stalled = 0.0
+    assert lane.receive(0.02) == []
+    assert not lane.closed
+
+
 def test_answers_that_lay_there_while_nobody_read_are_not_late(lane_to: Callable[..., Lane]) -> None:
     """Decoding may take long: what came meanwhile is taken before a deadline counts."""
     written = threading.Event()

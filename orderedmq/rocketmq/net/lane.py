@@ -34,6 +34,9 @@ from orderedmq.rocketmq.wire.request import Request, not_supported
 #: in flight have the same error object. (An object with names would cost as much as all else that is done to an answer here.)
 Answer: TypeAlias = tuple[int, int, PullResult | OrderedMQError]
 
+#: Seconds without a byte after which a lane with requests in flight has ended, whatever their deadlines are. A broker drops a pull
+#: that it could not begin within 5 s (BrokerConfig.waitTimeMillsInPullQueue), so after that nothing is gained by waiting.
+STALLED: Final = 6.0
 
 #: A request without an answer: (offset, number of messages, deadline, template).
 _Asked: TypeAlias = tuple[int, int, float, PullTemplate]
@@ -61,6 +64,7 @@ class Lane:
         self.credentials, self.names = credentials, names
         self._transport = transport
         self._silence = silence
+        self._stalled = STALLED
         self._decoder = PullDecoder(_allocate)
         self._numbers = itertools.count()
         #: Requests without an answer, by number, in the order of their deadlines.
@@ -190,6 +194,9 @@ class Lane:
     def _expire(self, answers: list[Answer]) -> None:
         """Give up requests whose deadline has passed; end the lane if the server was silent for too long."""
         now = time.monotonic()
+        if self._asked and now - self._heard >= self._stalled:
+            self._cut(f"{self.address} sent nothing for {self._stalled:g} s")
+            return
         late = []
         for number, asked in self._asked.items():
             if asked[2] > now:
