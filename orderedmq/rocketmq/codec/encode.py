@@ -8,7 +8,7 @@ batch. Properties that RocketMQ would silently change are refused: the error nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -37,13 +37,53 @@ GROUP_BYTES: Final = 32 * 1024 * 1024
 #: totalSize, magic, bodyCRC, flag, bodyLength.
 _HEAD_BYTES: Final = 20
 _FRAME_BYTES: Final = _HEAD_BYTES + 2
-#: Digits of a row's number: enough for more rows than a task ever has.
-_MARK_DIGITS: Final = 12
+#: The most messages of a request, so that a message's place in it has four digits.
+MOST_ROWS: Final = 10_000
+#: The numbers below 10,000 as texts of four digits.
+_DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(10_000)), dtype=np.uint32)
 #: Bytes that a stored record has more than a sent message: other fixed fields, the topic's name, the broker's own properties.
 _STORED_EXTRA: Final = 91 - _FRAME_BYTES + 127 + names.BROKERS_SHARE
 _COLUMNS: Final = {"tags": names.TAGS, "keys": names.KEYS, "sharding_key": names.SHARDING_KEY}
 _SEPARATORS: Final = "[\x01\x02]"
 _EMPTY: Final = pa.scalar("", pa.string())
+
+
+class Stamp(NamedTuple):
+    """A property for each message: ``text``, the message's number (12 digits), and its place in its request (4 digits).
+
+    ``first``: the number of the first message. A task never has 10^12 rows.
+    """
+
+    name: str
+    text: str
+    first: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of the property."""
+        return len(self._prefix) + 17
+
+    @property
+    def _prefix(self) -> bytes:
+        return f"{self.name}\x01{self.text}".encode()
+
+    def texts(self, begin: int, cuts: Sequence[tuple[int, int]]) -> pa.Array:
+        """Return the properties of messages. ``begin`` of them came before; ``cuts``: the rows [start, stop) of each request."""
+        count = cuts[-1][1] if cuts else 0
+        numbers = np.arange(self.first + begin, self.first + begin + count)
+        starts = np.repeat([start for start, _ in cuts], [stop - start for start, stop in cuts])
+        quads = np.empty((count, 4), dtype=np.uint32)
+        quads[:, 0] = _DIGITS[numbers // 10**8]
+        quads[:, 1] = _DIGITS[numbers // 10**4 % 10**4]
+        quads[:, 2] = _DIGITS[numbers % 10**4]
+        quads[:, 3] = _DIGITS[np.arange(count) - starts]
+        prefix = np.frombuffer(self._prefix, dtype=np.uint8)
+        # Fixed widths, since the sizes of rows decide which ones go into a request.
+        out = np.empty((count, self.size), dtype=np.uint8)
+        out[:, : len(prefix)] = prefix
+        out[:, len(prefix) : -1] = quads.view(np.uint8)
+        out[:, -1] = names.VALUE_END[0]
+        return _fixed(out)
 
 
 class SendBody(NamedTuple):
@@ -66,7 +106,7 @@ def encode(
     *,
     extra: Mapping[str, pa.Array | str] | None = None,
     first: int = 0,
-    counted: tuple[str, int] | None = None,
+    stamp: Stamp | None = None,
     reserve: int = 0,
     alone: bool = False,
 ) -> Iterator[SendBody]:
@@ -74,10 +114,10 @@ def encode(
 
     ``rows`` come from `message_rows.normalise`. ``unique_keys`` has a UNIQ_KEY for each row (message_id.UniqueKeys). ``extra``
     has more properties by name: a text for all rows, or an array with a string for each row (null: none). An empty tag, key or
-    sharding key counts as none, as in Java's ``Message``. ``counted`` (a property's name, the number of the first of ``rows``)
-    adds this property to each message, with the number of the first row in the message's request. Properties that only
-    RocketMQ, a column or ``extra`` may set are left out. ``reserve``: bytes that a broker adds to the properties besides its usual
-    share. ``alone``: each row has a request of its own. ``where`` names the target in errors, which count rows from ``first``.
+    sharding key counts as none, as in Java's ``Message``. ``stamp``: a property with a reserved name that numbers the messages.
+    Properties that only RocketMQ, a column or ``extra`` may set are left out. ``reserve``: bytes that a broker adds to the
+    properties besides its usual share. ``alone``: each row has a request of its own. ``where`` names the target in errors, which
+    count rows from ``first``.
 
     Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE before it yields any of the up to 16k rows that are encoded
     together with the bad one.
@@ -90,8 +130,7 @@ def encode(
             name: value if isinstance(value, str) else value.slice(begin, count)
             for name, value in {**given, names.UNIQ_KEY: unique_keys}.items()
         }
-        mark = _Mark(counted[0], counted[1] + begin) if counted is not None else None
-        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, mark, reserve, alone)
+        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, stamp, reserve, alone)
 
 
 def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
@@ -114,38 +153,18 @@ def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-class _Mark(NamedTuple):
-    """The property ``counted`` of rows that are encoded together; ``first`` is the number of the first row."""
-
-    name: str
-    first: int
-
-    @property
-    def size(self) -> int:
-        return len(self._text(0))
-
-    def texts(self, cuts: list[tuple[int, int]]) -> pa.Array:
-        """Return the property of each row. ``cuts``: the rows [start, stop) of each request."""
-        requests = np.repeat(np.arange(len(cuts)), [stop - start for start, stop in cuts])
-        return pa.array([self._text(start) for start, _ in cuts], pa.binary()).take(pa.array(requests))
-
-    def _text(self, row: int) -> bytes:
-        # The width is fixed, since the sizes of rows decide which ones go into a request.
-        return f"{self.name}\x01{self.first + row:0{_MARK_DIGITS}}\x02".encode()
-
-
 def _encode_group(
     rows: pa.RecordBatch,
     extra: Mapping[str, pa.Array | str],
     where: str,
     first: int,
     begin: int,
-    mark: _Mark | None,
+    stamp: Stamp | None,
     reserve: int,
     alone: bool,
 ) -> Iterator[SendBody]:
     body = rows.column("body")
-    more = mark.size if mark is not None else 0
+    more = stamp.size if stamp is not None else 0
     properties = _Properties(rows, extra, where, first + begin).joined(names.MAX_SENT_BYTES - more - reserve).view(pa.binary())
     _, bounds = contents(properties)
     widths = np.diff(bounds) + more
@@ -156,8 +175,8 @@ def _encode_group(
     ends = np.concatenate([[0], np.cumsum(heads[:, 0].astype(np.int64))])
     cuts = [(row, row + 1) for row in range(len(body))] if alone else list(_cuts(ends))
     parts = [_fixed(heads), body, _fixed(widths.astype(">u2").reshape(-1, 1)), properties]
-    if mark is not None:
-        parts.append(mark.texts(cuts))
+    if stamp is not None:
+        parts.append(stamp.texts(begin, cuts))
     joined = pc.binary_join_element_wise(*parts, b"")
     # The joined rows are contiguous, so their buffer is the requests' bodies.
     data = memoryview(joined.buffers()[2]).cast("B") if len(joined) else memoryview(b"")
@@ -181,7 +200,7 @@ def _cuts(ends: Int64s) -> Iterator[tuple[int, int]]:
             int(np.searchsorted(ends, ends[start] + TARGET_BYTES, side="right")),
             int(np.searchsorted(stored, stored[start] + STORED_BYTES, side="right")),
         )
-        stop = max(fits - 1, start + 1)
+        stop = min(max(fits - 1, start + 1), start + MOST_ROWS)
         yield start, stop
         start = stop
 
