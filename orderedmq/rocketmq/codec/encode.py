@@ -8,6 +8,7 @@ batch. Properties that RocketMQ would silently change are refused: the error nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -44,6 +45,8 @@ _DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(10_
 #: Bytes that a stored record has more than a sent message: other fixed fields, the topic's name, the broker's own properties.
 _STORED_EXTRA: Final = 91 - _FRAME_BYTES + 127 + names.BROKERS_SHARE
 _COLUMNS: Final = {"tags": names.TAGS, "keys": names.KEYS, "sharding_key": names.SHARDING_KEY}
+_NAME_END: Final = names.NAME_END[0]
+_VALUE_END: Final = names.VALUE_END[0]
 _SEPARATORS: Final = "[\x01\x02]"
 _EMPTY: Final = pa.scalar("", pa.string())
 
@@ -165,19 +168,19 @@ def _encode_group(
 ) -> Iterator[SendBody]:
     body = rows.column("body")
     more = stamp.size if stamp is not None else 0
-    properties = _Properties(rows, extra, where, first + begin).joined(names.MAX_SENT_BYTES - more - reserve).view(pa.binary())
-    _, bounds = contents(properties)
-    widths = np.diff(bounds) + more
+    properties = _Properties(rows, extra, where, first + begin)
+    texts = properties.parts()
+    widths = properties.sizes(names.MAX_SENT_BYTES - more - reserve) + more
     lengths = pc.binary_length(body).to_numpy().astype(np.int64)
     heads = np.zeros((len(body), _HEAD_BYTES // 4), dtype=">i4")
     heads[:, 0] = _FRAME_BYTES + lengths + widths
     heads[:, 4] = lengths
     ends = np.concatenate([[0], np.cumsum(heads[:, 0].astype(np.int64))])
     cuts = [(row, row + 1) for row in range(len(body))] if alone else list(_cuts(ends))
-    parts = [_fixed(heads), body, _fixed(widths.astype(">u2").reshape(-1, 1)), properties]
+    parts = [_fixed(heads), body, _fixed(widths.astype(">u2").reshape(-1, 1)), *texts]
     if stamp is not None:
         parts.append(stamp.texts(begin, cuts))
-    joined = pc.binary_join_element_wise(*parts, b"")
+    joined = pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
     # The joined rows are contiguous, so their buffer is the requests' bodies.
     data = memoryview(joined.buffers()[2]).cast("B") if len(joined) else memoryview(b"")
     for start, stop in cuts:
@@ -222,30 +225,34 @@ class _Properties:
         self._extra = extra
         self._where = where
         self._first = first
-        #: Texts that are joined in each row, and the number of properties in all rows together.
+        #: Texts that are joined in each row; null is none.
         self._parts: list[pa.Array | str] = []
-        self._entries = 0
+        self._sound = True
 
-    def joined(self, most: int) -> pa.Array:
-        """Return one string per row. Raises MessageError BAD_PROPERTY, or PROPERTIES_TOO_LARGE above ``most`` bytes."""
-        count = self._rows.num_rows
+    def parts(self) -> list[pa.Array | bytes]:
+        """Return binary texts that make a row's properties if they are joined. Raises MessageError BAD_PROPERTY."""
         texts = {name: self._rows.column(column) for column, name in _COLUMNS.items() if column in self._rows.schema.names}
         if "properties" in self._rows.schema.names:
             self._add_map(self._rows.column("properties"))
-        for name, values in texts.items():
-            self._add(name, values)
-        for name, value in self._extra.items():
-            if not isinstance(value, str):
-                self._add(name, value)
-            elif value:
-                self._add_text(f"{name}\x01{value}\x02")
-                self._entries += count
-        # The array of empty texts makes the result an array with a value per row, even if every part is a single text.
-        text = pc.binary_join_element_wise(
-            pa.repeat(_EMPTY, count), *self._parts, _EMPTY, null_handling="replace", null_replacement=""
-        )
-        data, bounds = contents(text)
-        sizes = np.diff(bounds)
+        for name, values in {**texts, **self._extra}.items():
+            if not isinstance(values, str):
+                self._add(name, values)
+            elif values:
+                self._add_text(f"{name}\x01{values}\x02")
+                self._sound = self._sound and not re.search(_SEPARATORS, name + values)
+        if not self._sound:
+            raise self._separator_error({**texts, **self._extra})
+        return [part.encode() if isinstance(part, str) else part.view(pa.binary()) for part in self._parts]
+
+    def sizes(self, most: int) -> Int64s:
+        """Return the bytes of each row's properties. Raises MessageError PROPERTIES_TOO_LARGE above ``most``."""
+        sizes = np.zeros(self._rows.num_rows, dtype=np.int64)
+        for part in self._parts:
+            if isinstance(part, str):
+                sizes += len(part.encode())
+            else:
+                # Arrays with nulls come out of a join, which gives a null no bytes.
+                sizes += np.diff(contents(part)[1])
         if len(sizes) and int(sizes.max()) > most:
             row = int(np.argmax(sizes))
             raise MessageError(
@@ -253,10 +260,7 @@ class _Properties:
                 f"row {self._first + row} for {self._where} has properties of {sizes[row]} bytes, including its tags and keys; at most "
                 f"{most} can be sent",
             )
-        # Each property brings one separator of each kind; any further one is in a name or a value.
-        if np.count_nonzero(data == 1) != self._entries or np.count_nonzero(data == 2) != self._entries:
-            raise self._separator_error({**texts, **self._extra})
-        return text
+        return sizes
 
     def _add(self, name: str, values: pa.Array) -> None:
         """Add a property with a value per row; null or empty adds none."""
@@ -269,7 +273,10 @@ class _Properties:
             self._add_text(f"{name}\x01")
             self._parts.append(values)
             self._add_text("\x02")
-        self._entries += len(values) - values.null_count
+        data, bounds = contents(values)
+        # One pass without a copy. Text seldom has such characters.
+        if len(data := data[bounds[0] : bounds[-1]]) and data.min() <= _VALUE_END:
+            self._sound = self._sound and not np.isin(data, (_NAME_END, _VALUE_END)).any()
 
     def _add_text(self, text: str) -> None:
         """Add the same text to each row. Every part costs some nanoseconds per row, so adjacent texts are merged."""
@@ -299,9 +306,11 @@ class _Properties:
             )
         if pc.any(ours).as_py():
             entries = pc.if_else(ours, _EMPTY, entries)
-        self._entries += len(keys) - (pc.sum(ours).as_py() or 0)
         # The entries of a row are contiguous, so their buffer is the rows' texts.
         data, ends = contents(entries)
+        # Each entry brings one separator of each kind; any further one is in a name or a value.
+        count = len(keys) - (pc.sum(ours).as_py() or 0)
+        self._sound = np.count_nonzero(data == _NAME_END) == np.count_nonzero(data == _VALUE_END) == count
         offsets = ends[bounds].astype(np.int32)
         self._parts.append(pa.Array.from_buffers(pa.string(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(data)]))
 
