@@ -91,7 +91,7 @@ class FakeBroker:
             return self.end
         if request.code == RequestCode.SEND_BATCH_MESSAGE:
             begin, self.end = self.end, self.end + 2
-            return SendResult(SendStatus.SEND_OK, 0, begin, "")
+            return SendResult(SendStatus.SEND_OK, 0, begin)
         return 0
 
 
