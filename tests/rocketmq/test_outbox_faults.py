@@ -26,7 +26,7 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.commit_report import parse_token
 from orderedmq.rocketmq.sink.message_stamp import read_stamp
-from orderedmq.rocketmq.sink.outbox import RocketMQStaging
+from orderedmq.rocketmq.sink.staging import RocketMQStaging
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.rocketmq.outbox_world import QUICK, SHORT_SENDS, World, numbered, rows, spoil
 from tests.rocketmq.proxy import Connection, Network, Path, Way
