@@ -16,7 +16,15 @@ from orderedmq.rocketmq.codec.encode import encode
 from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.sink import message_stamp
 from orderedmq.rocketmq.sink.lookback import Lookback
-from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests, find_messages, sink_digest, sink_name
+from orderedmq.rocketmq.sink.message_stamp import (
+    SinkMessage,
+    Writer,
+    digests,
+    find_messages,
+    read_stamp,
+    sink_digest,
+    sink_name,
+)
 from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, old_stamp, rows_of, split, with_old_stamp
 
 
@@ -240,7 +248,9 @@ def test_a_stamp_that_makes_no_sense_is_none(few: int, monkeypatch: pytest.Monke
         {"OMQ": f"{digest}.1..2.000000000003001"},
         {"OMQ": f"{digest}.1..2.0000000000030001\n"},
         {"OMQ": f"{digest}.1.X.2.0000000000030001"},
-        {"OMQ": f"{digest}.{'9' * 19}..2.0000000000030001"},
+        {"OMQ": f"{digest}.{2**63}..2.0000000000030001"},
+        {"OMQ": f"{digest}.{'9' * 20}..2.0000000000030001"},
+        {**old, "OMQ_BATCH": str(2**63)},
         {"OMQ": f"{digest}.1.0a1b2c3d.1.0000000000030004"},
         # A message has one of them.
         {"OMQ": f"{digest}.1..2.0000000000050001", **old},
@@ -254,8 +264,8 @@ def test_a_stamp_that_makes_no_sense_is_none(few: int, monkeypatch: pytest.Monke
         (6, 1, 1, 3, 2, "", False),
         (7, 1, 2, 3, 3, "", True),
         (9, 1, 2, 3, 2, "", True),
-        (16, 1, 1, 3, 0, "0a1b2c3d", True),
-        (17, 1, 2, 5, 4, "", True),
+        (18, 1, 1, 3, 0, "0a1b2c3d", True),
+        (19, 1, 2, 5, 4, "", True),
     ]
 
 
@@ -265,13 +275,22 @@ def test_stamps_are_read_alike_by_column_and_one_by_one(seed: int) -> None:
     draw = random.Random(seed)
     messages = []
     for _ in range(draw.randint(1, 12)):
-        writer = Writer(draw.choice([SINK, "other"]), draw.randint(0, 2), draw.randint(0, 2), draw.choice(["", "0a1b2c3d"]))
-        [body] = encode(rows_of(["a1"]), pa.array(["U"]), "", stamp=writer.stamp(draw.randrange(10**12)))
+        # A batch's number may be a time in nanoseconds.
+        writer = Writer(
+            draw.choice([SINK, "other"]), draw.choice([0, 1, 2**63 - 1]), draw.randint(0, 2), draw.choice(["", "0a1b2c3d"])
+        )
+        sequence = draw.randrange(10**12)
+        [body] = encode(rows_of(["a1"]), pa.array(["U"]), "", stamp=writer.stamp(sequence))
+        for message in (split(body)[0], with_old_stamp(split(body)[0])):
+            if writer.sink == SINK:
+                expected = SinkMessage(0, writer.batch, writer.partition, sequence, b"", sequence, writer.run)
+                assert read_stamp(message.properties, SINK) == expected
         messages += [draw.choice([message, with_old_stamp(message)]) for message in split(body)]
     world = Queue(messages)
     [batch] = world.read(0, len(messages), len(messages))
-    writer = Writer(SINK, draw.randint(0, 2), draw.randint(0, 2), draw.choice(["", "0a1b2c3d"]))
+    writer = Writer(SINK, draw.choice([0, 1, 2**63 - 1]), draw.randint(0, 2), draw.choice(["", "0a1b2c3d"]))
     plain = message_stamp._find_one_by_one(batch, writer)
+    assert len(plain) == sum(read_stamp(message.properties, SINK) is not None for message in messages)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(message_stamp, "_FEW", 0)
         found = find_messages(batch, writer)

@@ -53,10 +53,12 @@ COLUMNS: Final = ("queue_offset", "body", "tags", "keys", "sharding_key", "prope
 
 _PLAIN = re.compile(r"[A-Za-z0-9_:.@/-]{1,100}")
 _BOOKMARK_GROUP = re.compile(GROUP_PREFIX + "[0-9a-f]{24}")
-_NUMBER: Final = "^[0-9]{1,18}$"
+#: Digits of a number of 63 bits; not all numbers of 19 digits are.
+_NUMBER: Final = "^[0-9]{1,19}$"
+_LARGEST: Final = 2**63 - 1
 #: A stamp's value, as Python and Arrow (RE2) both read it.
 _STAMP: Final = (
-    r"^(?P<sink>[A-Za-z0-9_-]{11})\.(?P<batch>[0-9]{1,18})\.(?P<run>[0-9a-f]*)\.(?P<partition>[0-9]{1,18})"
+    r"^(?P<sink>[A-Za-z0-9_-]{11})\.(?P<batch>[0-9]{1,19})\.(?P<run>[0-9a-f]*)\.(?P<partition>[0-9]{1,18})"
     r"\.(?P<sequence>[0-9]{12})(?P<place>[0-9]{4})$"
 )
 _OLD_NUMBERS: Final = (SINK_BATCH, SINK_PARTITION, SINK_SEQUENCE, SINK_REQUEST)
@@ -207,25 +209,32 @@ def _stamps(properties: pa.Array, writer: Writer) -> _Stamps:
     found = pc.extract_regex(pc.map_lookup(properties, SINK_STAMP, "last"), _STAMP)
     rows = np.flatnonzero(_is_true(pc.equal(pc.struct_field(found, "sink"), sink_digest(writer.sink))))
     found = found.take(pa.array(rows))
-    names = ("batch", "partition", "sequence", "place")
-    batches, partitions, sequences, places = (pc.struct_field(found, name).cast(pa.int64()).to_numpy() for name in names)
-    return _Stamps(
-        rows, batches, partitions, sequences, np.maximum(sequences - places, 0), pc.struct_field(found, "run").cast(pa.string())
-    )
+    numbers, sound = _numbers([pc.struct_field(found, name) for name in ("batch", "partition", "sequence", "place")])
+    batches, partitions, sequences, places = numbers
+    runs = pc.struct_field(found, "run").cast(pa.string()).filter(pa.array(sound))
+    return _Stamps(rows[sound], batches, partitions, sequences, np.maximum(sequences - places, 0), runs)
 
 
 def _old_stamps(properties: pa.Array, writer: Writer, others: Int64s) -> _Stamps:
     """Return the stamps of release 0.1, except on the messages ``others``."""
     rows = np.flatnonzero(_is_true(pc.equal(pc.map_lookup(properties, SINK_ID, "last"), writer.sink)))
+    rows = rows[~np.isin(rows, others)]
     properties = properties.take(pa.array(rows))
-    texts = [pc.map_lookup(properties, name, "last") for name in _OLD_NUMBERS]
-    sound = ~np.isin(rows, others)
-    for text in texts:
-        sound &= _is_true(pc.match_substring_regex(text, _NUMBER))
-    kept = pa.array(sound)
-    batches, partitions, sequences, requests = (text.filter(kept).cast(pa.int64()).to_numpy() for text in texts)
-    runs = pc.fill_null(pc.map_lookup(properties.filter(kept), SINK_RUN, "last"), "").cast(pa.string())
+    numbers, sound = _numbers([pc.map_lookup(properties, name, "last") for name in _OLD_NUMBERS])
+    batches, partitions, sequences, requests = numbers
+    runs = pc.fill_null(pc.map_lookup(properties, SINK_RUN, "last"), "").cast(pa.string()).filter(pa.array(sound))
     return _Stamps(rows[sound], batches, partitions, sequences, np.minimum(requests, sequences), runs)
+
+
+def _numbers(columns: Sequence[pa.Array]) -> tuple[list[Int64s], npt.NDArray[np.bool_]]:
+    """Return the numbers in the rows whose texts are all numbers, and which rows these are."""
+    wide, sound = [], np.ones(len(columns[0]), dtype=bool)
+    for texts in columns:
+        digits = pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False)
+        numbers = pc.if_else(digits, texts, "0").cast(pa.uint64()).to_numpy()
+        sound &= _is_true(digits) & (numbers <= _LARGEST)
+        wide.append(numbers)
+    return [numbers[sound].astype(np.int64) for numbers in wide], sound
 
 
 def _is_true(values: pa.Array) -> npt.NDArray[np.bool_]:
@@ -236,13 +245,17 @@ def _is_true(values: pa.Array) -> npt.NDArray[np.bool_]:
 def read_stamp(properties: Mapping[str, str], sink: str) -> SinkMessage | None:
     """Return the sink's stamp on a message, with offset 0 and no digest; None if there is none, or a malformed one."""
     found = re.fullmatch(_STAMP, properties.get(SINK_STAMP, ""))
-    if found is not None and found["sink"] == sink_digest(sink):
+    if (
+        found is not None
+        and found["sink"] == sink_digest(sink)
+        and max(int(found["batch"]), int(found["partition"])) <= _LARGEST
+    ):
         sequence = int(found["sequence"])
         request = max(sequence - int(found["place"]), 0)
         return SinkMessage(0, int(found["batch"]), int(found["partition"]), sequence, b"", request, found["run"])
     if properties.get(SINK_ID) == sink:
         numbers = [properties.get(name, "") for name in _OLD_NUMBERS]
-        if all(re.fullmatch(_NUMBER, number) for number in numbers):
+        if all(re.fullmatch(_NUMBER, number) and int(number) <= _LARGEST for number in numbers):
             batch, partition, sequence, request = map(int, numbers)
             return SinkMessage(0, batch, partition, sequence, b"", min(request, sequence), properties.get(SINK_RUN, ""))
     return None
