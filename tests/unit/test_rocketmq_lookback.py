@@ -227,7 +227,7 @@ def test_what_is_said_is_compared_and_nothing_else() -> None:
     assert digests(rows_of(["a1"]).select(["body"])) != digests(rows_of(["a1"]))
 
 
-@pytest.mark.parametrize("few", [0, 20])
+@pytest.mark.parametrize("few", [0, 99])
 def test_a_stamp_that_makes_no_sense_is_none(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_stamp, "_FEW", few)
     old = old_stamp(SinkMessage(0, 1, 2, 3, b"", 2))
