@@ -242,8 +242,8 @@ def sink(bench: Bench) -> list[Figure]:
     found = interleaved(
         bench.rounds,
         {
-            "ours": written,
-            "batch": lambda: made.java.speed("batch", "sent", rows // 2),
+            "ours": lambda: _with_brokers(made, rows, written),
+            "batch": lambda: _with_brokers(made, rows // 2, lambda: made.java.speed("batch", "sent", rows // 2)),
             "ordered": lambda: made.java.speed("ordered", "sent", rows // 25),
         },
     )
@@ -258,6 +258,12 @@ def sink(bench: Bench) -> list[Figure]:
             mine["micro-batch"], ordered, f"with a sharding key, against Java's ordered send, 8 threads{made.note}", 20.0, case
         ),
         _against(mine["whole query"], batch, f"whole query, against Java's batches of 1000{made.note}", None, case),
+        _cpu(
+            f"CPU of the brokers, against Java's batches of 1000{made.note}",
+            found["ours"]["broker"],
+            found["batch"]["broker"],
+            case,
+        ),
     ]
 
 

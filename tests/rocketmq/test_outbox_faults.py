@@ -25,7 +25,8 @@ from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue
 from orderedmq.rocketmq.sink.commit_report import parse_token
-from orderedmq.rocketmq.sink.outbox import RocketMQStaging
+from orderedmq.rocketmq.sink.message_stamp import read_stamp
+from orderedmq.rocketmq.sink.staging import RocketMQStaging
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.rocketmq.outbox_world import QUICK, SHORT_SENDS, World, numbered, rows, spoil
 from tests.rocketmq.proxy import Connection, Network, Path, Way
@@ -109,7 +110,7 @@ def test_a_cut_at_any_byte_of_a_send_leaves_each_row_once_in_order(
 
 
 def assert_stamps_are_unique(world: World) -> None:
-    seen: Counter[tuple[str, ...]] = Counter()
+    seen: Counter[tuple[MessageQueue, int, str, int, int]] = Counter()
     for queue in world.queues:
         end = world.log.bounds([queue])[queue].max_offset
         at = 0
@@ -117,9 +118,9 @@ def assert_stamps_are_unique(world: World) -> None:
             found = world.log.pull(queue, at, 1 << 20, 1 << 30, ("properties",)).column(0).to_pylist()
             at += len(found)
             seen.update(
-                (str(queue), *(dict(pairs).get(f"OMQ_{name}", "") for name in ("BATCH", "RUN", "PARTITION", "SEQUENCE")))
+                (queue, stamp.batch, stamp.run, stamp.partition, stamp.sequence)
                 for pairs in found
-                if "OMQ_SINK" in dict(pairs)
+                if (stamp := read_stamp(dict(pairs), world.sink)) is not None
             )
     assert seen
     assert max(seen.values()) == 1

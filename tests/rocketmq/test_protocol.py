@@ -107,7 +107,6 @@ def test_messages_one_by_one_and_in_a_batch(world: World) -> None:
     assert (first.status, first.queue_id, first.queue_offset) == (SendStatus.SEND_OK, 0, 0)
     batch = world.send(inner(*((b"%d" % i, b"TAGS\x01b\x02N\x01%d\x02" % i) for i in range(40))), batch=True)
     assert batch.queue_offset == 1
-    assert len(batch.message_id.split(",")) == 40
     world.visible(41)
     found = world.pull(0, 1000)
     # The broker gives 32 at most, and says itself where to go on.

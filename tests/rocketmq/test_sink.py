@@ -112,14 +112,14 @@ def test_a_batch_that_comes_again_with_keyless_rows_in_another_order_is_there_on
     assert Counter(bodies(broker, topic)) == Counter(f"row-{number // 2 * 2}" for number in range(ROWS))
 
 
-def stamps(broker: Broker, topic: str) -> list[dict[str, str]]:
-    """Who sent each message."""
-    out: list[dict[str, str]] = []
+def stamps(broker: Broker, topic: str) -> list[list[str]]:
+    """Who sent each message: sink, batch, run, partition."""
+    out: list[list[str]] = []
     for queue, end in zip(broker.log.queues(topic), counts(broker, topic)):
         at = 0
         while at < end:
             rows = broker.log.pull(queue, at, end - at, 1 << 24, ("properties",))
-            out += [dict(pairs) for pairs in rows.column("properties").to_pylist()]
+            out += [dict(pairs)["OMQ"].split(".") for pairs in rows.column("properties").to_pylist()]
             at += rows.num_rows
     return out
 
@@ -167,7 +167,7 @@ def test_a_killed_query_that_goes_on_with_more_cores_writes_each_row_once(
             for name in settings:
                 spark.conf.unset(name)
         assert Counter(bodies(broker, topic)) == expected
-        sent = Counter((found["OMQ_RUN"], found["OMQ_PARTITION"]) for found in stamps(broker, topic))
+        sent = Counter((run, partition) for _, _, run, partition, _ in stamps(broker, topic))
     runs = Counter(run for run, _ in sent)
     assert len(runs) == 2
     assert sorted(runs.values())[-1] > 2, "the batch was not in other partitions"

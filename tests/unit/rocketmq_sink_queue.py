@@ -19,7 +19,7 @@ from orderedmq.rocketmq.codec.properties import parse_properties
 from orderedmq.rocketmq.sink import commit_report
 from orderedmq.rocketmq.sink.commit_report import Token, Verdict, judge, parse_token
 from orderedmq.rocketmq.sink.contested import settle
-from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer
+from orderedmq.rocketmq.sink.message_stamp import COLUMNS, SinkMessage, Writer, read_stamp
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 
 QUEUE = MessageQueue("t", "broker-a", 0)
@@ -55,6 +55,26 @@ def split(body: SendBody) -> list[Stored]:
     return out
 
 
+def with_old_stamp(message: Stored) -> Stored:
+    """The message as release 0.1 would have sent it."""
+    stamp = read_stamp(message.properties, SINK)
+    if stamp is None:
+        return message
+    kept = {name: value for name, value in message.properties.items() if name != "OMQ"}
+    return Stored(message.body, {**kept, **old_stamp(stamp)})
+
+
+def old_stamp(stamp: SinkMessage) -> dict[str, str]:
+    return {
+        "OMQ_SINK": SINK,
+        "OMQ_BATCH": str(stamp.batch),
+        **({"OMQ_RUN": stamp.run} if stamp.run else {}),
+        "OMQ_PARTITION": str(stamp.partition),
+        "OMQ_SEQUENCE": str(stamp.sequence),
+        "OMQ_REQUEST": f"{stamp.request:012}",
+    }
+
+
 @dataclass
 class Queue:
     """A queue, who has its lock, the sink's bookmark in it, and the sink's newest committed batch."""
@@ -65,9 +85,9 @@ class Queue:
     first_visit: bool = True
     committed: int = -1
 
-    def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
-        for at in range(begin, end, 3):
-            part = range(at, min(at + 3, end))
+    def read(self, begin: int, end: int, step: int = 3) -> Iterator[pa.RecordBatch]:
+        for at in range(begin, end, step):
+            part = range(at, min(at + step, end))
             chosen = [self.messages[offset] for offset in part]
             columns = {
                 "queue_offset": list(part),
@@ -84,8 +104,9 @@ class Queue:
         return [
             message.properties["name"]
             for message in self.messages
-            if message.properties.get("OMQ_BATCH") == str(batch)
-            and (partition is None or message.properties["OMQ_PARTITION"] == str(partition))
+            if (stamp := read_stamp(message.properties, SINK)) is not None
+            and stamp.batch == batch
+            and partition in (None, stamp.partition)
         ]
 
 

@@ -234,7 +234,7 @@ def test_rows_are_held_to_the_end_and_sent_alone_with_their_delay(cluster: FakeC
     assert [body for body, _ in cluster.sent] == ["0", "1", "0"]
     assert ["DELAY\x012\x02" in text for _, text in cluster.sent] == [True, False, False]
     assert f"TIMER_DELIVER_MS\x01{NOW}\x02" in cluster.sent[2][1]
-    assert not any("OMQ_" in text for _, text in cluster.sent)
+    assert not any("OMQ" in text for _, text in cluster.sent)
     ordinary = QueueReport(QUEUE, 4, 6, sent=2)
     [report] = work.add_to([ordinary])
     assert (report.begin, report.end, report.sent, report.delayed, report.newest) == (4, 6, 2, 3, 6)

@@ -25,9 +25,21 @@ from orderedmq.rocketmq.codec import encode
 from orderedmq.rocketmq.sink import commit_report, lookback, message_stamp, queue_writer
 from orderedmq.rocketmq.sink.commit_report import QueueReport, Token, Verdict, judge, parse_token
 from orderedmq.rocketmq.sink.lookback import Ledger, Lookback
-from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer
+from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, read_stamp
 from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
-from tests.unit.rocketmq_sink_queue import QUEUE, SINK, Crash, FakePort, Queue, Stored, attempt, commit, rows_of, written
+from tests.unit.rocketmq_sink_queue import (
+    QUEUE,
+    SINK,
+    Crash,
+    FakePort,
+    Queue,
+    Stored,
+    attempt,
+    commit,
+    rows_of,
+    with_old_stamp,
+    written,
+)
 
 FATES = ["busy", "lost", "stored", "crash", "crash after", "stolen", "others"]
 
@@ -92,6 +104,9 @@ def scenario(draw: random.Random) -> None:
             if not last and draw.random() < 0.4:
                 spoilt = draw.randrange(len(layout.partitions))
                 try_once(world, number, layout, spoilt, lambda: draw.choice(["ok", "ok", "crash", "crash after"]), draw)
+            if not last and draw.random() < 0.3:
+                # That run was of the release before, and this one goes on.
+                world.messages = [with_old_stamp(message) for message in world.messages]
             committed = world.bookmark
             if last or (lives == len(layout.partitions) and draw.random() < 0.3):
                 verdict = commit_until_it_does_not_die(world, batch, receipts, draw)
@@ -106,9 +121,9 @@ def scenario(draw: random.Random) -> None:
         for key in "ab" if ordered else "":
             assert [name for name in there if name[0] == key] == [name for name in names if name[0] == key]
     sequences = Counter(
-        tuple(message.properties.get(name) for name in ("OMQ_BATCH", "OMQ_RUN", "OMQ_PARTITION", "OMQ_SEQUENCE"))
+        (stamp.batch, stamp.run, stamp.partition, stamp.sequence)
         for message in world.messages
-        if "OMQ_SINK" in message.properties
+        if (stamp := read_stamp(message.properties, SINK)) is not None
     )
     assert max(sequences.values(), default=1) == 1, sequences
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import LockError, RocketMQUnavailableError, SinkError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.sink.bookmarks import ENTRIES, Entry
+from orderedmq.rocketmq.sink.bookmarks import COMMITTED, ENTRIES, Entry
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
 from orderedmq.rocketmq.sink.message_stamp import Writer
+from orderedmq.rocketmq.sink.queue_writer import QueueWriter, Start
 from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.message_requests import SendResult, SendStatus
 from orderedmq.rocketmq.wire.request import Request
+from tests.unit.rocketmq_sink_queue import Queue, Stored, rows_of
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 TIMING = Timing()
@@ -64,6 +69,7 @@ class FakeBroker:
     def __init__(self) -> None:
         self.locks: dict[MessageQueue, str] = {}
         self.numbers: dict[int, int] = {}
+        self.end = 1
 
     def answer(self, request: Request[Any]) -> Any:
         if request.code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
@@ -81,6 +87,11 @@ class FakeBroker:
         if request.code == RequestCode.QUERY_CONSUMER_OFFSET:
             number = int(request.ext["queueId"])
             return self.numbers.get(number, 1 if number == 0 else 0)
+        if request.code == RequestCode.GET_MAX_OFFSET:
+            return self.end
+        if request.code == RequestCode.SEND_BATCH_MESSAGE:
+            begin, self.end = self.end, self.end + 2
+            return SendResult(SendStatus.SEND_OK, 0, begin)
         return 0
 
 
@@ -93,6 +104,7 @@ class FakeConnection:
         self.grants = True
         self.takes = 0.0
         self.asked: list[RequestCode] = []
+        self.writes = 0
 
     def call(self, request: Request[Any], deadline: float) -> Any:
         self.asked.append(request.code)
@@ -101,8 +113,22 @@ class FakeConnection:
             return frozenset()
         return self.broker.answer(request)
 
+    def send_all(self, asked: list[tuple[Request[Any], None]], deadline: float) -> list[FakePending]:
+        self.writes += 1
+        return [FakePending(self.call(request, deadline)) for request, _ in asked]
+
     def close(self) -> None:
         self.closed = True
+
+
+@dataclass
+class FakePending:
+    """A request with its answer."""
+
+    answer: Any
+
+    def result(self) -> Any:
+        return self.answer
 
 
 class FakeClient:
@@ -131,10 +157,17 @@ class FakeClient:
 
 
 class FakeLog:
-    """Nothing is read."""
+    """A message of nobody at each offset."""
+
+    def __init__(self) -> None:
+        self.pulls = 0
 
     def reading(self, how: PullSettings) -> FakeLog:
         return self
+
+    def pull(self, queue: MessageQueue, begin: int, count: int, most: int, columns: Sequence[str]) -> pa.RecordBatch:
+        self.pulls += 1
+        return next(iter(Queue([Stored(b"", {})] * (begin + count)).read(begin, begin + count, count)))
 
 
 class Case:
@@ -145,7 +178,8 @@ class Case:
             self.broker.numbers[ENTRIES] = Entry.of(writer).value
         self.stop = FakeStop()
         self.waits = 0
-        self.port = RocketMQQueue(self.client, FakeLog(), QUEUE, writer, name, TIMING, self.stop, self._waits)  # type: ignore[arg-type]
+        self.log = FakeLog()
+        self.port = RocketMQQueue(self.client, self.log, QUEUE, writer, name, TIMING, self.stop, self._waits)  # type: ignore[arg-type]
 
     def _waits(self) -> None:
         self.waits += 1
@@ -253,6 +287,96 @@ def test_a_broker_that_is_busy_full_or_away_is_borne_with_for_a_while(sub: str, 
     assert caught.value is error
     assert TIMING.patience <= time.monotonic() - began < TIMING.patience + 2
     assert bool(case.client.doubts) is doubts
+
+
+# --- what a task asks
+
+
+READ = [RequestCode.QUERY_CONSUMER_OFFSET] * 3 + [RequestCode.GET_MAX_OFFSET]
+
+
+def test_the_usual_task_asks_for_the_lock_for_all_numbers_at_once_and_for_one_pull() -> None:
+    case = Case()
+    writer = QueueWriter(case.port, Writer("s", 0, 0), 0)
+    for first in (0, 2):
+        writer.write(rows_of(["a1", "a2"]), first)
+    send = RequestCode.SEND_BATCH_MESSAGE
+    assert case.client.used.asked == [RequestCode.LOCK_BATCH_MQ, *READ, send, send]
+    assert case.client.used.writes == 1
+    assert case.log.pulls == 1
+    writer.let_go()
+    # The answers to the sends have said where the rows are: one look whether they can be read yet.
+    assert case.client.used.asked[7:] == [RequestCode.GET_MAX_OFFSET, RequestCode.UNLOCK_BATCH_MQ]
+
+
+def test_the_first_task_of_a_batch_makes_its_run_the_queue_s_writer_and_asks_nothing_twice() -> None:
+    case = attempt_of(FakeBroker(), NEW, 0)
+    case.broker.numbers[ENTRIES] = Entry(4, 6, 10).value
+    case.port.acquire()
+    assert case.port.start() == Start(1, 1, -1)
+    gate = [
+        RequestCode.LOCK_BATCH_MQ,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.UPDATE_CONSUMER_OFFSET,
+        RequestCode.UNLOCK_BATCH_MQ,
+    ]
+    assert case.client.used.asked == [RequestCode.LOCK_BATCH_MQ, *READ, *gate]
+
+
+def test_what_was_read_before_another_run_s_task_had_ended_is_read_again() -> None:
+    """Or the rows that it sent meanwhile would be sent twice."""
+    broker = FakeBroker()
+    old = attempt_of(broker, OLD, 0)
+    old.port.acquire()
+
+    def end_old() -> None:
+        broker.end, broker.numbers[COMMITTED] = 9, 8
+        old.port.release(0)
+
+    new = attempt_of(broker, NEW, 0)
+    new.stop.meanwhile = [end_old]
+    new.port.acquire()
+    assert not new.stop.meanwhile
+    assert new.port.start() == Start(9, 1, 7)
+
+
+@pytest.mark.parametrize("sibling", [False, True])
+def test_what_was_read_before_another_run_came_between_is_read_again(sibling: bool) -> None:
+    """Also if a task of the same run has made the queue its run's since, for fewer partitions."""
+    broker = FakeBroker()
+    broker.numbers[ENTRIES] = known = Entry(4, 6, 10).value
+    new = attempt_of(broker, NEW, 5)
+    locked = new.port._lock_all
+
+    def old_comes_first(keys: list[MessageQueue], **more: Any) -> Any:
+        if broker.numbers[ENTRIES] == known and len(broker.locks) == 1:
+            old = attempt_of(broker, OLD, 0)
+            old.port.acquire()
+            broker.end = 9
+            old.port.release(0)
+            if sibling:
+                attempt_of(broker, NEW, 0).port.acquire()
+        return locked(keys, **more)
+
+    new.port._lock_all = old_comes_first  # type: ignore[assignment, method-assign]
+    new.port.acquire()
+    assert broker.end == 9
+    assert new.port.start().end == 9
+
+
+def test_an_end_that_was_read_before_the_bookmark_is_read_again_before_the_bookmark_counts_as_lost() -> None:
+    case = Case()
+    case.broker.numbers[0] = 5
+    case.port.acquire()
+    case.broker.end = 5
+    assert case.port.start() == Start(5, 5, -1)
+    # The queue is shorter than the bookmark says.
+    case.port.acquire()
+    case.broker.end = 4
+    assert case.port.start() == Start(5, 5, -1)
+    case.broker.end = 4
+    assert case.port.start() == Start(4, None, -1)
+    assert case.broker.numbers[0] == 0
 
 
 # --- runs of one batch

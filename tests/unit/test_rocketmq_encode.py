@@ -22,7 +22,7 @@ from orderedmq.model import (
     is_reserved,
 )
 from orderedmq.rocketmq.codec import encode as module
-from orderedmq.rocketmq.codec.encode import SendBody, encode
+from orderedmq.rocketmq.codec.encode import SendBody, Stamp, encode
 from orderedmq.rocketmq.codec.properties import BROKERS_SHARE, MAX_SENT_BYTES, parse_properties
 from orderedmq.rocketmq.codec.stored_message import parse_batch
 
@@ -230,32 +230,40 @@ def test_a_message_that_is_too_large_for_a_batch_goes_alone(size: int) -> None:
     assert [one.properties is not None for one in bodies if one.first == 1] == ([alone] if len(bodies) == 3 else [])
 
 
-def test_each_message_says_with_which_row_its_request_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_message_says_its_number_and_its_place_in_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 1000)
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.MAX_BATCH_BYTES", 3000)
     monkeypatch.setattr("orderedmq.rocketmq.codec.encode.GROUP_ROWS", 30)
     rows = batch(
         body=[b"x" * (5000 if number == 20 else number % 300) for number in range(100)], tags=[str(n) for n in range(100)]
     )
-    for counted in (("FIRST", 7), None):
-        bodies = list(encode(rows, unique(100), "queue q", counted=counted))
+    first = 9_999_999_950
+    for stamp in (Stamp("S", "a.", first), None):
+        bodies = list(encode(rows, unique(100), "queue q", stamp=stamp))
         messages = read(bodies)
         assert [properties["TAGS"] for _, properties in messages] == [str(number) for number in range(100)]
         assert sum(one.properties is not None for one in bodies) == 1
-        firsts = [one.first + 7 for one in bodies for _ in range(one.rows)]
-        assert len(set(firsts)) > 10
-        assert [properties.get("FIRST") for _, properties in messages] == [
-            f"{first:012d}" if counted else None for first in firsts
+        places = [(one.first + place, place) for one in bodies for place in range(one.rows)]
+        assert sum(place == 0 for _, place in places) > 10
+        assert [properties.get("S") for _, properties in messages] == [
+            f"a.{first + number:012d}{place:04d}" if stamp else None for number, place in places
         ]
 
 
-def test_the_request_s_row_counts_among_a_message_s_properties() -> None:
-    most = MAX_SENT_BYTES - len("UNIQ_KEY\x01U0\x02a\x01\x02FIRST\x01\x02") - 12
+def test_a_request_has_at_most_ten_thousand_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.STORED_BYTES", 1 << 40)
+    bodies = list(encode(batch(body=[b""] * 10_001), unique(10_001), "queue q", stamp=Stamp("S", "", 0)))
+    assert [one.rows for one in bodies] == [10_000, 1]
+    assert [properties["S"][12:] for _, properties in read(bodies)][-2:] == ["9999", "0000"]
+
+
+def test_the_stamp_counts_among_a_message_s_properties() -> None:
+    most = MAX_SENT_BYTES - len("UNIQ_KEY\x01U0\x02a\x01\x02S\x01text\x02") - 16
     fits, too_long = (batch(body=[b""], properties=[[("a", "x" * size)]]) for size in (most, most + 1))
-    [body] = encode(fits, unique(1), "queue q", counted=("FIRST", 0))
+    [body] = encode(fits, unique(1), "queue q", stamp=Stamp("S", "text", 0))
     assert len(read([body])[0][1]["a"]) == most
     with pytest.raises(MessageError, match="row 0 for queue q has properties of"):
-        list(encode(too_long, unique(1), "queue q", counted=("FIRST", 0)))
+        list(encode(too_long, unique(1), "queue q", stamp=Stamp("S", "text", 0)))
 
 
 # -- refused

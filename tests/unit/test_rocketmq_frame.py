@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orderedmq.errors import ProtocolError
+from orderedmq.rocketmq.wire import frame
 from orderedmq.rocketmq.wire.codes import VERSION, LanguageCode
 from orderedmq.rocketmq.wire.frame import MAX_SENT_FRAME, FrameDecoder, RemotingCommand, encode, encode_parts
 
@@ -147,6 +148,36 @@ def test_fields_that_are_no_text_become_it() -> None:
     (command,) = FrameDecoder().feed(framed(binary(0, 1, 1, "", {}, language=99), kind=1))
     assert command.language is LanguageCode.OTHER
     assert command.remark is None
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["msgId", "queueOffset", '"msgId":"', "a"]), TEXT | st.sampled_from(['"msgId":"', "0A,1F", '\\"', "é"])
+    ),
+    TEXT,
+    st.booleans(),
+)
+def test_ids_that_are_skipped_change_nothing_else(ext: dict[str, str], remark: str, escaped: bool) -> None:
+    header = {"code": 0, "remark": remark, "extFields": ext, "opaque": 7, "flag": 1}
+    given = framed(json.dumps(header, separators=(",", ":"), ensure_ascii=escaped).encode())
+    [plain] = FrameDecoder().feed(given)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frame, "_LONG_HEADER", 0)
+        [found] = FrameDecoder().feed(given)
+    assert found.ext.get("msgId") in ("", ext.get("msgId"))
+    found.ext = {**found.ext, **({"msgId": ext["msgId"]} if "msgId" in ext else {})}
+    assert found == plain
+
+
+def test_the_answer_to_a_batch_is_decoded_without_the_ids_of_its_messages() -> None:
+    ids = ",".join(f"7F00000100002A9F{number:016X}" for number in range(1000))
+    header = {"code": 0, "extFields": {"queueId": "1", "msgId": ids, "queueOffset": "42"}, "opaque": 7, "flag": 1}
+    [found] = FrameDecoder().feed(framed(json.dumps(header, separators=(",", ":")).encode()))
+    assert found.ext == {"queueId": "1", "msgId": "", "queueOffset": "42"}
+    for odd in (ids + '\\"', ids + "é"):
+        header["extFields"] = {"msgId": odd}
+        [found] = FrameDecoder().feed(framed(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()))
+        assert found.ext == {"msgId": odd}
 
 
 BAD_HEADERS: list[Any] = [

@@ -12,11 +12,20 @@ from hypothesis import strategies as st
 
 from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.model import PRODUCER_SCHEMA
+from orderedmq.rocketmq.codec.encode import encode
 from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.sink import message_stamp
 from orderedmq.rocketmq.sink.lookback import Lookback
-from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests, find_messages, sink_name
-from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, rows_of
+from orderedmq.rocketmq.sink.message_stamp import (
+    SinkMessage,
+    Writer,
+    digests,
+    find_messages,
+    read_stamp,
+    sink_digest,
+    sink_name,
+)
+from tests.unit.rocketmq_sink_queue import SINK, Queue, Stored, old_stamp, rows_of, split, with_old_stamp
 
 
 def test_the_usual_look_is_one_small_step() -> None:
@@ -218,26 +227,78 @@ def test_what_is_said_is_compared_and_nothing_else() -> None:
     assert digests(rows_of(["a1"]).select(["body"])) != digests(rows_of(["a1"]))
 
 
-@pytest.mark.parametrize("few", [0, 8])
+@pytest.mark.parametrize("few", [0, 99])
 def test_a_stamp_that_makes_no_sense_is_none(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_stamp, "_FEW", few)
-    good = {"OMQ_SINK": SINK, "OMQ_BATCH": "1", "OMQ_PARTITION": "2", "OMQ_SEQUENCE": "3", "OMQ_REQUEST": "2"}
+    old = old_stamp(SinkMessage(0, 1, 2, 3, b"", 2))
+    digest = sink_digest(SINK)
     stamps = [
         {},
-        good,
-        {**good, "OMQ_SINK": "other"},
-        {**good, "OMQ_BATCH": "-1"},
-        {**good, "OMQ_SEQUENCE": "9" * 30},
-        {name: value for name, value in good.items() if name != "OMQ_PARTITION"},
-        {**good, "OMQ_PARTITION": "1"},
-        {**good, "OMQ_REQUEST": "4"},
-        {**good, "OMQ_REQUEST": ""},
+        old,
+        {**old, "OMQ_SINK": "other"},
+        {**old, "OMQ_BATCH": "-1"},
+        {**old, "OMQ_SEQUENCE": "9" * 30},
+        {name: value for name, value in old.items() if name != "OMQ_PARTITION"},
+        {**old, "OMQ_PARTITION": "1"},
+        {**old, "OMQ_REQUEST": "4"},
+        {**old, "OMQ_REQUEST": ""},
+        {"OMQ": f"{digest}.1..2.0000000000030001"},
+        {"OMQ": f"{sink_digest('other')}.1..2.0000000000030001"},
+        {"OMQ": f"{digest}.-1..2.0000000000030001"},
+        {"OMQ": f"{digest}.1..2.000000000003001"},
+        {"OMQ": f"{digest}.1..2.0000000000030001\n"},
+        {"OMQ": f"{digest}.1.X.2.0000000000030001"},
+        {"OMQ": f"{digest}.{2**63}..2.0000000000030001"},
+        {"OMQ": f"{digest}.{'9' * 20}..2.0000000000030001"},
+        {**old, "OMQ_BATCH": str(2**63)},
+        {"OMQ": f"{digest}.1.0a1b2c3d.1.0000000000030004"},
+        # A message has one of them.
+        {"OMQ": f"{digest}.1..2.0000000000050001", **old},
     ]
     world = Queue([Stored(b"a", properties) for properties in stamps])
-    messages = [message for batch in world.read(0, len(stamps)) for message in find_messages(batch, Writer(SINK, 1, 2))]
-    assert [message[:4] for message in messages] == [(1, 1, 2, 3), (6, 1, 1, 3), (7, 1, 2, 3)]
-    assert [message.request for message in messages] == [2, 2, 3]
-    assert [bool(message.digest) for message in messages] == [True, False, True]
+    messages = [
+        message for batch in world.read(0, len(stamps), len(stamps)) for message in find_messages(batch, Writer(SINK, 1, 2))
+    ]
+    assert [(*message[:4], message.request, message.run, bool(message.digest)) for message in messages] == [
+        (1, 1, 2, 3, 2, "", True),
+        (6, 1, 1, 3, 2, "", False),
+        (7, 1, 2, 3, 3, "", True),
+        (9, 1, 2, 3, 2, "", True),
+        (18, 1, 1, 3, 0, "0a1b2c3d", True),
+        (19, 1, 2, 5, 4, "", True),
+    ]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**62))
+def test_stamps_are_read_alike_by_column_and_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    messages = []
+    for _ in range(draw.randint(1, 12)):
+        # A batch's number may be a time in nanoseconds.
+        writer = Writer(
+            draw.choice([SINK, "other"]), draw.choice([0, 1, 2**63 - 1]), draw.randint(0, 2), draw.choice(["", "0a1b2c3d"])
+        )
+        sequence = draw.randrange(10**12)
+        [body] = encode(rows_of(["a1"]), pa.array(["U"]), "", stamp=writer.stamp(sequence))
+        for message in (split(body)[0], with_old_stamp(split(body)[0])):
+            if writer.sink == SINK:
+                expected = SinkMessage(0, writer.batch, writer.partition, sequence, b"", sequence, writer.run)
+                assert read_stamp(message.properties, SINK) == expected
+        messages += [draw.choice([message, with_old_stamp(message)]) for message in split(body)]
+    world = Queue(messages)
+    [batch] = world.read(0, len(messages), len(messages))
+    writer = Writer(SINK, draw.choice([0, 1, 2**63 - 1]), draw.randint(0, 2), draw.choice(["", "0a1b2c3d"]))
+    plain = message_stamp._find_one_by_one(batch, writer)
+    assert len(plain) == sum(read_stamp(message.properties, SINK) is not None for message in messages)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(message_stamp, "_FEW", 0)
+        found = find_messages(batch, writer)
+    assert set(found) <= set(plain)
+    assert [one for one in found if one.digest] == [one for one in plain if one.digest]
+    others = [one for one in plain if not one.digest]
+    firsts = {one.batch: one for one in reversed(others)}
+    assert {*firsts.values(), *others[-1:]} == {one for one in found if not one.digest}
 
 
 def test_sinks_have_names_of_their_own_that_a_property_can_have() -> None:

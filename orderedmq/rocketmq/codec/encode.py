@@ -8,7 +8,8 @@ batch. Properties that RocketMQ would silently change are refused: the error nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -37,13 +38,55 @@ GROUP_BYTES: Final = 32 * 1024 * 1024
 #: totalSize, magic, bodyCRC, flag, bodyLength.
 _HEAD_BYTES: Final = 20
 _FRAME_BYTES: Final = _HEAD_BYTES + 2
-#: Digits of a row's number: enough for more rows than a task ever has.
-_MARK_DIGITS: Final = 12
+#: The most messages of a request, so that a message's place in it has four digits.
+MOST_ROWS: Final = 10_000
+#: The numbers below 10,000 as texts of four digits.
+_DIGITS: Final = np.frombuffer(b"".join(b"%04d" % number for number in range(10_000)), dtype=np.uint32)
 #: Bytes that a stored record has more than a sent message: other fixed fields, the topic's name, the broker's own properties.
 _STORED_EXTRA: Final = 91 - _FRAME_BYTES + 127 + names.BROKERS_SHARE
 _COLUMNS: Final = {"tags": names.TAGS, "keys": names.KEYS, "sharding_key": names.SHARDING_KEY}
+_NAME_END: Final = names.NAME_END[0]
+_VALUE_END: Final = names.VALUE_END[0]
 _SEPARATORS: Final = "[\x01\x02]"
 _EMPTY: Final = pa.scalar("", pa.string())
+
+
+class Stamp(NamedTuple):
+    """A property for each message: ``text``, the message's number (12 digits), and its place in its request (4 digits).
+
+    ``first``: the number of the first message. A task never has 10^12 rows.
+    """
+
+    name: str
+    text: str
+    first: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of the property."""
+        return len(self._prefix) + 17
+
+    @property
+    def _prefix(self) -> bytes:
+        return f"{self.name}\x01{self.text}".encode()
+
+    def texts(self, begin: int, cuts: Sequence[tuple[int, int]]) -> pa.Array:
+        """Return the properties of messages. ``begin`` of them came before; ``cuts``: the rows [start, stop) of each request."""
+        count = cuts[-1][1] if cuts else 0
+        numbers = np.arange(self.first + begin, self.first + begin + count)
+        starts = np.repeat([start for start, _ in cuts], [stop - start for start, stop in cuts])
+        quads = np.empty((count, 4), dtype=np.uint32)
+        quads[:, 0] = _DIGITS[numbers // 10**8]
+        quads[:, 1] = _DIGITS[numbers // 10**4 % 10**4]
+        quads[:, 2] = _DIGITS[numbers % 10**4]
+        quads[:, 3] = _DIGITS[np.arange(count) - starts]
+        prefix = np.frombuffer(self._prefix, dtype=np.uint8)
+        # Fixed widths, since the sizes of rows decide which ones go into a request.
+        out = np.empty((count, self.size), dtype=np.uint8)
+        out[:, : len(prefix)] = prefix
+        out[:, len(prefix) : -1] = quads.view(np.uint8)
+        out[:, -1] = names.VALUE_END[0]
+        return _fixed(out)
 
 
 class SendBody(NamedTuple):
@@ -66,7 +109,7 @@ def encode(
     *,
     extra: Mapping[str, pa.Array | str] | None = None,
     first: int = 0,
-    counted: tuple[str, int] | None = None,
+    stamp: Stamp | None = None,
     reserve: int = 0,
     alone: bool = False,
 ) -> Iterator[SendBody]:
@@ -74,10 +117,10 @@ def encode(
 
     ``rows`` come from `message_rows.normalise`. ``unique_keys`` has a UNIQ_KEY for each row (message_id.UniqueKeys). ``extra``
     has more properties by name: a text for all rows, or an array with a string for each row (null: none). An empty tag, key or
-    sharding key counts as none, as in Java's ``Message``. ``counted`` (a property's name, the number of the first of ``rows``)
-    adds this property to each message, with the number of the first row in the message's request. Properties that only
-    RocketMQ, a column or ``extra`` may set are left out. ``reserve``: bytes that a broker adds to the properties besides its usual
-    share. ``alone``: each row has a request of its own. ``where`` names the target in errors, which count rows from ``first``.
+    sharding key counts as none, as in Java's ``Message``. ``stamp``: a property with a reserved name that numbers the messages.
+    Properties that only RocketMQ, a column or ``extra`` may set are left out. ``reserve``: bytes that a broker adds to the
+    properties besides its usual share. ``alone``: each row has a request of its own. ``where`` names the target in errors, which
+    count rows from ``first``.
 
     Raises MessageError BAD_PROPERTY or PROPERTIES_TOO_LARGE before it yields any of the up to 16k rows that are encoded
     together with the bad one.
@@ -90,8 +133,7 @@ def encode(
             name: value if isinstance(value, str) else value.slice(begin, count)
             for name, value in {**given, names.UNIQ_KEY: unique_keys}.items()
         }
-        mark = _Mark(counted[0], counted[1] + begin) if counted is not None else None
-        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, mark, reserve, alone)
+        yield from _encode_group(rows.slice(begin, count), part, where, first, begin, stamp, reserve, alone)
 
 
 def property_columns(rows: pa.RecordBatch, wanted: Iterable[str]) -> dict[str, pa.Array]:
@@ -114,51 +156,31 @@ def _groups(body: pa.Array) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-class _Mark(NamedTuple):
-    """The property ``counted`` of rows that are encoded together; ``first`` is the number of the first row."""
-
-    name: str
-    first: int
-
-    @property
-    def size(self) -> int:
-        return len(self._text(0))
-
-    def texts(self, cuts: list[tuple[int, int]]) -> pa.Array:
-        """Return the property of each row. ``cuts``: the rows [start, stop) of each request."""
-        requests = np.repeat(np.arange(len(cuts)), [stop - start for start, stop in cuts])
-        return pa.array([self._text(start) for start, _ in cuts], pa.binary()).take(pa.array(requests))
-
-    def _text(self, row: int) -> bytes:
-        # The width is fixed, since the sizes of rows decide which ones go into a request.
-        return f"{self.name}\x01{self.first + row:0{_MARK_DIGITS}}\x02".encode()
-
-
 def _encode_group(
     rows: pa.RecordBatch,
     extra: Mapping[str, pa.Array | str],
     where: str,
     first: int,
     begin: int,
-    mark: _Mark | None,
+    stamp: Stamp | None,
     reserve: int,
     alone: bool,
 ) -> Iterator[SendBody]:
     body = rows.column("body")
-    more = mark.size if mark is not None else 0
-    properties = _Properties(rows, extra, where, first + begin).joined(names.MAX_SENT_BYTES - more - reserve).view(pa.binary())
-    _, bounds = contents(properties)
-    widths = np.diff(bounds) + more
+    more = stamp.size if stamp is not None else 0
+    properties = _Properties(rows, extra, where, first + begin)
+    texts = properties.parts()
+    widths = properties.sizes(names.MAX_SENT_BYTES - more - reserve) + more
     lengths = pc.binary_length(body).to_numpy().astype(np.int64)
     heads = np.zeros((len(body), _HEAD_BYTES // 4), dtype=">i4")
     heads[:, 0] = _FRAME_BYTES + lengths + widths
     heads[:, 4] = lengths
     ends = np.concatenate([[0], np.cumsum(heads[:, 0].astype(np.int64))])
     cuts = [(row, row + 1) for row in range(len(body))] if alone else list(_cuts(ends))
-    parts = [_fixed(heads), body, _fixed(widths.astype(">u2").reshape(-1, 1)), properties]
-    if mark is not None:
-        parts.append(mark.texts(cuts))
-    joined = pc.binary_join_element_wise(*parts, b"")
+    parts = [_fixed(heads), body, _fixed(widths.astype(">u2").reshape(-1, 1)), *texts]
+    if stamp is not None:
+        parts.append(stamp.texts(begin, cuts))
+    joined = pc.binary_join_element_wise(*parts, b"", null_handling="replace", null_replacement=b"")
     # The joined rows are contiguous, so their buffer is the requests' bodies.
     data = memoryview(joined.buffers()[2]).cast("B") if len(joined) else memoryview(b"")
     for start, stop in cuts:
@@ -181,7 +203,7 @@ def _cuts(ends: Int64s) -> Iterator[tuple[int, int]]:
             int(np.searchsorted(ends, ends[start] + TARGET_BYTES, side="right")),
             int(np.searchsorted(stored, stored[start] + STORED_BYTES, side="right")),
         )
-        stop = max(fits - 1, start + 1)
+        stop = min(max(fits - 1, start + 1), start + MOST_ROWS)
         yield start, stop
         start = stop
 
@@ -203,30 +225,34 @@ class _Properties:
         self._extra = extra
         self._where = where
         self._first = first
-        #: Texts that are joined in each row, and the number of properties in all rows together.
+        #: Texts that are joined in each row; null is none.
         self._parts: list[pa.Array | str] = []
-        self._entries = 0
+        self._sound = True
 
-    def joined(self, most: int) -> pa.Array:
-        """Return one string per row. Raises MessageError BAD_PROPERTY, or PROPERTIES_TOO_LARGE above ``most`` bytes."""
-        count = self._rows.num_rows
+    def parts(self) -> list[pa.Array | bytes]:
+        """Return binary texts that make a row's properties if they are joined. Raises MessageError BAD_PROPERTY."""
         texts = {name: self._rows.column(column) for column, name in _COLUMNS.items() if column in self._rows.schema.names}
         if "properties" in self._rows.schema.names:
             self._add_map(self._rows.column("properties"))
-        for name, values in texts.items():
-            self._add(name, values)
-        for name, value in self._extra.items():
-            if not isinstance(value, str):
-                self._add(name, value)
-            elif value:
-                self._add_text(f"{name}\x01{value}\x02")
-                self._entries += count
-        # The array of empty texts makes the result an array with a value per row, even if every part is a single text.
-        text = pc.binary_join_element_wise(
-            pa.repeat(_EMPTY, count), *self._parts, _EMPTY, null_handling="replace", null_replacement=""
-        )
-        data, bounds = contents(text)
-        sizes = np.diff(bounds)
+        for name, values in {**texts, **self._extra}.items():
+            if not isinstance(values, str):
+                self._add(name, values)
+            elif values:
+                self._add_text(f"{name}\x01{values}\x02")
+                self._sound = self._sound and not re.search(_SEPARATORS, name + values)
+        if not self._sound:
+            raise self._separator_error({**texts, **self._extra})
+        return [part.encode() if isinstance(part, str) else part.view(pa.binary()) for part in self._parts]
+
+    def sizes(self, most: int) -> Int64s:
+        """Return the bytes of each row's properties. Raises MessageError PROPERTIES_TOO_LARGE above ``most``."""
+        sizes = np.zeros(self._rows.num_rows, dtype=np.int64)
+        for part in self._parts:
+            if isinstance(part, str):
+                sizes += len(part.encode())
+            else:
+                # Arrays with nulls come out of a join, which gives a null no bytes.
+                sizes += np.diff(contents(part)[1])
         if len(sizes) and int(sizes.max()) > most:
             row = int(np.argmax(sizes))
             raise MessageError(
@@ -234,10 +260,7 @@ class _Properties:
                 f"row {self._first + row} for {self._where} has properties of {sizes[row]} bytes, including its tags and keys; at most "
                 f"{most} can be sent",
             )
-        # Each property brings one separator of each kind; any further one is in a name or a value.
-        if np.count_nonzero(data == 1) != self._entries or np.count_nonzero(data == 2) != self._entries:
-            raise self._separator_error({**texts, **self._extra})
-        return text
+        return sizes
 
     def _add(self, name: str, values: pa.Array) -> None:
         """Add a property with a value per row; null or empty adds none."""
@@ -250,7 +273,10 @@ class _Properties:
             self._add_text(f"{name}\x01")
             self._parts.append(values)
             self._add_text("\x02")
-        self._entries += len(values) - values.null_count
+        data, bounds = contents(values)
+        # One pass without a copy. Text seldom has such characters.
+        if len(data := data[bounds[0] : bounds[-1]]) and data.min() <= _VALUE_END:
+            self._sound = self._sound and not np.isin(data, (_NAME_END, _VALUE_END)).any()
 
     def _add_text(self, text: str) -> None:
         """Add the same text to each row. Every part costs some nanoseconds per row, so adjacent texts are merged."""
@@ -280,9 +306,11 @@ class _Properties:
             )
         if pc.any(ours).as_py():
             entries = pc.if_else(ours, _EMPTY, entries)
-        self._entries += len(keys) - (pc.sum(ours).as_py() or 0)
         # The entries of a row are contiguous, so their buffer is the rows' texts.
         data, ends = contents(entries)
+        # Each entry brings one separator of each kind; any further one is in a name or a value.
+        count = len(keys) - (pc.sum(ours).as_py() or 0)
+        self._sound = np.count_nonzero(data == _NAME_END) == np.count_nonzero(data == _VALUE_END) == count
         offsets = ends[bounds].astype(np.int32)
         self._parts.append(pa.Array.from_buffers(pa.string(), len(column), [None, pa.py_buffer(offsets), pa.py_buffer(data)]))
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from orderedmq.conditions import GroupCondition
 from orderedmq.errors import GroupError, RocketMQError
@@ -84,6 +84,15 @@ class Entry(NamedTuple):
         return self[1:] == other[1:] and self.width >= other.width
 
 
+class Numbers(NamedTuple):
+    """What a task needs to know of a queue before it writes: see `Bookmarks.with_committed`, `Bookmarks.entry`. ``end``: the queue's."""
+
+    bookmark: int | None
+    committed: int
+    entry: Entry
+    end: int
+
+
 class Bookmarks:
     """The numbers of one sink in one topic, stored at its brokers."""
 
@@ -110,12 +119,20 @@ class Bookmarks:
 
     def with_committed(self, queue: MessageQueue) -> tuple[int | None, int]:
         """Return the bookmark, and the newest batch known to be committed (-1 for none)."""
-        queues = [queue, _committed_queue(queue), _mark_queue(queue)]
-        asked = [(queue, consumer_offset(self.group, one)) for one in queues[: 2 if self._mark is None else 3]]
-        bookmark, committed, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
-        if mark and mark[0] != self._mark:
-            return None, -1
-        return bookmark, (committed or 0) - 1
+        return self.read(queue)[:2]
+
+    def read(self, queue: MessageQueue) -> Numbers:
+        """Return the queue's numbers, asked for at once. Those of another sink's group count as missing."""
+        asked: list[Request[Any]] = [
+            consumer_offset(self.group, one) for one in (queue, _committed_queue(queue), _entry_queue(queue))
+        ]
+        asked.append(message_requests.max_offset(queue))
+        if self._mark is not None:
+            asked.append(consumer_offset(self.group, _mark_queue(queue)))
+        answers: list[Any] = ask_queues(self._client, [(queue, request) for request in asked], Deadline.after(self._timeout))
+        bookmark, committed, entry, end, *mark = answers
+        is_own = not mark or mark[0] == self._mark
+        return Numbers(bookmark if is_own else None, (committed or 0) - 1 if is_own else -1, Entry.parse(entry or 0), end)
 
     def commit(self, queue: MessageQueue, batch: int) -> None:
         """Store at the queue's broker that the batch is committed. `require_own` must have checked the mark there."""

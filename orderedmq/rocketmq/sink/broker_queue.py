@@ -36,7 +36,7 @@ from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
-from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Entry
+from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Entry, Numbers
 from orderedmq.rocketmq.sink.lookback import PROBE
 from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, find_messages, lock_key
 from orderedmq.rocketmq.sink.queue_writer import Start
@@ -105,6 +105,8 @@ class RocketMQQueue:
             self._bookmarks = Bookmarks(client, writer.sink, queue.topic, writer.group)
             self._entry = Entry.of(writer)
         self._entered = False
+        # What was read under the lock and is still to be used.
+        self._numbers: Numbers | None = None
         # Read as the sink's own group if the account may not read as any other.
         self._log = log.reading(PullSettings(self._group)) if writer is not None else log
         # The connection on which the lock was granted, and when it was requested.
@@ -120,14 +122,21 @@ class RocketMQQueue:
 
     def acquire(self) -> None:
         """See `QueuePort.acquire`. Raises LockError HELD_BY_OTHER."""
-        self.enter()
+        self._own = self._own_lock()
         got = self._lock_all([self._own])
         assert got is not None
         self._granted, self._held = got, True
+        numbers = self._bookmarks.read(self.queue)
+        if not self._entered and not numbers.bookmark:
+            self.enter()
+            numbers = self._bookmarks.read(self.queue)
+        self._entered = True
         for _ in range(_TAKE_OVERS):
-            if self._is_ours():
+            # Another run that comes now waits for the lock that we hold.
+            if numbers.entry.covers(self._entry) or self._take_over(numbers.entry):
+                self._numbers = numbers
                 return
-            self._take_over()
+            numbers = self._bookmarks.read(self.queue)
         raise LockError(
             LockCondition.HELD_BY_OTHER,
             f"other runs of the same batch take queue {self.queue} over again and again: is the query running twice? Stop one of them",
@@ -136,32 +145,34 @@ class RocketMQQueue:
     def enter(self) -> None:
         """Make the sink's group and bookmarks at the queue's broker if they are missing."""
         if not self._entered:
-            self._own = self._own_lock()
             self._bookmarks.enter(self.queue, self.seen_before, self.require_rights)
             self._entered = True
 
     def _is_ours(self) -> bool:
-        """Whether the queue's entry names our run. Another run that comes then waits for the lock that we hold."""
+        """Whether the queue's entry names our run."""
         return self._bookmarks.entry(self.queue).covers(self._entry)
 
-    def _take_over(self) -> None:
+    def _take_over(self, known: Entry) -> bool:
         """Make our run the queue's writer once no attempt of the former one holds a lock.
 
-        The former run's locks are held meanwhile, so an attempt that gets one later finds that the queue is ours.
+        The former run's locks are held meanwhile, so an attempt that gets one later finds that the queue is ours. Returns whether
+        no attempt of another run of the batch can have sent anything since the entry was ``known``.
         """
         assert self._writer is not None
         gate = self._lock_named("gate")
         held = [gate]
         if self._lock_all(held, unless=self._is_ours) is None:
-            return
+            return False
         try:
             there = self._bookmarks.entry(self.queue)
             if there.covers(self._entry):
-                return
-            if there.batch == self._entry.batch and there.run != self._entry.run:
+                return False
+            rival = there.batch == self._entry.batch and there.run != self._entry.run
+            if rival:
                 held += [self._lock_of(there, partition) for partition in range(there.width)]
                 self._lock_all(held, kept=gate)
             self._bookmarks.write_entry(self.queue, self._entry._replace(width=max(there.width, self._entry.width)))
+            return there == known and not rival
         finally:
             self._unlock(held, Deadline.after(self._timing.send_timeout))
 
@@ -270,8 +281,11 @@ class RocketMQQueue:
 
     def start(self) -> Start:
         # Read under the lock: the batch may have been committed while this attempt waited for it.
-        bookmark, committed = self._bookmarks.with_committed(self.queue)
-        end = self.end()
+        numbers, self._numbers = self._numbers or self._bookmarks.read(self.queue), None
+        bookmark, committed, _, end = numbers
+        if bookmark is not None and bookmark > end:
+            # They were asked for at once, and the bookmark may have been read later.
+            end = self.end()
         if bookmark is not None and bookmark > end:
             # A bookmark behind the queue's end would hide messages, so it is reset to the beginning.
             self._bookmarks.forget(self.queue)

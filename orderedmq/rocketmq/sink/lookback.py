@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.model import OffsetRange
-from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests
+from orderedmq.rocketmq.sink.message_stamp import SinkMessage, Writer, digests, may_be_of
 
 #: Messages of the first step. It is usually the only one, unless the sink failed or others write much. A pull gives 32 at most.
 FIRST_STEP: Final = 32
@@ -135,11 +135,6 @@ class Lookback:
 
     def _is_own(self, message: SinkMessage) -> bool:
         return may_be_of(self._writer, message)
-
-
-def may_be_of(writer: Writer, message: SinkMessage) -> bool:
-    """Whether a message may be one of the writer's rows: of its partition in its run, or of any in another run of the batch."""
-    return message.batch == writer.batch and (message.run != writer.run or message.partition == writer.partition)
 
 
 class Ledger:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError
-from orderedmq.model import SINK_REQUEST, MessageQueue
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.sink.commit_report import QueueReport, pack
@@ -203,11 +203,8 @@ class QueueWriter:
     def _encoded(self, rows: pa.RecordBatch, first: int) -> Iterator[SendBody]:
         count = rows.num_rows
         keys = self._keys.take(count, time.time_ns() // 1_000_000)
-        if self._writer is None:
-            return encode(rows, keys, self._where, first=first)
-        sequence = self._ledger.sequence
-        extra = self._writer.properties(sequence, count)
-        return encode(rows, keys, self._where, extra=extra, first=first, counted=(SINK_REQUEST, sequence))
+        stamp = self._writer.stamp(self._ledger.sequence) if self._writer is not None else None
+        return encode(rows, keys, self._where, first=first, stamp=stamp)
 
     def _refused_error(self, error: RocketMQError, row: int) -> OrderedMQError:
         return RocketMQError(

@@ -106,15 +106,11 @@ class SendStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendResult:
-    """Where messages were stored. ``queue_offset`` is the first message's; the others of a batch follow without a gap.
-
-    ``message_id`` is the offset message id; a batch has several, joined by commas.
-    """
+    """Where messages were stored. ``queue_offset`` is the first message's; the others of a batch follow without a gap."""
 
     status: SendStatus
     queue_id: int
     queue_offset: int
-    message_id: str
 
 
 _STORED: Final = frozenset(ResponseCode(status.value) for status in SendStatus)
@@ -179,7 +175,6 @@ def _send_result(response: RemotingCommand) -> SendResult:
         SendStatus(response.code),
         int_field(response, "queueId"),
         int_field(response, "queueOffset"),
-        response.ext.get("msgId", ""),
     )
 
 
