@@ -21,7 +21,6 @@ from tests.bench import peers
 from tests.bench.figures import ROOT
 
 
-
 class Skipped(Exception):
     """A case that cannot be measured on this machine, and why."""
 

@@ -196,7 +196,10 @@ def sink(bench: Bench) -> list[Figure]:
     case = "RocketMQ: sink"
     inside, whole = (1000 * found["ours"][measure] for measure in ("micro-batch", "whole query"))
     broker, batch, ordered = found["ours"]["broker"], found["batch"], found["ordered"]
-    batches, sends = f"against Java's batches of 1000, 4 threads{made.note}", f"against Java's ordered send, 8 threads{made.note}"
+    batches, sends = (
+        f"against Java's batches of 1000, 4 threads{made.note}",
+        f"against Java's ordered send, 8 threads{made.note}",
+    )
     return [
         _against(inside, batch["speed"], f"with a sharding key, {batches}", 0.9, case),
         _against(inside, ordered["speed"], f"with a sharding key, {sends}", 20.0, case),

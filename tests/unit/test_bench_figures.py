@@ -34,7 +34,9 @@ def test_the_page_of_performance_quotes_the_kept_runs() -> None:
     text = PAGE.read_text()
     assert "<!-- bench: rocketmq-pull " in text
     assert fill_page(text, read_runs()) == text
-    other = [replace(one, cases={name: [replace(f, ours=1.0) for f in fs] for name, fs in one.cases.items()}) for one in read_runs()]
+    other = [
+        replace(one, cases={name: [replace(f, ours=1.0) for f in fs] for name, fs in one.cases.items()}) for one in read_runs()
+    ]
     assert fill_page(text, other) != text
 
 
@@ -56,7 +58,14 @@ def test_a_figure_of_several_runs_is_the_range_of_their_medians() -> None:
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([1.0], "1"), ([1.301, 1.302], "1.3"), ([25.61, 9.0], "9 to 25.6"), ([1295.2, 70.0], "70 to 1,295"), ([None], ""), ([], "")],
+    [
+        ([1.0], "1"),
+        ([1.301, 1.302], "1.3"),
+        ([25.61, 9.0], "9 to 25.6"),
+        ([1295.2, 70.0], "70 to 1,295"),
+        ([None], ""),
+        ([], ""),
+    ],
 )
 def test_a_range_names_its_ends(values: list[float | None], text: str) -> None:
     assert spread(values) == text
@@ -64,7 +73,13 @@ def test_a_range_names_its_ends(values: list[float | None], text: str) -> None:
 
 def test_the_newest_three_runs_of_a_case_are_quoted_with_the_lines_of_the_newest() -> None:
     new = replace(FIGURE, what="5 columns", ours=9.0, peer=3.0, ratio=3.0, target=2.0, low=True)
-    runs = [run(1, replace(FIGURE, ours=1.0)), run(2, FIGURE), run(3, case="rocketmq-sink"), run(4, FIGURE), run(5, FIGURE, new)]
+    runs = [
+        run(1, replace(FIGURE, ours=1.0)),
+        run(2, FIGURE),
+        run(3, case="rocketmq-sink"),
+        run(4, FIGURE),
+        run(5, FIGURE, new),
+    ]
     assert [one.date[:10] for one in quoted(runs, "rocketmq-pull")] == ["2026-01-02", "2026-01-04", "2026-01-05"]
     lines = table(runs, ["rocketmq-pull"]).splitlines()
     assert lines[2].startswith("| RocketMQ: pull: 12 columns | 732 / 1,295 k rows/s | ")

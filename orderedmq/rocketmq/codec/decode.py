@@ -21,9 +21,10 @@ import pyarrow.compute as pc
 from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
-from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of
-from orderedmq.rocketmq.codec.gather import Bytes, gather, total_bytes
+from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of, strings
+from orderedmq.rocketmq.codec.gather import Bytes, gather, gather_alike, total_bytes
 from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
+from orderedmq.rocketmq.codec.property_template import cut_by_template
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
 from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP
@@ -188,6 +189,7 @@ class _Columns:
     """Builds the columns of records that share one layout."""
 
     def __init__(self, data: Bytes, records: ScannedRecords, broker_name: str) -> None:
+        self._data = data
         self._buffer = pa.py_buffer(data)
         self._records = records
         self._heads = records.heads
@@ -216,24 +218,39 @@ class _Columns:
         texts = tuple(name for name in columns if name in _PROPERTY_OF)
         if not texts and not retried and "properties" not in columns:
             return {}
-        entries = find_entries(
-            gather(self._buffer, self._records.properties_begins, self._records.properties_ends, pa.binary())
-        )
-        if entries is None:
-            return None
         wanted = (*(_PROPERTY_OF[name] for name in texts), *((names.RETRY_TOPIC,) if retried else ()))
-        values = columns_of(entries, wanted, self.malformed)
+        entries = None
+        values = None if "properties" in columns else self._by_template(wanted)
+        if values is None:
+            entries = find_entries(
+                gather(self._buffer, self._records.properties_begins, self._records.properties_ends, pa.binary())
+            )
+            if entries is None:
+                return None
+            values = columns_of(entries, wanted, self.malformed)
         found: dict[str, pa.Array] = {name: values[_PROPERTY_OF[name]] for name in texts}
         if "message_id" in found:
             found["message_id"] = self._message_id(found["message_id"])
         if retried:
             found["topic"] = values[names.RETRY_TOPIC].fill_null(text_of(self._records.topic))
-        if "properties" in columns:
+        if entries is not None and "properties" in columns:
             maps = maps_of(entries, self.malformed)
             if maps is None:
                 return None
             found["properties"] = maps
         return found
+
+    def _by_template(self, wanted: tuple[str, ...]) -> dict[str, pa.Array] | None:
+        """Return the values of each name if all messages are like each other; see `property_template`."""
+        begins, ends = self._records.properties_begins, self._records.properties_ends
+        cut = cut_by_template(self._data, begins, ends, [name.encode() for name in wanted])
+        if cut is None:
+            return None
+        values = {}
+        for name in wanted:
+            values[name], rows = strings(cut[name.encode()])
+            self.malformed.update(rows.tolist())
+        return values
 
     def _column(self, name: str, most_bytes: int) -> pa.Array | None:
         match name:
@@ -265,7 +282,12 @@ class _Columns:
 
     def _body(self, most_bytes: int) -> pa.Array | None:
         """Return the plain bodies. None if one cannot be decompressed, or decompressed ones exceed ``most_bytes`` together."""
-        bodies = gather(self._buffer, self._records.body_begins, self._records.body_ends, pa.binary())
+        begins, ends = self._records.body_begins, self._records.body_ends
+        length = int(ends[0] - begins[0])
+        if length and (ends - begins == length).all():
+            bodies = gather_alike(self._data, begins, length)
+        else:
+            bodies = gather(self._buffer, begins, ends, pa.binary())
         packed = self._heads["sys_flag"] & COMPRESSED != 0
         if not packed.any():
             return bodies

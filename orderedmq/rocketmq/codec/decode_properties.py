@@ -131,7 +131,7 @@ def _widths(data: Bytes, begins: Int64s, ends: Int64s, row_ends: Int64s) -> tupl
     return widths, middles
 
 
-def _strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
+def strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
     """As `text.valid`, except that an array of strings is known to be valid."""
     return (array, _NONE) if pa.types.is_string(array.type) else valid(array.view(pa.string()))
 
@@ -142,7 +142,7 @@ def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) ->
     cut = partial(_search, entries, entries.rows()) if layout is None else partial(_cut, entries, layout)
     found = {}
     for name in names:
-        found[name], rows = _strings(cut(name.encode()))
+        found[name], rows = strings(cut(name.encode()))
         malformed.update(rows.tolist())
     return found
 
@@ -165,10 +165,10 @@ def _search(entries: Entries, rows: Int64s, name: bytes) -> pa.Array:
 
 def maps_of(entries: Entries, malformed: set[int]) -> pa.Array | None:
     """Return all properties of each message, in their order. None if a message has a name twice, or one that is not UTF-8."""
-    keys, bad = _strings(gather(entries.text, entries.begins, entries.middles, entries.kind))
+    keys, bad = strings(gather(entries.text, entries.begins, entries.middles, entries.kind))
     if len(bad):
         return None
-    items, bad = _strings(gather(entries.text, entries.middles + 1, entries.ends, entries.kind))
+    items, bad = strings(gather(entries.text, entries.middles + 1, entries.ends, entries.kind))
     if len(bad):
         malformed.update(entries.rows()[bad].tolist())
     layout = entries.layout()

@@ -40,6 +40,17 @@ def gather(
     return slots.take(pa.array(slot_of, mask=slot_of < 0))
 
 
+def gather_alike(data: Bytes, begins: Int64s, length: int) -> pa.Array:
+    """Return ``data[begins[i]:begins[i] + length]`` for each i as binary, for a length above 0. They may be in any order."""
+    found = at_every_byte(data, f"V{length}")[begins]
+    return pa.Array.from_buffers(pa.binary(), len(begins), [None, _every(length, len(begins)), pa.py_buffer(found)])
+
+
+@lru_cache(maxsize=16)
+def _every(length: int, count: int) -> pa.Buffer:
+    return pa.py_buffer(np.arange(0, (count + 1) * length, length, dtype=np.int32))
+
+
 @lru_cache(maxsize=4)
 def _every_second(count: int) -> pa.Array:
     return pa.array(np.arange(0, 2 * count, 2))
@@ -75,6 +86,15 @@ def equal_to(data: Bytes, begins: Int64s, text: bytes) -> npt.NDArray[np.bool_]:
     kind = np.dtype(f"V{len(text)}")
     found: npt.NDArray[np.bool_] = at_every_byte(data, kind)[begins] == np.frombuffer(text, dtype=kind)[0]
     return found
+
+
+def first_unequal(data: Bytes, begins: Int64s, text: bytes) -> int | None:
+    """Return the first index of ``begins`` at which ``text`` is not there, None if there is none; see `equal_to`."""
+    found = at_every_byte(data, f"V{len(text)}")[begins]
+    if found.tobytes() == text * len(begins):
+        return None
+    different = found.view(np.uint8).reshape(-1, len(text)) != np.frombuffer(text, dtype=np.uint8)
+    return int(np.argmax(different.any(axis=1)))
 
 
 def all_equal_to(data: Bytes, begins: Int64s, text: bytes) -> bool:
