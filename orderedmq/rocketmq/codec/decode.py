@@ -22,7 +22,7 @@ from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of, strings
-from orderedmq.rocketmq.codec.gather import Bytes, gather, gather_alike, total_bytes
+from orderedmq.rocketmq.codec.gather import Bytes, Int64s, gather, gather_alike, total_bytes
 from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
 from orderedmq.rocketmq.codec.property_template import cut_by_template
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
@@ -133,21 +133,18 @@ def _decode_columns(
     responses: list[bytes | memoryview], broker_name: str, wanted: Wanted, schema: pa.Schema
 ) -> pa.RecordBatch | None:
     """Return the requested rows; None if the exact path must decode them."""
-    lengths = np.array([len(response) for response in responses], dtype=np.int64)
-    ends = np.cumsum(lengths)
-    if ends[-1] >= 2**31:
+    data, begins, ends = _in_place(responses) or _join(responses)
+    if len(data) >= 2**31:
         return None
-    data = _join(responses, int(ends[-1]))
-    at = record_starts(data, ends - lengths, ends)
+    at = record_starts(data, begins, ends)
     if at is None or len(at) < FEWEST:
         return None
     records = scan_records(data, at)
     if records is None or (records.heads["sys_flag"] & UNWRAP == UNWRAP).any():
         return None
-    offsets = records.heads["queue_offset"]
-    inside = (offsets >= wanted.begin) & (offsets < wanted.end)
-    if not inside.all():
-        records = records.take(inside)
+    offsets = records.heads["queue_offset"].astype(np.int64)
+    if offsets.min() < wanted.begin or offsets.max() >= wanted.end:
+        records = records.take((offsets >= wanted.begin) & (offsets < wanted.end))
     if not len(records.heads):
         return _empty(schema)
     if wanted.verify_crc and not _checksums_agree(data, records):
@@ -167,16 +164,38 @@ def _decode_columns(
     return batch
 
 
-def _join(responses: list[bytes | memoryview], size: int) -> Bytes:
-    if len(responses) == 1:
-        return np.frombuffer(responses[0], dtype=np.uint8)
-    # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than the copy.
-    buffer = pa.allocate_buffer(size)
-    view, at = memoryview(buffer).cast("B"), 0
+def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
+    """Return the buffer that all responses are parts of, one behind the other, and where each begins and ends in it.
+
+    None if they are not: answers may have come in another order, or into two buffers.
+    """
+    whole = responses[0].obj if isinstance(responses[0], memoryview) else responses[0]
+    buffers = []
     for response in responses:
+        if (response.obj if isinstance(response, memoryview) else response) is not whole:
+            return None
+        buffers.append(pa.py_buffer(response).address)
+    begins = np.array(buffers, dtype=np.int64)
+    ends = begins + np.fromiter(map(len, responses), dtype=np.int64, count=len(responses))
+    if (begins[1:] < ends[:-1]).any():
+        return None
+    data = np.frombuffer(whole, dtype=np.uint8)
+    first = pa.py_buffer(whole).address
+    return data[: int(ends[-1]) - first], begins - first, ends - first
+
+
+def _join(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s]:
+    """Return a copy of all responses in one buffer, and where each begins and ends."""
+    ends = np.cumsum(np.fromiter(map(len, responses), dtype=np.int64, count=len(responses)))
+    # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than the copy.
+    buffer = pa.allocate_buffer(int(ends[-1]))
+    view, at = memoryview(buffer).cast("B"), 0
+    begins = []
+    for response in responses:
+        begins.append(at)
         view[at : at + len(response)] = response
         at += len(response)
-    return np.frombuffer(buffer, dtype=np.uint8)
+    return np.frombuffer(buffer, dtype=np.uint8), np.array(begins, dtype=np.int64), ends
 
 
 def _checksums_agree(data: Bytes, records: ScannedRecords) -> bool:
@@ -265,8 +284,10 @@ class _Columns:
             case "queue_offset":
                 return pa.array(self._heads[name].astype(np.int64))
             case "born_timestamp" | "store_timestamp":
-                times = np.clip(self._heads[name].astype(np.int64), MIN_TIME, MAX_TIME) * 1000
-                return pa.array(times).view(TIMESTAMP_TYPE)
+                times = self._heads[name].astype(np.int64)
+                if times.min() < MIN_TIME or times.max() > MAX_TIME:
+                    times = np.clip(times, MIN_TIME, MAX_TIME)
+                return pa.array(times * 1000).view(TIMESTAMP_TYPE)
             case _:
                 raise AssertionError(name)
 
