@@ -60,7 +60,6 @@ _REPLICA_AGAIN: Final = 30.0
 _TICK: Final = 1.0
 #: The least bytes of a stored message besides its body.
 _LEAST_OVERHEAD: Final = 91
-_NO_BODY: Final = memoryview(b"")
 
 
 @dataclass
@@ -172,14 +171,10 @@ class Fetch:
         """
         least = min(PIECE, most)
         while self._done - self.position < least:
-            end, body = self._answers.get(self._done, (0, _NO_BODY))
-            if end:
-                if end - self.position > most:
-                    break
-                del self._answers[self._done]
-                self._parts.append(body)
-                self._done = end
-                continue
+            if self._take_in_order(least, most):
+                break
+            if self._done - self.position >= least:
+                break
             if self._done >= self._stop:
                 break
             self._send_more()
@@ -201,6 +196,20 @@ class Fetch:
         self._size -= size
         self._parts, self.position = [], self._done
         return made
+
+    def _take_in_order(self, least: int, most: int) -> bool:
+        """Take answers that follow for a piece of ``least`` messages; return whether the next one would exceed ``most``."""
+        answers, parts, done, begin = self._answers, self._parts, self._done, self.position
+        while done - begin < least and (found := answers.get(done)) is not None:
+            end, body = found
+            if end - begin > most:
+                self._done = done
+                return True
+            del answers[done]
+            parts.append(body)
+            done = end
+        self._done = done
+        return False
 
     def close(self) -> None:
         """Let go of the lane. Requests in flight are given up."""
@@ -227,15 +236,19 @@ class Fetch:
             step, learned = SCANNED, True
         room = self._room()
         stop = min(self._stop, self._offset + self._limits.hold_messages)
+        following, end = self._next, self._known.end
+        largest = min(step if learned else MOST_MESSAGES, self._limits.max_messages)
         for _ in range(room if learned else min(room, 1)):
-            count = min(step if learned else MOST_MESSAGES, stop - self._next, self._limits.max_messages)
+            count = min(largest, stop - following)
             if count <= 0:
                 break
-            self._asks.append((self._next, count))
-            self._next += count
-            self._largest = max(self._largest, count)
-            if self._next >= self._known.end:
+            self._asks.append((following, count))
+            following += count
+            if following >= end:
                 break
+        if following > self._next:
+            self._largest = max(self._largest, min(largest, following - self._next))
+            self._next = following
 
     def _room(self) -> int:
         """Return how many more requests may be sent now."""
@@ -308,9 +321,22 @@ class Fetch:
             return
         answers = self._lane.receive(timeout)
         now = time.monotonic()
+        # Nothing is to be learned from an answer with what was asked for. What follows is done for each 32 messages.
+        usual = self._known.step if self._matching is None and now >= self._known.only_master else 0
         for begin, count, result in answers:
             if isinstance(result, PullResult):
-                self._take(result, begin, count, now)
+                status, end, _, last, suggested, body, _ = result
+                if status is PullStatus.FOUND and end - begin == count <= usual and count != MOST_MESSAGES:
+                    size = len(body)
+                    self._answers[begin] = (end, memoryview(body))
+                    self._count += count
+                    self._size += size
+                    self._answer = max(self._answer, size)
+                    known = self._known
+                    known.end, known.replica, known.answer = last, suggested, size
+                    self._held.last_pull, self._failures = now, 0
+                else:
+                    self._take(result, begin, count, now)
             elif self._replica == MASTER_ID and not isinstance(result, RocketMQUnavailableError):
                 raise result
             else:

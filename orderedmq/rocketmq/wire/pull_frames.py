@@ -139,6 +139,8 @@ class PullDecoder(FrameDecoder):
         """Append the answers up to the first frame with another header."""
         view, start, end = self._view, self._start, self._end
         fields, suggested, most = self._fields, self._suggested, self._max_frame
+        # A named tuple's own way to make one takes twice the time.
+        make = tuple.__new__
         while end - start >= 8:
             length, header_length = _PREFIX.unpack_from(view, start)
             middle, stop = start + 8 + header_length, start + 4 + length
@@ -150,7 +152,7 @@ class PullDecoder(FrameDecoder):
             opaque, after, least, last = map(int, found.group(*fields))
             if opaque > _MAX_OPAQUE:
                 break
-            events.append((opaque, PullResult(PullStatus.FOUND, after, least, last, suggested, view[middle:stop])))
+            events.append((opaque, make(PullResult, (PullStatus.FOUND, after, least, last, suggested, view[middle:stop], False))))
             start = stop
         self._start = start
 
