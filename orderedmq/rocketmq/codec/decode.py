@@ -22,7 +22,7 @@ from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of, strings
-from orderedmq.rocketmq.codec.gather import Bytes, Int64s, gather, gather_alike, total_bytes
+from orderedmq.rocketmq.codec.gather import Bytes, Int64s, gather, gather_alike, order_of, total_bytes
 from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
 from orderedmq.rocketmq.codec.property_template import cut_by_template
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
@@ -133,10 +133,14 @@ def _decode_columns(
     responses: list[bytes | memoryview], broker_name: str, wanted: Wanted, schema: pa.Schema
 ) -> pa.RecordBatch | None:
     """Return the requested rows; None if the exact path must decode them."""
-    data, begins, ends = _in_place(responses) or _join(responses)
-    if len(data) >= 2**31:
-        return None
-    at = record_starts(data, begins, ends)
+    at = None
+    for lay_out in (_in_place, _join):
+        laid_out = lay_out(responses)
+        if laid_out is not None and len(laid_out[0]) < 2**31:
+            data, begins, ends = laid_out
+            at = record_starts(data, begins, ends)
+        if at is not None:
+            break
     if at is None or len(at) < FEWEST:
         return None
     records = scan_records(data, at)
@@ -165,9 +169,9 @@ def _decode_columns(
 
 
 def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
-    """Return the buffer that all responses are parts of, one behind the other, and where each begins and ends in it.
+    """Return the buffer that all responses are parts of, and where each begins and ends in it; None if there are several buffers.
 
-    None if they are not: answers may have come in another order, or into two buffers.
+    A broker answers requests that come together in any order.
     """
     whole = responses[0].obj if isinstance(responses[0], memoryview) else responses[0]
     buffers = []
@@ -177,14 +181,15 @@ def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64
         buffers.append(pa.py_buffer(response).address)
     begins = np.array(buffers, dtype=np.int64)
     ends = begins + np.fromiter(map(len, responses), dtype=np.int64, count=len(responses))
-    if (begins[1:] < ends[:-1]).any():
+    order = np.argsort(begins)
+    if (begins[order[1:]] < ends[order[:-1]]).any():
         return None
     data = np.frombuffer(whole, dtype=np.uint8)
     first = pa.py_buffer(whole).address
-    return data[: int(ends[-1]) - first], begins - first, ends - first
+    return data[: int(ends.max()) - first], begins - first, ends - first
 
 
-def _join(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s]:
+def _join(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
     """Return a copy of all responses in one buffer, and where each begins and ends."""
     ends = np.cumsum(np.fromiter(map(len, responses), dtype=np.int64, count=len(responses)))
     # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than the copy.
@@ -213,6 +218,7 @@ class _Columns:
         self._records = records
         self._heads = records.heads
         self._rows = len(records.heads)
+        self._order = order_of(records.body_begins)
         self._broker_name = broker_name
         #: Numbers of rows with text that is not UTF-8.
         self.malformed: set[int] = set()
@@ -242,7 +248,9 @@ class _Columns:
         values = None if "properties" in columns else self._by_template(wanted)
         if values is None:
             entries = find_entries(
-                gather(self._buffer, self._records.properties_begins, self._records.properties_ends, pa.binary())
+                gather(
+                    self._buffer, self._records.properties_begins, self._records.properties_ends, pa.binary(), order=self._order
+                )
             )
             if entries is None:
                 return None
@@ -262,7 +270,7 @@ class _Columns:
     def _by_template(self, wanted: tuple[str, ...]) -> dict[str, pa.Array] | None:
         """Return the values of each name if all messages are like each other; see `property_template`."""
         begins, ends = self._records.properties_begins, self._records.properties_ends
-        cut = cut_by_template(self._data, begins, ends, [name.encode() for name in wanted])
+        cut = cut_by_template(self._data, begins, ends, [name.encode() for name in wanted], self._order)
         if cut is None:
             return None
         values = {}
@@ -308,7 +316,7 @@ class _Columns:
         if length and (ends - begins == length).all():
             bodies = gather_alike(self._data, begins, length)
         else:
-            bodies = gather(self._buffer, begins, ends, pa.binary())
+            bodies = gather(self._buffer, begins, ends, pa.binary(), order=self._order)
         packed = self._heads["sys_flag"] & COMPRESSED != 0
         if not packed.any():
             return bodies

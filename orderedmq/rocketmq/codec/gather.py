@@ -18,26 +18,42 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 def gather(
-    data: pa.Buffer, begins: Int64s, ends: Int64s, kind: pa.DataType, rows: tuple[Int64s, int] | None = None
+    data: pa.Buffer,
+    begins: Int64s,
+    ends: Int64s,
+    kind: pa.DataType,
+    rows: tuple[Int64s, int] | None = None,
+    order: Int64s | None = None,
 ) -> pa.Array:
     """Return ``data[begins[i]:ends[i]]`` for each i, as an array of ``kind`` (binary, or string for bytes known to be UTF-8).
 
-    Strings must be in the order of the buffer and not overlap; ``data`` must have less than 2 GiB. ``rows``, if given, is the
-    row of each string and the number of rows: rows without a string are null, and of several strings of a row the last one
-    counts.
+    Strings must not overlap; ``data`` must have less than 2 GiB. If they are not in the order of the buffer, ``order`` sorts them
+    (`order_of`). ``rows``, if given, is the row of each string, which are in order then, and the number of rows: rows without a
+    string are null, and of several strings of a row the last one counts.
     """
     count = len(begins)
     if not count:
         return pa.nulls(rows[1] if rows else 0, kind)
+    if order is not None:
+        begins, ends = begins[order], ends[order]
     bounds = np.empty(2 * count, dtype=np.int32)
     bounds[0::2] = begins
     bounds[1::2] = ends
     slots = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(bounds), data])
+    if order is not None:
+        slot_of = np.empty(count, dtype=np.int64)
+        slot_of[order] = np.arange(0, 2 * count, 2)
+        return slots.take(pa.array(slot_of))
     if rows is None:
         return slots.take(_every_second(count))
     slot_of = np.full(rows[1], -1, dtype=np.int64)
     slot_of[rows[0]] = np.arange(0, 2 * count, 2)
     return slots.take(pa.array(slot_of, mask=slot_of < 0))
+
+
+def order_of(begins: Int64s) -> Int64s | None:
+    """Return the indices that sort ``begins``; None if they are sorted."""
+    return None if (begins[1:] >= begins[:-1]).all() else np.argsort(begins, kind="stable")
 
 
 def gather_alike(data: Bytes, begins: Int64s, length: int) -> pa.Array:

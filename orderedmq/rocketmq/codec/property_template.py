@@ -90,10 +90,12 @@ def _parse(text: bytes) -> list[tuple[bytes, bytes]] | None:
     return found
 
 
-def cut_by_template(data: Bytes, begins: Int64s, ends: Int64s, names: Sequence[bytes]) -> dict[bytes, pa.Array] | None:
+def cut_by_template(
+    data: Bytes, begins: Int64s, ends: Int64s, names: Sequence[bytes], order: Int64s | None = None
+) -> dict[bytes, pa.Array] | None:
     """Return the values of each name in ``data[begins[i]:ends[i]]``: strings if all are ASCII, otherwise binary; null if there is none.
 
-    ``begins`` are in ascending order, and there is at least one. Of two values of a name, the last one counts.
+    There is at least one of ``begins``; ``order`` sorts them (`gather.order_of`). Of two values of a name, the last one counts.
     """
     rows = len(begins)
     chosen = sorted({row * (rows - 1) // (_SAMPLES - 1) for row in range(_SAMPLES)})
@@ -111,7 +113,7 @@ def cut_by_template(data: Bytes, begins: Int64s, ends: Int64s, names: Sequence[b
             continue
         except IndexError:
             return None
-        return _columns(data, rows, template, places, names)
+        return _columns(data, rows, template, places, names, order)
     return None
 
 
@@ -204,14 +206,19 @@ def _end_of(data: Bytes, at: Int64s, lengths: Sequence[int], literal: bytes) -> 
 
 
 def _columns(
-    data: Bytes, rows: int, template: Template, places: Sequence[tuple[Int64s, Int64s]], names: Sequence[bytes]
+    data: Bytes,
+    rows: int,
+    template: Template,
+    places: Sequence[tuple[Int64s, Int64s]],
+    names: Sequence[bytes],
+    order: Int64s | None,
 ) -> dict[bytes, pa.Array] | None:
     found: dict[bytes, pa.Array] = {}
     for value, (begins, ends) in zip(template.values, places):
         if len(value.lengths) == 1:
             array = gather_alike(data, begins, value.lengths[0])
         else:
-            array = gather(pa.py_buffer(data), begins, ends, pa.binary())
+            array = gather(pa.py_buffer(data), begins, ends, pa.binary(), order=order)
         text, bounds = contents(array)
         text = text[bounds[0] : bounds[-1]]
         # A separator in a value is not the template's.

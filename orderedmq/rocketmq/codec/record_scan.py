@@ -86,13 +86,14 @@ def head_type(born_v6: bool, store_v6: bool) -> np.dtype[np.void]:
 
 
 def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
-    """Return where each record begins, in order. None if a size does not add up.
+    """Return where each record begins, in the order of the responses. None if a size does not add up.
 
-    Response i is ``data[begins[i]:ends[i]]``, not empty; each begins behind the one before.
+    Response i is ``data[begins[i]:ends[i]]``, not empty. None also if they are not in the order of ``data`` and do not all have
+    equally many records.
     """
     sizes = at_every_byte(data, ">i4")
     found = _equally_many(data, sizes, begins, ends)
-    if found is not None:
+    if found is not None or (begins[1:] < ends[:-1]).any():
         return found
     divided = _divided(data, begins, ends)
     if divided is not None:
@@ -193,7 +194,7 @@ def scan_records(data: Bytes, at: Int64s) -> ScannedRecords | None:
     """
     (flags,) = _INT.unpack_from(data.data, int(at[0]) + SYS_FLAG_AT)
     kind = head_type(bool(flags & BORN_HOST_V6), bool(flags & STORE_HOST_V6))
-    if int(at[-1]) + kind.itemsize > len(data):
+    if int(at.max()) + kind.itemsize > len(data):
         return None
     # Copying the whole head is as fast as copying one field.
     heads = at_every_byte(data, f"V{kind.itemsize}")[at].view(kind)

@@ -152,7 +152,9 @@ class PullDecoder(FrameDecoder):
             opaque, after, least, last = map(int, found.group(*fields))
             if opaque > _MAX_OPAQUE:
                 break
-            events.append((opaque, make(PullResult, (PullStatus.FOUND, after, least, last, suggested, view[middle:stop], False))))
+            events.append(
+                (opaque, make(PullResult, (PullStatus.FOUND, after, least, last, suggested, view[middle:stop], False)))
+            )
             start = stop
         self._start = start
 
