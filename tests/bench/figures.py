@@ -112,10 +112,7 @@ def by_line(runs: Sequence[Run], case: str) -> list[list[Figure]]:
     found = quoted(runs, case)
     if not found:
         return []
-    lines = [
-        [figure for run in found for figure in run.cases[case] if figure.what == one.what] for one in found[-1].cases[case]
-    ]
-    return lines
+    return [[figure for run in found for figure in run.cases[case] if figure.what == one.what] for one in found[-1].cases[case]]
 
 
 def table(runs: Sequence[Run], cases: Iterable[str], title: Callable[[str], str] = str) -> str:

@@ -21,8 +21,8 @@ from orderedmq.rocketmq.codec.gather import Bytes, Int64s, at_every_byte, conten
 from orderedmq.rocketmq.codec.properties import NAME_END, VALUE_END
 
 #: Messages that a template is learned from, at most, and how many more of those that are unlike it are learned from.
-_SAMPLES: Final = 12
-_MORE: Final = 4
+_SAMPLES: Final = 6
+_MORE: Final = 6
 #: How often a value's end is looked for in a message, on average over all messages, before the template is given up.
 _TRIES: Final = 3
 #: The share of messages whose value has an unusual length, up to which they are searched one by one: one in so many.
