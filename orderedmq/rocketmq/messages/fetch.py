@@ -39,13 +39,14 @@ from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 
 #: The most pulls in flight for one queue: enough for a broker to work while a piece is decoded.
-IN_FLIGHT: Final = 128
+IN_FLIGHT: Final = 512
 #: Of large messages fewer are in flight: no more than about these bytes, but at least this number of pulls.
-_COMING_BYTES: Final = 2 * 1024 * 1024
+_COMING_BYTES: Final = 6 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
-#: Messages of a piece, at least, if more follow: decoding many at once costs less for each, and takes as long as a broker needs for
-#: the pulls that are in flight meanwhile.
-PIECE: Final = 4096
+#: Messages or bytes of a piece, at least, if more follow: decoding many at once costs less for each, and takes as long as a broker
+#: needs for the pulls that are in flight meanwhile.
+PIECE: Final = 16384
+PIECE_BYTES: Final = 6 * 1024 * 1024
 #: Messages that the first pull requests, to learn how many a broker returns.
 MOST_MESSAGES: Final = 1024
 #: Messages that a broker scans for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
@@ -141,6 +142,7 @@ class Fetch:
         self._answers: dict[int, tuple[int, memoryview]] = {}
         self._done = offset
         self._parts: list[memoryview] = []
+        self._parts_size = 0
         #: The offset after the last piece. Messages and bytes that have come since.
         self.position = offset
         self._count = self._size = 0
@@ -170,13 +172,7 @@ class Fetch:
         TopicError, RocketMQError; DataLossError if the pull has no piece yet.
         """
         least = min(PIECE, most)
-        while self._done - self.position < least:
-            if self._take_in_order(least, most):
-                break
-            if self._done - self.position >= least:
-                break
-            if self._done >= self._stop:
-                break
+        while self._take_in_order(least, most) and self._done < self._stop:
             self._send_more()
             self._write()
             if not self._in_flight and not self._again:
@@ -189,27 +185,29 @@ class Fetch:
         # The broker works on what follows while this piece is decoded.
         self._send_more()
         self._write()
-        size = sum(map(len, self._parts))
+        size = self._parts_size
         self._held.put(Slice(self.position, self._done, size))
         made = Piece(self._parts, self._done)
         self._count -= self._done - self.position
         self._size -= size
-        self._parts, self.position = [], self._done
+        self._parts, self._parts_size, self.position = [], 0, self._done
         return made
 
     def _take_in_order(self, least: int, most: int) -> bool:
-        """Take answers that follow for a piece of ``least`` messages; return whether the next one would exceed ``most``."""
-        answers, parts, done, begin = self._answers, self._parts, self._done, self.position
-        while done - begin < least and (found := answers.get(done)) is not None:
+        """Take answers that follow for a piece of ``least`` messages, and at most ``most``; return whether it needs more."""
+        answers, parts, done, begin, size = self._answers, self._parts, self._done, self.position, self._parts_size
+        fits = True
+        while done - begin < least and size < PIECE_BYTES and (found := answers.get(done)) is not None:
             end, body = found
             if end - begin > most:
-                self._done = done
-                return True
+                fits = False
+                break
             del answers[done]
             parts.append(body)
+            size += len(body)
             done = end
-        self._done = done
-        return False
+        self._done, self._parts_size = done, size
+        return fits and done - begin < least and size < PIECE_BYTES
 
     def close(self) -> None:
         """Let go of the lane. Requests in flight are given up."""
@@ -331,7 +329,8 @@ class Fetch:
                     self._answers[begin] = (end, memoryview(body))
                     self._count += count
                     self._size += size
-                    self._answer = max(self._answer, size)
+                    if size > self._answer:
+                        self._answer = size
                     known = self._known
                     known.end, known.replica, known.answer = last, suggested, size
                     self._held.last_pull, self._failures = now, 0
