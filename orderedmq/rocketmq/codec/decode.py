@@ -173,7 +173,7 @@ def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64
 
     A broker answers requests that come together in any order.
     """
-    whole = responses[0].obj if isinstance(responses[0], memoryview) else responses[0]
+    whole: Any = responses[0].obj if isinstance(responses[0], memoryview) else responses[0]
     buffers = []
     for response in responses:
         if (response.obj if isinstance(response, memoryview) else response) is not whole:

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from orderedmq.conditions import ProtocolCondition, UnavailableCondition
 from orderedmq.core.filters import Filter
@@ -30,6 +29,7 @@ from orderedmq.errors import (
 )
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
+from orderedmq.rocketmq.messages.pull_state import Known, Limits, Piece
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -61,41 +61,6 @@ _REPLICA_AGAIN: Final = 30.0
 _TICK: Final = 1.0
 #: The least bytes of a stored message besides its body.
 _LEAST_OVERHEAD: Final = 91
-
-
-@dataclass
-class Known:
-    """What earlier pulls of a queue have shown."""
-
-    #: Messages that the broker returns per pull, and when that was learned.
-    step: int = 32
-    learned: float = float("-inf")
-    end: int = 0
-    #: The replica that the broker suggested to read from (PullMessageResponseHeader.suggestWhichBrokerId).
-    replica: int = MASTER_ID
-    #: Until when only the master is used, because a replica failed.
-    only_master: float = float("-inf")
-    #: Approximate bytes of a body, and when that was measured.
-    body_bytes: float | None = None
-    measured: float = float("-inf")
-    #: Bytes of the last answer.
-    answer: int = 0
-
-
-class Limits(NamedTuple):
-    """Of one pull: messages and bytes of their bodies to return, messages and bytes in all to hold. Bytes are approximate."""
-
-    max_messages: int
-    max_bytes: int
-    hold_messages: int
-    hold_bytes: int
-
-
-class Piece(NamedTuple):
-    """Answers in the order of their messages, and the offset after these."""
-
-    parts: list[memoryview]
-    end: int
 
 
 class Fetch:

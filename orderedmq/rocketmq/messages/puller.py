@@ -25,7 +25,8 @@ from orderedmq.pulls import bounded
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
 from orderedmq.rocketmq.messages.batch_trim import average_body, cut_at_gap, decode_rows, drop_repeats
-from orderedmq.rocketmq.messages.fetch import Fetch, Known, Limits, Piece
+from orderedmq.rocketmq.messages.fetch import Fetch
+from orderedmq.rocketmq.messages.pull_state import Known, Limits, Piece
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 
