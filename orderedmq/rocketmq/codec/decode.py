@@ -22,8 +22,9 @@ from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of, strings
-from orderedmq.rocketmq.codec.gather import Bytes, Int64s, gather, gather_alike, order_of, total_bytes
+from orderedmq.rocketmq.codec.gather import Bytes, Int64s, contents, gather, gather_alike, order_of, total_bytes
 from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
+from orderedmq.rocketmq.codec.properties import VALUE_END
 from orderedmq.rocketmq.codec.property_template import cut_by_template
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
 from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
@@ -247,11 +248,7 @@ class _Columns:
         entries = None
         values = None if "properties" in columns else self._by_template(wanted)
         if values is None:
-            entries = find_entries(
-                gather(
-                    self._buffer, self._records.properties_begins, self._records.properties_ends, pa.binary(), order=self._order
-                )
-            )
+            entries = find_entries(self._texts())
             if entries is None:
                 return None
             values = columns_of(entries, wanted, self.malformed)
@@ -266,6 +263,19 @@ class _Columns:
                 return None
             found["properties"] = maps
         return found
+
+    def _texts(self) -> pa.Array:
+        """Return the properties of each message, with the last separator if none has it: adding it later costs a copy."""
+        begins, ends = self._records.properties_begins, self._records.properties_ends
+        open_ends = (self._data[ends - 1] != VALUE_END[0]).all() and (ends > begins).all() and int(ends.max()) < len(self._data)
+        if open_ends:
+            texts = gather(self._buffer, begins, ends + 1, pa.binary(), order=self._order)
+            data, bounds = contents(texts)
+            if data.flags.writeable:
+                # In place of the byte that follows. The array was just made, and nobody else has it.
+                data[bounds[1:] - 1] = VALUE_END[0]
+                return texts
+        return gather(self._buffer, begins, ends, pa.binary(), order=self._order)
 
     def _by_template(self, wanted: tuple[str, ...]) -> dict[str, pa.Array] | None:
         """Return the values of each name if all messages are like each other; see `property_template`."""

@@ -76,12 +76,14 @@ class PullTemplate:
 
     def render(self, opaque: int, offset: int, count: int) -> bytes:
         """Return the request's frame."""
-        tail = b',"queueOffset":"%d","maxMsgNums":"%d"' % (offset, count)
-        if self._credentials is not None:
+        if self._credentials is None:
+            header = self._head + b',"queueOffset":"%d","maxMsgNums":"%d"},"opaque":%d}' % (offset, count, opaque)
+        else:
+            tail = b',"queueOffset":"%d","maxMsgNums":"%d"' % (offset, count)
             request = self.request(offset, count)
             # Base64 needs no escapes.
             tail += b',"Signature":"%s"' % signed(request.ext, request.body, self._credentials)[SIGNATURE].encode()
-        header = self._head + tail + b'},"opaque":%d}' % opaque
+            header = self._head + tail + b'},"opaque":%d}' % opaque
         return _PREFIX.pack(4 + len(header), len(header)) + header
 
 
