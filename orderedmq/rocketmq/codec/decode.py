@@ -187,15 +187,16 @@ def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64
         return None
     data = np.frombuffer(whole, dtype=np.uint8)
     first = pa.py_buffer(whole).address
-    return data[: int(ends.max()) - first], begins - first, ends - first
+    return data[: int(ends.max()) - first + 1], begins - first, ends - first
 
 
 def _join(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
-    """Return a copy of all responses in one buffer, and where each begins and ends."""
+    """Return a copy of all responses in one buffer, with one more byte, and where each begins and ends."""
     ends = np.cumsum(np.fromiter(map(len, responses), dtype=np.int64, count=len(responses)))
     # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than the copy.
-    buffer = pa.allocate_buffer(int(ends[-1]))
+    buffer = pa.allocate_buffer(int(ends[-1]) + 1)
     view, at = memoryview(buffer).cast("B"), 0
+    view[-1] = 0
     begins = []
     for response in responses:
         begins.append(at)
