@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg rocketmq check test test-all lint docs dist simulate bench clean
+.PHONY: help setup demo demo-svg rocketmq check test test-all lint docs dist simulate bench bench-rocketmq bench-report clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,12 @@ simulate: $(STAMP) ## run queries of a group through simulated faults; SEEDS=100
 
 bench: $(STAMP) ## measure source, sink and broker against their ceilings
 	@$(BIN)/python -m tests.bench.run
+
+bench-rocketmq: $(STAMP) ## measure what runs over RocketMQ; RUNS=3 says how many times
+	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m tests.bench.run --rocketmq || exit 1; done
+
+bench-report: $(STAMP) ## print the ranges of the kept runs of bench and bench-rocketmq
+	@$(BIN)/python -m tests.bench.run --report
 
 clean: ## remove .venv and all that tools leave behind
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse metastore_db derby.log artifacts

@@ -140,7 +140,7 @@ SOURCE_OPTIONS: Final = (
     Option("minOffsetsPerTrigger", None, "stream only: minimum messages per micro-batch; it waits for them", "no waiting"),
     Option("maxTriggerDelay", "15m", "stream only: maximum wait for minOffsetsPerTrigger"),
     Option("maxBytesPerTrigger", None, "stream only: maximum bytes per micro-batch, such as 64m", "no limit"),
-    Option("pullBatchSize", "16384", f"rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
+    Option("pullBatchSize", "16384", f"the most rows in a RecordBatch, 1 to {MAX_PULL_BATCH}"),
     Option(
         "pullThresholdForQueue",
         "65536",

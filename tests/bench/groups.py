@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame
 import orderedmq
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from tests.bench import data
-from tests.bench.measure import Bench, Figure, interleaved, median
+from tests.bench.figures import Figure
+from tests.bench.measure import Bench, interleaved, median
 from tests.bench.throughput import COLUMNS, QUEUES, filled
 
 #: Seconds between two triggers of the queries that hand queues over.

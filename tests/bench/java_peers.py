@@ -35,13 +35,16 @@ class JavaPeers:
         with open(home / "peers.log", "w") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
 
-    def speed(self, way: str, topic: str, count: int) -> dict[str, float]:
-        """Thousand messages a second: ``pull`` and ``push`` read the first ``count`` messages, ``batch`` and ``ordered`` send ``count``."""
+    def speed(self, way: str, topic: str, count: int, batch: int = 32) -> dict[str, float]:
+        """Thousand messages a second: ``pull`` and ``push`` read the first ``count`` messages, ``batch`` and ``ordered`` send ``count``.
+
+        ``batch``: messages of one pull, and of one call of a listener.
+        """
         if self._process is None:
             return {"speed": RECORDED[way]}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{way} {topic} {count}\n")
+        self._process.stdin.write(f"{way} {topic} {count} {batch}\n")
         self._process.stdin.flush()
         # The client may print a line of its own.
         for line in self._process.stdout:

@@ -20,7 +20,8 @@ from orderedmq.broker import Broker
 from orderedmq.core.lock import LockToken
 from orderedmq.core.parking import Put, Ticket
 from orderedmq.model import MessageQueue
-from tests.bench.measure import Bench, Figure, interleaved
+from tests.bench.figures import Figure
+from tests.bench.measure import Bench, interleaved
 
 QUEUES: Final = 4
 SCHEMA: Final = (

@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame
 import orderedmq
 from orderedmq.broker import Broker
 from tests.bench import data
-from tests.bench.measure import Bench, Figure, interleaved
+from tests.bench.figures import Figure
+from tests.bench.measure import Bench, interleaved
 from tests.bench.throughput import COLUMNS
 
 ROWS = 10

@@ -1,4 +1,4 @@
-"""Figures, medians of interleaved runs, and the Spark session and folder that all cases share."""
+"""Medians of interleaved runs, and the Spark session and folder that all cases share."""
 
 from __future__ import annotations
 
@@ -9,42 +9,20 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from orderedmq.java import ensure_java
 from tests.bench import peers
-
-ROOT: Final = Path(__file__).parents[2]
+from tests.bench.figures import ROOT
 
 
 class Skipped(Exception):
     """A case that cannot be measured on this machine, and why."""
-
-
-@dataclass
-class Figure:
-    """One line of the table. ``ratio`` is judged: at least ``target``, or at most if ``low``; without a target it is shown only."""
-
-    case: str
-    what: str
-    ours: float
-    unit: str
-    peer: float | None = None
-    ratio: float | None = None
-    target: float | None = None
-    low: bool = False
-
-    @property
-    def met(self) -> bool | None:
-        if self.target is None or self.ratio is None:
-            return None
-        return self.ratio <= self.target if self.low else self.ratio >= self.target
 
 
 def median(values: list[float]) -> float:

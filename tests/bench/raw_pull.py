@@ -16,24 +16,24 @@ from typing import Final
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 
-#: Messages of one pull, as many as a broker returns by default, and pulls in flight.
+#: Messages of one pull, as many as a broker returns by default, and messages in flight.
 STEP: Final = 32
-FLIGHT: Final = 128
+FLIGHT: Final = 4096
 _BUFFER: Final = 4 << 20
 _PREFIX: Final = struct.Struct(">II")
 _FOUND: Final = re.compile(rb'\{"code":0,')
 
 
-def raw_pull(address: str, queue: MessageQueue, count: int) -> None:
-    """Pull the first ``count`` messages of a queue."""
+def raw_pull(address: str, queue: MessageQueue, count: int, step: int = STEP) -> None:
+    """Pull the first ``count`` messages of a queue, ``step`` at a time. A broker has to return that many."""
     host, _, port = address.rpartition(":")
     template = PullTemplate(queue, "TOOLS_CONSUMER")
-    requests = [template.render(at // STEP, at, STEP) for at in range(0, count, STEP)]
+    requests = [template.render(at // step, at, min(step, count - at)) for at in range(0, count, step)]
     view = memoryview(bytearray(_BUFFER))
     start = end = answered = 0
     with socket.create_connection((host, int(port))) as opened:
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        asked = min(FLIGHT, len(requests))
+        asked = min(FLIGHT // step, len(requests))
         opened.sendall(b"".join(requests[:asked]))
         while answered < len(requests):
             if _BUFFER - end < _BUFFER // 4:

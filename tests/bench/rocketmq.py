@@ -1,20 +1,20 @@
 """A real RocketMQ of two brokers on this machine, against a raw loop that decodes nothing and against RocketMQ's Java client.
 
 Bodies of 100 bytes with tags, keys and a sharding key, in 4 queues, brokers with their default limits. One cluster serves all cases; what
-is read is sent once, by our own append.
+is read is sent once, by our own append. Cases with "mixed messages" read messages of which no two are alike; cases with a raised limit
+have the brokers return 1,024 messages of a pull in place of 32, to Java's clients, too.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -23,109 +23,40 @@ from ordered_source.columns import full_schema
 from ordered_source.stream_reader import StreamReader
 from orderedmq.broker import Broker
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import JavaError, ServersError
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
-from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
 from tests.bench import latency
-from tests.bench.java_peers import JavaPeers
-from tests.bench.measure import ROOT, Bench, Figure, Skipped, interleaved, median, status
+from tests.bench.figures import ROOT, Figure
+from tests.bench.measure import Bench, Skipped, interleaved, median, status
 from tests.bench.one_task import CHUNK, read_away, whole_queue
-from tests.bench.raw_pull import cpu_seconds, raw_pull
+from tests.bench.raw_pull import STEP, raw_pull
+from tests.bench.rocketmq_rig import QUEUES, RAISED, Rig, fill, messages, mixed_messages, rig
 from tests.bench.throughput import COLUMNS, KEYED
 
-QUEUES: Final = 4
 MANY: Final = 64
-#: Messages of one request to append.
-STEP: Final = 100_000
-
-
-def messages(count: int) -> pa.RecordBatch:
-    return pa.record_batch(
-        {
-            "body": pa.array([b"%0100d" % number for number in range(count)], pa.binary()),
-            "tags": pa.array(["created"] * count),
-            "keys": pa.array([f"key-{number}" for number in range(count)]),
-            "sharding_key": pa.array([f"account-{number % 1000}" for number in range(count)]),
-        }
-    )
-
-
-@dataclass
-class Rig:
-    """The cluster, with a topic ``bench`` of ``rows`` messages in 4 queues. ``sent`` is for what is written.
-
-    ``brokers``: their processes.
-    """
-
-    address: str
-    broker: Broker
-    client: Client
-    java: JavaPeers
-    rows: int
-    brokers: list[int]
-
-    @property
-    def note(self) -> str:
-        return "" if self.java.measured else " (recorded: this Java has no compiler)"
-
-
-def rig(bench: Bench) -> Rig:
-    """Made for the first case, ended with the bench. Raises Skipped where the jars cannot be had."""
-    if "rocketmq" not in bench.shared:
-        folder = bench.fresh("rocketmq")
-        folder.mkdir()
-        cluster = Cluster(folder, brokers=2)
-        try:
-            bench.closing.enter_context(cluster)
-        except (ServersError, JavaError) as error:
-            if error.sub not in ("NO_JARS", "MISSING", "TOO_OLD"):
-                raise
-            raise Skipped(str(error)) from None
-        broker = bench.closing.enter_context(orderedmq.connect(namesrv_addr=cluster.address))
-        made = Rig(
-            cluster.address,
-            broker,
-            bench.closing.enter_context(Client(cluster.address)),
-            bench.closing.enter_context(JavaPeers(cluster.address, folder)),
-            100_000 if bench.quick else 1_000_000,
-            [server.pid for server in cluster.brokers],
-        )
-        for name in ("bench", "sent"):
-            broker.admin.create_topic(name, QUEUES)
-        fill(broker, "bench", made.rows // QUEUES)
-        bench.shared["rocketmq"] = made
-    found: Rig = bench.shared["rocketmq"]
-    return found
-
-
-def fill(broker: Broker, topic: str, each: int) -> None:
-    """Append ``each`` messages to each queue."""
-    made = messages(min(each, STEP))
-    for queue in broker.log.queues(topic):
-        for begin in range(0, each, STEP):
-            broker.log.append(queue, made.slice(0, min(STEP, each - begin)))
+#: Messages of a raw pull under a raised limit: with these, an answer is below 256 KiB.
+RAISED_STEP: Final = 512
 
 
 # --- reading
 
 
-def raw(client: Client, queues: list[MessageQueue], count: int) -> None:
-    for queue in queues:
-        raw_pull(client.address(queue.topic, queue.broker_name, time.monotonic() + 60), queue, count)
+def raw(client: Client, queues: list[MessageQueue], count: int, step: int) -> dict[str, float]:
+    def loop() -> None:
+        for queue in queues:
+            raw_pull(client.address(queue.topic, queue.broker_name, time.monotonic() + 60), queue, count, step)
+
+    return _timed(loop, count * len(queues))
 
 
-def pulled(broker: Broker, queues: list[MessageQueue], count: int) -> None:
-    for queue in queues:
-        at = 0
-        while at < count:
-            at += broker.log.pull(queue, at, min(CHUNK, count - at), 1 << 40, DEFAULT_COLUMNS, None, count).num_rows
+def pulled(broker: Broker, queues: list[MessageQueue], count: int) -> dict[str, float]:
+    def pull_all() -> None:
+        for queue in queues:
+            at = 0
+            while at < count:
+                at += broker.log.pull(queue, at, min(CHUNK, count - at), 1 << 40, DEFAULT_COLUMNS, None, count).num_rows
 
-
-def _with_brokers(made: Rig, rows: int, call: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """What ``call`` returns, and the microseconds of the brokers' CPU per row."""
-    began = cpu_seconds(made.brokers)
-    return {**call(), "broker": (cpu_seconds(made.brokers) - began) / rows * 1e6}
+    return _timed(pull_all, count * len(queues))
 
 
 def _timed(call: Callable[[], None], rows: int) -> dict[str, float]:
@@ -139,36 +70,66 @@ def _timed(call: Callable[[], None], rows: int) -> dict[str, float]:
 
 
 def pull(bench: Bench) -> list[Figure]:
-    """In this process, without Spark: pulled and decoded into RecordBatches of all columns."""
+    return _pull(bench, rig(bench), "bench", "RocketMQ: pull", aims=(0.6, 3.0))
+
+
+def pull_mixed(bench: Bench) -> list[Figure]:
     made = rig(bench)
-    queues = made.broker.log.queues("bench")
-    each = made.rows // QUEUES
-    ours = partial(_timed, partial(pulled, made.broker, queues, each), made.rows)
-    loop = partial(_timed, partial(raw, made.client, queues, each), made.rows)
-    java = partial(made.java.speed, "pull", "bench", made.rows // 2)
+    fill(made.broker, "mixed", made.rows // QUEUES, mixed_messages)
+    return _pull(bench, made, "mixed", "RocketMQ: pull of mixed messages")
+
+
+def pull_raised(bench: Bench) -> list[Figure]:
+    made = _with_java(rig(bench))
+    with made.raised():
+        return _pull(bench, made, "bench", "RocketMQ: pull, limit raised", step=RAISED_STEP, batch=RAISED)
+
+
+def _with_java(made: Rig) -> Rig:
+    """Raises Skipped where only recorded speeds of Java's clients are known: those of the default limit."""
+    if not made.java.measured:
+        raise Skipped("this Java has no compiler, so Java's clients cannot be measured under a raised limit")
+    return made
+
+
+def _pull(
+    bench: Bench,
+    made: Rig,
+    topic: str,
+    case: str,
+    aims: tuple[float | None, float | None] = (None, None),
+    step: int = STEP,
+    batch: int = STEP,
+) -> list[Figure]:
+    """In this process, without Spark: pulled and decoded into RecordBatches of all columns."""
+    queues = made.broker.log.queues(topic)
+    each, java = made.rows // QUEUES, made.rows // 2
     found = interleaved(
         bench.rounds,
         {
-            "ours": partial(_with_brokers, made, made.rows, ours),
-            "raw": partial(_with_brokers, made, made.rows, loop),
-            "java": partial(_with_brokers, made, made.rows // 2, java),
+            "ours": partial(made.with_brokers, made.rows, partial(pulled, made.broker, queues, each)),
+            "raw": partial(made.with_brokers, made.rows, partial(raw, made.client, queues, each, step)),
+            "java": partial(made.with_brokers, java, partial(made.java.speed, "pull", topic, java, batch)),
         },
     )
-    mine, least = found["ours"], found["raw"]
+    mine, least, lite = found["ours"], found["raw"], found["java"]
+    cores = os.cpu_count() or 1
+    allowed = cores / (mine["cpu"] + mine["broker"]) * 1000
     return [
-        _against(mine["speed"], least["speed"], "12 columns, against a raw loop that decodes nothing", 0.6),
-        _against(mine["speed"], found["java"]["speed"], f"12 columns, against Java's lite pull{made.note}", 3.0),
-        _cpu("CPU of the process, against the raw loop", mine["cpu"], least["cpu"]),
-        _cpu("CPU of the brokers, against the raw loop", mine["broker"], least["broker"]),
-        _cpu(f"CPU of the brokers, against Java's lite pull{made.note}", mine["broker"], found["java"]["broker"]),
+        _against(mine["speed"], least["speed"], "12 columns, against a raw loop that decodes nothing", aims[0], case),
+        _against(mine["speed"], lite["speed"], f"12 columns, against Java's lite pull{made.note}", aims[1], case),
+        _against(mine["speed"], allowed, f"12 columns, against what the CPU of {cores} cores allows", None, case),
+        _cpu("CPU of the process, against the raw loop", mine["cpu"], least["cpu"], case),
+        _cpu("CPU of the brokers, against the raw loop", mine["broker"], least["broker"], case),
+        _cpu(f"CPU of the brokers, against Java's lite pull{made.note}", mine["broker"], lite["broker"], case),
     ]
 
 
-def _cpu(what: str, mine: float, peer: float, case: str = "RocketMQ: pull") -> Figure:
+def _cpu(what: str, mine: float, peer: float | None, case: str) -> Figure:
     return Figure(case, what, mine, "µs/row", peer, mine / peer if peer else None)
 
 
-def _against(mine: float, peer: float, what: str, target: float | None, case: str = "RocketMQ: pull") -> Figure:
+def _against(mine: float, peer: float, what: str, target: float | None, case: str) -> Figure:
     return Figure(case, what, mine, "k rows/s", peer, mine / peer, target)
 
 
@@ -179,52 +140,37 @@ def stream(bench: Bench, made: Rig, schema: str, topic: str) -> DataFrame:
 
 
 def source(bench: Bench) -> list[Figure]:
-    made = rig(bench)
+    return _source(bench, rig(bench), "RocketMQ: source → noop", 2.5)
+
+
+def source_raised(bench: Bench) -> list[Figure]:
+    made = _with_java(rig(bench))
+    with made.raised():
+        return _source(bench, made, "RocketMQ: source → noop, limit raised", None, RAISED)
+
+
+def _source(bench: Bench, made: Rig, case: str, aim: float | None, batch: int = STEP) -> list[Figure]:
     # A queue that it comes to late keeps Java from the last messages for a while: half of them is steady.
     java = made.rows // 2
     found = interleaved(
         bench.rounds,
         {
-            "ours": lambda: _with_brokers(
-                made, made.rows, lambda: bench.drain(stream(bench, made, COLUMNS, "bench"), "noop", made.rows)
+            "ours": lambda: made.with_brokers(
+                made.rows, lambda: bench.drain(stream(bench, made, COLUMNS, "bench"), "noop", made.rows)
             ),
-            "pull": lambda: _with_brokers(made, java, lambda: made.java.speed("pull", "bench", java)),
-            "push": lambda: _with_brokers(made, java, lambda: made.java.speed("push", "bench", java)),
+            "pull": lambda: made.with_brokers(java, lambda: made.java.speed("pull", "bench", java, batch)),
+            "push": lambda: made.with_brokers(java, lambda: made.java.speed("push", "bench", java, batch)),
         },
     )
-    case = "RocketMQ: source → noop"
-    mine = {measure: 1000 * value for measure, value in found["ours"].items()}
+    inside, whole = (1000 * found["ours"][measure] for measure in ("micro-batch", "whole query"))
+    broker, pull, push = found["ours"]["broker"], found["pull"], found["push"]
+    lite, orderly = f"against Java's lite pull{made.note}", f"against Java's orderly push{made.note}"
     return [
-        _against(
-            mine["micro-batch"],
-            found["pull"]["speed"],
-            f"5 columns, micro-batch, against Java's lite pull{made.note}",
-            2.5,
-            case,
-        ),
-        _against(
-            mine["micro-batch"],
-            found["push"]["speed"],
-            f"5 columns, micro-batch, against Java's orderly push{made.note}",
-            2.5,
-            case,
-        ),
-        _against(
-            mine["whole query"],
-            found["pull"]["speed"],
-            f"5 columns, whole query, against Java's lite pull{made.note}",
-            None,
-            case,
-        ),
-        _cpu(
-            f"CPU of the brokers, against Java's lite pull{made.note}", found["ours"]["broker"], found["pull"]["broker"], case
-        ),
-        _cpu(
-            f"CPU of the brokers, against Java's orderly push{made.note}",
-            found["ours"]["broker"],
-            found["push"]["broker"],
-            case,
-        ),
+        _against(inside, pull["speed"], f"5 columns, micro-batch, {lite}", aim, case),
+        _against(inside, push["speed"], f"5 columns, micro-batch, {orderly}", aim, case),
+        _against(whole, pull["speed"], f"5 columns, whole query, {lite}", None, case),
+        _cpu(f"CPU of the brokers, {lite}", broker, pull["broker"], case),
+        _cpu(f"CPU of the brokers, {orderly}", broker, push["broker"], case),
     ]
 
 
@@ -242,28 +188,24 @@ def sink(bench: Bench) -> list[Figure]:
     found = interleaved(
         bench.rounds,
         {
-            "ours": lambda: _with_brokers(made, rows, written),
-            "batch": lambda: _with_brokers(made, rows // 2, lambda: made.java.speed("batch", "sent", rows // 2)),
-            "ordered": lambda: made.java.speed("ordered", "sent", rows // 25),
+            "ours": partial(made.with_brokers, rows, written),
+            "batch": partial(made.with_brokers, rows // 2, partial(made.java.speed, "batch", "sent", rows // 2)),
+            "ordered": partial(made.with_brokers, rows // 25, partial(made.java.speed, "ordered", "sent", rows // 25)),
         },
     )
     case = "RocketMQ: sink"
-    mine = {measure: 1000 * value for measure, value in found["ours"].items()}
-    batch, ordered = found["batch"]["speed"], found["ordered"]["speed"]
+    inside, whole = (1000 * found["ours"][measure] for measure in ("micro-batch", "whole query"))
+    broker, batch, ordered = found["ours"]["broker"], found["batch"], found["ordered"]
+    batches, sends = (
+        f"against Java's batches of 1000, 4 threads{made.note}",
+        f"against Java's ordered send, 8 threads{made.note}",
+    )
     return [
-        _against(
-            mine["micro-batch"], batch, f"with a sharding key, against Java's batches of 1000, 4 threads{made.note}", 0.9, case
-        ),
-        _against(
-            mine["micro-batch"], ordered, f"with a sharding key, against Java's ordered send, 8 threads{made.note}", 20.0, case
-        ),
-        _against(mine["whole query"], batch, f"whole query, against Java's batches of 1000{made.note}", None, case),
-        _cpu(
-            f"CPU of the brokers, against Java's batches of 1000{made.note}",
-            found["ours"]["broker"],
-            found["batch"]["broker"],
-            case,
-        ),
+        _against(inside, batch["speed"], f"with a sharding key, {batches}", 0.9, case),
+        _against(inside, ordered["speed"], f"with a sharding key, {sends}", 20.0, case),
+        _against(whole, batch["speed"], f"whole query, {batches}", None, case),
+        _cpu(f"CPU of the brokers, {batches}", broker, batch["broker"], case),
+        _cpu(f"CPU of the brokers, {sends}", broker, ordered["broker"], case),
     ]
 
 
@@ -283,9 +225,11 @@ def micro_batch(bench: Bench) -> list[Figure]:
         ]
         ours = partial(stream, bench, made, COLUMNS, topic)
         connect = partial(orderedmq.connect, namesrv_addr=made.address)
-        out += latency.against_null(
-            bench, "RocketMQ: 10-row micro-batch", ours, connect, topic, ways, pace, every, batches, 1.25
-        )
+        case = "RocketMQ: 10-row micro-batch"
+        begin, began = time.perf_counter(), made.brokers_cpu()
+        out += latency.against_null(bench, case, ours, connect, topic, ways, pace, every, batches, 1.25)
+        share = (made.brokers_cpu() - began) / (time.perf_counter() - begin)
+        out.append(Figure(case, f"{pace}, CPU of the brokers, seconds a second", share, "CPU"))
     return out
 
 
@@ -298,6 +242,7 @@ def many_queues(bench: Bench) -> list[Figure]:
     one = messages(1)
     times: dict[str, list[float]] = {"something new": [], "nothing new": []}
     cpu: dict[str, list[float]] = {what: [] for what in times}
+    brokers = 0.0
     options = {"namesrvAddr": made.address, "topic": topic, "consumerGroup": bench.fresh("group").name}
     reader = StreamReader(options, full_schema(False))
     try:
@@ -309,10 +254,11 @@ def many_queues(bench: Bench) -> list[Figure]:
             for what in times:
                 # As far apart as triggers that have something to do.
                 time.sleep(0.1)
-                begin, began = time.perf_counter(), time.process_time()
+                begin, began, theirs = time.perf_counter(), time.process_time(), made.brokers_cpu()
                 end = reader.latestOffset(start, ReadAllAvailable())
                 times[what].append((time.perf_counter() - begin) * 1000)
                 cpu[what].append((time.process_time() - began) * 1000)
+                brokers += made.brokers_cpu() - theirs
                 reader.partitions(start, end)
                 start = end
     finally:
@@ -321,7 +267,10 @@ def many_queues(bench: Bench) -> list[Figure]:
     return [
         Figure(case, f"latestOffset, {what}", median(values), "ms", 30.0, median(values) / 30.0, 1.0, low=True)
         for what, values in times.items()
-    ] + [Figure(case, f"latestOffset, {what}, CPU of the process", median(values), "ms") for what, values in cpu.items()]
+    ] + [
+        *(Figure(case, f"latestOffset, {what}, CPU of the process", median(values), "ms") for what, values in cpu.items()),
+        Figure(case, "latestOffset, CPU of the brokers, mean", brokers / sum(map(len, times.values())) * 1000, "ms"),
+    ]
 
 
 def memory(bench: Bench) -> list[Figure]:
@@ -332,12 +281,17 @@ def memory(bench: Bench) -> list[Figure]:
     made.broker.admin.create_topic(topic, 1)
     fill(made.broker, topic, large)
     peaks: dict[int, float] = {}
+    began = made.brokers_cpu()
     for rows in (small, large):
         program = f"from tests.bench import rocketmq; rocketmq.read_all({made.address!r}, {topic!r}, {rows})"
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
         peaks[rows] = int(done.stdout) / 1024
-    what = f"peak RSS of a task, {large:,} messages against {small:,}"
-    return [Figure("RocketMQ: memory", what, peaks[large], "MB", peaks[small], peaks[large] / peaks[small], 1.1, low=True)]
+    broker = (made.brokers_cpu() - began) / (large + small) * 1e6
+    case, what = "RocketMQ: memory", f"peak RSS of a task, {large:,} messages against {small:,}"
+    return [
+        Figure(case, what, peaks[large], "MB", peaks[small], peaks[large] / peaks[small], 1.1, low=True),
+        _cpu("CPU of the brokers", broker, None, case),
+    ]
 
 
 def read_all(address: str, topic: str, rows: int) -> None:

@@ -1,23 +1,26 @@
-"""Entry of ``make bench``: runs the cases, prints figures and targets, keeps them in bench-results.json.
+"""Entry of ``make bench``: runs the cases, prints figures and targets, and keeps the run in docs/bench-results.json.
 
-``--markdown`` prints the tables of docs/performance.md from the kept results.
+After a run, the tables of docs/performance.md and the README's figure are those of the kept runs. ``--report`` prints the range of
+each figure over the kept runs and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import psutil
 
 from tests.bench import groups, key_order, latency, rocketmq, stores, throughput
-from tests.bench.measure import ROOT, Bench, Figure, Skipped
+from tests.bench.figures import QUOTED, Figure, Run, keep, read_runs, shown, table, write_documents
+from tests.bench.measure import Bench, Skipped
 
-RESULTS: Final = ROOT / "bench-results.json"
 CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "many-queues": stores.many_queues,
     "size": stores.size,
@@ -33,74 +36,57 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "listener": groups.listener,
     "order-per-key": key_order.figures,
     "rocketmq-pull": rocketmq.pull,
+    "rocketmq-pull-mixed": rocketmq.pull_mixed,
     "rocketmq-source": rocketmq.source,
     "rocketmq-sink": rocketmq.sink,
     "rocketmq-micro-batch": rocketmq.micro_batch,
     "rocketmq-queues": rocketmq.many_queues,
     "rocketmq-memory": rocketmq.memory,
+    # These change a setting of the brokers.
+    "rocketmq-pull-raised": rocketmq.pull_raised,
+    "rocketmq-source-raised": rocketmq.source_raised,
 }
+#: Seconds in which it is measured how busy the machine is before a run.
+_LOOK: Final = 3.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description="Measure source, sink and store against their ceilings.")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, the figures mean little")
-    parser.add_argument("--only", action="append", choices=list(CASES), help="run this case (may be repeated)")
-    parser.add_argument("--markdown", action="store_true", help="print the kept results as a Markdown table, measure nothing")
+    parser.add_argument("--only", action="append", default=[], choices=list(CASES), help="run this case (may be repeated)")
+    parser.add_argument("--rocketmq", action="store_true", help="run all cases over RocketMQ")
+    parser.add_argument("--report", action="store_true", help="print the ranges over the kept runs, measure nothing")
     asked = parser.parse_args()
-    if asked.markdown:
-        print(_markdown([Figure(**figure) for figures in _kept().values() for figure in figures]))
+    if asked.report:
+        print(f"Of the newest {QUOTED} runs of each case:\n\n{table(read_runs(), CASES)}")
         return
-    kept = {} if asked.quick else _kept()
+    chosen = [name for name in CASES if name in asked.only or (asked.rocketmq and name.startswith("rocketmq-"))]
+    date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+    run = Run(date, round(os.getloadavg()[0], 2), round(psutil.cpu_percent(_LOOK) / 100, 3))
+    print(f"{run.date} UTC: load {run.load}, {run.busy:.0%} of the cores in use before the run", flush=True)
     bench = Bench(Path(tempfile.mkdtemp(prefix="orderedmq-bench-")), quick=asked.quick)
+    begin = time.perf_counter()
     try:
-        for name in asked.only or CASES:
-            begin = time.perf_counter()
-            try:
-                figures = CASES[name](bench)
-            except Skipped as reason:
-                print(f"\n{name}: skipped: {reason}", flush=True)
-                continue
-            print(f"\n{name} ({time.perf_counter() - begin:.0f} s)\n{_table(figures)}", flush=True)
-            kept[name] = [asdict(figure) for figure in figures]
-            if not asked.quick:
-                RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        for name in chosen or CASES:
+            _measure(bench, run, name)
     finally:
         bench.close()
+    print(f"\n{time.perf_counter() - begin:.0f} s in all")
 
 
-def _kept() -> dict[str, list[dict[str, Any]]]:
-    if not RESULTS.exists():
-        return {}
-    found: dict[str, list[dict[str, Any]]] = json.loads(RESULTS.read_text())
-    return {name: found[name] for name in CASES if name in found}
-
-
-def _cells(figure: Figure) -> tuple[str, ...]:
-    def number(value: float | None) -> str:
-        return "" if value is None else f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
-
-    sign = "≤" if figure.low else "≥"
-    met = {None: "", True: "yes", False: "NO"}[figure.met]
-    return (
-        figure.case, figure.what, number(figure.ours), number(figure.peer), figure.unit,
-        "" if figure.ratio is None else f"{figure.ratio:.2f}",
-        "" if figure.target is None else f"{sign} {figure.target}", met,
-    )  # fmt: skip
-
-
-HEAD: Final = ("case", "what", "ours", "peer", "unit", "ratio", "target", "met")
-
-
-def _table(figures: Sequence[Figure]) -> str:
-    lines = [HEAD, *(_cells(figure) for figure in figures)]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(HEAD))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)
-
-
-def _markdown(figures: Sequence[Figure]) -> str:
-    """Only what has a peer or a target; the rest explains."""
-    rows = [_cells(figure) for figure in figures if figure.ratio is not None]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (HEAD, ("---",) * len(HEAD), *rows))
+def _measure(bench: Bench, run: Run, name: str) -> None:
+    """Run one case, and keep what the run has by now."""
+    begin = time.perf_counter()
+    try:
+        figures = CASES[name](bench)
+    except Skipped as reason:
+        print(f"\n{name}: skipped: {reason}", flush=True)
+        return
+    print(f"\n{name} ({time.perf_counter() - begin:.0f} s)\n{shown(figures)}", flush=True)
+    run.cases[name] = figures
+    if not bench.quick:
+        keep(run)
+        write_documents()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from orderedmq.broker import Broker, SinkBatch
 from orderedmq.endpoint import Endpoint
 from orderedmq.model import DEFAULT_COLUMNS, MessageQueue
 from tests.bench import data
-from tests.bench.measure import ROOT, Bench, Figure, interleaved, median, status
+from tests.bench.figures import ROOT, Figure
+from tests.bench.measure import Bench, interleaved, median, status
 from tests.bench.one_task import CHUNK, read_away, whole_queue
 
 QUEUES = 1000

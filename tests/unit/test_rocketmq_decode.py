@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +20,7 @@ from orderedmq.model import DEFAULT_COLUMNS, MESSAGE_SCHEMA, select_schema
 from orderedmq.rocketmq.codec import decode
 from orderedmq.rocketmq.codec.decode import MAX_OFFSET
 from orderedmq.rocketmq.codec.gather import total_bytes
+from orderedmq.rocketmq.codec.record_scan import record_starts
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from tests.stored_messages import INNER, ODD, PLAIN, V2, Stored, inner, text, usual
 
@@ -54,25 +57,37 @@ def whole(given: list[Any], columns: tuple[str, ...], broker_name: str, **rest: 
     return decode.decode(given, columns, broker_name, max_bytes=1 << 40, **rest)[0]
 
 
-def by_columns(given: list[bytes], asked: Wanted) -> pa.RecordBatch | None:
+def by_columns(given: list[Any], asked: Wanted) -> pa.RecordBatch | None:
     return decode._decode_columns(list(filter(None, given)), "broker-a", asked, select_schema(asked.columns))
+
+
+def received(given: list[bytes]) -> list[memoryview]:
+    """The responses as a task has them: parts of one buffer, in which they came in another order, with headers between them."""
+    came = sorted(range(len(given)), key=lambda place: (place * 7) % 5)
+    buffer = memoryview(bytearray(b"".join(b"\xda\xa3\x20\xa7header" + given[place] for place in came)))
+    ends = list(accumulate(len(given[place]) + 10 for place in came))
+    parts = {place: buffer[end - len(given[place]) : end] for place, end in zip(came, ends)}
+    return [parts[place] for place in range(len(given))]
 
 
 def same(given: list[bytes], asked: Wanted) -> bool:
     """Both ways agree, in what they give and in what they refuse. Whether the fast one took it."""
+    taken = by_columns(given, asked) if any(given) else None
+    in_place = by_columns(received(given), asked) if any(given) else None
+    assert in_place == taken
     rest: dict[str, Any] = {"begin": asked.begin, "end": asked.end, "tags": asked.tags, "verify_crc": asked.verify_crc}
     try:
         expected = exactly(given, asked)
     except (ProtocolError, Unreadable) as error:
         with pytest.raises(type(error)):
             list(decode.decode_pieces(given, "broker-a", asked))
-        assert not any(given) or by_columns(given, asked) is None
+        assert taken is None
         return False
     found = whole(given, asked.columns, "broker-a", **rest)
     found.validate(full=True)
     assert found.schema == expected.schema
     assert found == expected
-    return any(given) and by_columns(given, asked) is not None
+    return taken is not None
 
 
 def everything(*columns: str) -> Wanted:
@@ -201,6 +216,43 @@ def test_plain_groups_take_the_fast_way(messages: list[Stored], size: int, colum
 def test_javas_records_are_the_same_as_one_at_a_time(case: dict[str, Any]) -> None:
     for times in (1, 20):
         same([bytes.fromhex(case["bytes"])] * times, everything())
+
+
+@RELAXED
+@given(
+    names=st.lists(st.sampled_from(["TAGS", "KEYS", "UNIQ_KEY", "a", "__SHARDINGKEY"]), min_size=1, max_size=4, unique=True),
+    values=st.lists(st.text("ab\x00é", min_size=1, max_size=9), min_size=1, max_size=4),
+    bodies=st.lists(st.binary(max_size=30), min_size=1, max_size=3),
+    size=st.integers(1, 9),
+    columns=COLUMNS,
+)
+def test_messages_of_one_producer_take_the_fast_way(
+    names: list[str], values: list[str], bodies: list[bytes], size: int, columns: tuple[str, ...]
+) -> None:
+    messages = [
+        Stored(
+            offset=n,
+            body=bodies[n % len(bodies)],
+            properties=text(*((name, values[(n * 3 + place) % len(values)]) for place, name in enumerate(names))),
+        )
+        for n in range(70)
+    ]
+    assert same(responses(messages, size), everything(*columns))
+
+
+def test_large_responses_are_divided_where_records_begin() -> None:
+    """A body may have what looks like a record's beginning: then the response is scanned from its own beginning."""
+    record = usual(1).pack()
+    for body in (b"", record, record[4:8] * 50):
+        messages = [replace(usual(n), body=body + bytes(n % 90)) for n in range(900)]
+        assert same(responses(messages, 300), everything("queue_offset", "body"))
+        given = responses(messages, 300)
+        given[1] = given[1][:-1]
+        assert not same(given, everything("queue_offset"))
+    one = b"".join(responses([usual(n) for n in range(500)], 500))
+    found = record_starts(np.frombuffer(one, np.uint8), np.array([0]), np.array([len(one)]))
+    assert found is not None
+    assert len(found) == 500
 
 
 # -- refused

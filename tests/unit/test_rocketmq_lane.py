@@ -426,8 +426,8 @@ def test_close_ends_a_pull_that_waits(cluster: Cluster, client: Client) -> None:
 def test_what_a_task_read_ahead_and_nobody_pulled_ends_with_the_client(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    for module in ("fetch", "puller"):
-        monkeypatch.setattr(f"orderedmq.rocketmq.messages.{module}.PIECE", 64)
+    for name in ("fetch.PIECE", "puller.AHEAD"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.messages.{name}", 64)
     ended = threading.Event()
 
     def script(link: Link) -> None:
@@ -441,7 +441,7 @@ def test_what_a_task_read_ahead_and_nobody_pulled_ends_with_the_client(
     cluster.scripted("a", script)
     with Client(cluster.nameserver().address) as client:
         puller = Puller(client)
-        assert puller.pull(QUEUE, 0, 320, 1 << 30, ("body",), 9000).num_rows == 320
+        assert puller.pull(QUEUE, 0, 320, 1 << 30, ("body",), 9000).num_rows == 64
         assert not ended.is_set()
         [(fetch, _)] = puller._ahead.values()
         assert fetch._lane is not None

@@ -155,8 +155,8 @@ def test_any_short_and_disordered_answers_become_rows_without_a_gap(
 ) -> None:
     """Trap 4: 32 messages or 256 KiB, whatever is asked; where to go on is what the answer says."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("fetch", "puller"):
-            patch.setattr(f"orderedmq.rocketmq.messages.{module}.PIECE", piece)
+        for name in ("fetch.PIECE", "puller.AHEAD"):
+            patch.setattr(f"orderedmq.rocketmq.messages.{name}", piece)
         _disordered(seed, least, count, limit, most, size, least + count if ahead else None)
 
 
@@ -231,8 +231,8 @@ print(leave, faults())
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("fetch", "puller"):
-        monkeypatch.setattr(f"orderedmq.rocketmq.messages.{module}.PIECE", 64)
+    for name in ("fetch.PIECE", "puller.AHEAD"):
+        monkeypatch.setattr(f"orderedmq.rocketmq.messages.{name}", 64)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -248,6 +248,22 @@ def test_what_a_task_will_pull_next_is_on_its_way_when_it_asks(broker: FakeBroke
     assert max(at + count for at, count, _ in broker.asked) == 2010, "nothing behind it is asked for"
     assert len({at for at, _, _ in broker.asked}) == len(broker.asked), "nothing is asked for twice"
     assert [lane.in_flight for lane in broker.given_back] == [0], "one lane, until the end"
+
+
+def test_a_piece_has_enough_messages_or_bytes_and_a_pull_that_reads_ahead_is_one_piece(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orderedmq.rocketmq.messages.puller.AHEAD", 64)
+    puller = puller_of(broker)
+    size = len(broker.found(1000, 1032).body)
+    for piece, size_of_piece, rows in ((128, 1 << 30, 128), (1 << 30, 3 * size, 96)):
+        monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.PIECE", piece)
+        monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.PIECE_BYTES", size_of_piece)
+        assert puller.pull(QUEUE, 1000, 1024, 1 << 40, COLUMNS, 4000).num_rows == rows
+        assert puller.pull(QUEUE, 1000 + rows, 1024, 1 << 40, COLUMNS, 4000).num_rows == rows
+        # Nothing follows these: they come together.
+        assert puller.pull(QUEUE, 1000, 1024, 1 << 40, COLUMNS).num_rows == 1024
+        assert everything(puller_of(broker), 1000, 1024, until=5000) == list(range(1000, 5000))
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -421,10 +437,11 @@ def test_a_lost_connection_is_one_failure_however_many_requests_were_on_it(
 ) -> None:
     delays = Delays()
     monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.RETRY", delays)
-    for begin in range(42, 42 + 32 * IN_FLIGHT, 32):
+    monkeypatch.setattr("orderedmq.rocketmq.messages.fetch.IN_FLIGHT", 128)
+    for begin in range(42, 42 + 32 * 128, 32):
         broker.instead[begin] = [RocketMQUnavailableError(UnavailableCondition.CONNECTION_LOST, "cut")]
     assert everything(puller_of(broker), 10) == list(range(10, 5000))
-    assert delays.failures == [1] * IN_FLIGHT
+    assert delays.failures == [1] * 128
 
 
 def test_connections_that_are_lost_one_after_the_other_are_failures_in_a_row(

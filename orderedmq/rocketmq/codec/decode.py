@@ -21,9 +21,11 @@ import pyarrow.compute as pc
 from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
-from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of
-from orderedmq.rocketmq.codec.gather import Bytes, gather, total_bytes
+from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of, strings
+from orderedmq.rocketmq.codec.gather import Bytes, Int64s, contents, gather, gather_alike, order_of, total_bytes
 from orderedmq.rocketmq.codec.message_id import fixed_strings, hex_digits
+from orderedmq.rocketmq.codec.properties import VALUE_END
+from orderedmq.rocketmq.codec.property_template import cut_by_template
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
 from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP
@@ -132,21 +134,22 @@ def _decode_columns(
     responses: list[bytes | memoryview], broker_name: str, wanted: Wanted, schema: pa.Schema
 ) -> pa.RecordBatch | None:
     """Return the requested rows; None if the exact path must decode them."""
-    lengths = np.array([len(response) for response in responses], dtype=np.int64)
-    ends = np.cumsum(lengths)
-    if ends[-1] >= 2**31:
-        return None
-    data = _join(responses, int(ends[-1]))
-    at = record_starts(data, ends - lengths, ends)
+    at = None
+    for lay_out in (_in_place, _join):
+        laid_out = lay_out(responses)
+        if laid_out is not None and len(laid_out[0]) < 2**31:
+            data, begins, ends = laid_out
+            at = record_starts(data, begins, ends)
+        if at is not None:
+            break
     if at is None or len(at) < FEWEST:
         return None
     records = scan_records(data, at)
     if records is None or (records.heads["sys_flag"] & UNWRAP == UNWRAP).any():
         return None
-    offsets = records.heads["queue_offset"]
-    inside = (offsets >= wanted.begin) & (offsets < wanted.end)
-    if not inside.all():
-        records = records.take(inside)
+    offsets = records.heads["queue_offset"].astype(np.int64)
+    if offsets.min() < wanted.begin or offsets.max() >= wanted.end:
+        records = records.take((offsets >= wanted.begin) & (offsets < wanted.end))
     if not len(records.heads):
         return _empty(schema)
     if wanted.verify_crc and not _checksums_agree(data, records):
@@ -166,16 +169,40 @@ def _decode_columns(
     return batch
 
 
-def _join(responses: list[bytes | memoryview], size: int) -> Bytes:
-    if len(responses) == 1:
-        return np.frombuffer(responses[0], dtype=np.uint8)
-    # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than the copy.
-    buffer = pa.allocate_buffer(size)
-    view, at = memoryview(buffer).cast("B"), 0
+def _in_place(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
+    """Return the buffer that all responses are parts of, and where each begins and ends in it; None if there are several buffers.
+
+    A broker answers requests that come together in any order.
+    """
+    whole: Any = responses[0].obj if isinstance(responses[0], memoryview) else responses[0]
+    buffers = []
     for response in responses:
+        if (response.obj if isinstance(response, memoryview) else response) is not whole:
+            return None
+        buffers.append(pa.py_buffer(response).address)
+    begins = np.array(buffers, dtype=np.int64)
+    ends = begins + np.fromiter(map(len, responses), dtype=np.int64, count=len(responses))
+    order = np.argsort(begins)
+    if (begins[order[1:]] < ends[order[:-1]]).any():
+        return None
+    data = np.frombuffer(whole, dtype=np.uint8)
+    first = pa.py_buffer(whole).address
+    return data[: int(ends.max()) - first + 1], begins - first, ends - first
+
+
+def _join(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] | None:
+    """Return a copy of all responses in one buffer, with one more byte, and where each begins and ends."""
+    ends = np.cumsum(np.fromiter(map(len, responses), dtype=np.int64, count=len(responses)))
+    # Arrow's allocator reuses memory. The C library returns large buffers each time, and fresh pages cost more than the copy.
+    buffer = pa.allocate_buffer(int(ends[-1]) + 1)
+    view, at = memoryview(buffer).cast("B"), 0
+    view[-1] = 0
+    begins = []
+    for response in responses:
+        begins.append(at)
         view[at : at + len(response)] = response
         at += len(response)
-    return np.frombuffer(buffer, dtype=np.uint8)
+    return np.frombuffer(buffer, dtype=np.uint8), np.array(begins, dtype=np.int64), ends
 
 
 def _checksums_agree(data: Bytes, records: ScannedRecords) -> bool:
@@ -188,10 +215,12 @@ class _Columns:
     """Builds the columns of records that share one layout."""
 
     def __init__(self, data: Bytes, records: ScannedRecords, broker_name: str) -> None:
+        self._data = data
         self._buffer = pa.py_buffer(data)
         self._records = records
         self._heads = records.heads
         self._rows = len(records.heads)
+        self._order = order_of(records.body_begins)
         self._broker_name = broker_name
         #: Numbers of rows with text that is not UTF-8.
         self.malformed: set[int] = set()
@@ -216,24 +245,50 @@ class _Columns:
         texts = tuple(name for name in columns if name in _PROPERTY_OF)
         if not texts and not retried and "properties" not in columns:
             return {}
-        entries = find_entries(
-            gather(self._buffer, self._records.properties_begins, self._records.properties_ends, pa.binary())
-        )
-        if entries is None:
-            return None
         wanted = (*(_PROPERTY_OF[name] for name in texts), *((names.RETRY_TOPIC,) if retried else ()))
-        values = columns_of(entries, wanted, self.malformed)
+        entries = None
+        values = None if "properties" in columns else self._by_template(wanted)
+        if values is None:
+            entries = find_entries(self._texts())
+            if entries is None:
+                return None
+            values = columns_of(entries, wanted, self.malformed)
         found: dict[str, pa.Array] = {name: values[_PROPERTY_OF[name]] for name in texts}
         if "message_id" in found:
             found["message_id"] = self._message_id(found["message_id"])
         if retried:
             found["topic"] = values[names.RETRY_TOPIC].fill_null(text_of(self._records.topic))
-        if "properties" in columns:
+        if entries is not None and "properties" in columns:
             maps = maps_of(entries, self.malformed)
             if maps is None:
                 return None
             found["properties"] = maps
         return found
+
+    def _texts(self) -> pa.Array:
+        """Return the properties of each message, with the last separator if none has it: adding it later costs a copy."""
+        begins, ends = self._records.properties_begins, self._records.properties_ends
+        open_ends = (self._data[ends - 1] != VALUE_END[0]).all() and (ends > begins).all() and int(ends.max()) < len(self._data)
+        if open_ends:
+            texts = gather(self._buffer, begins, ends + 1, pa.binary(), order=self._order)
+            data, bounds = contents(texts)
+            if data.flags.writeable:
+                # In place of the byte that follows. The array was just made, and nobody else has it.
+                data[bounds[1:] - 1] = VALUE_END[0]
+                return texts
+        return gather(self._buffer, begins, ends, pa.binary(), order=self._order)
+
+    def _by_template(self, wanted: tuple[str, ...]) -> dict[str, pa.Array] | None:
+        """Return the values of each name if all messages are like each other; see `property_template`."""
+        begins, ends = self._records.properties_begins, self._records.properties_ends
+        cut = cut_by_template(self._data, begins, ends, [name.encode() for name in wanted], self._order)
+        if cut is None:
+            return None
+        values = {}
+        for name in wanted:
+            values[name], rows = strings(cut[name.encode()])
+            self.malformed.update(rows.tolist())
+        return values
 
     def _column(self, name: str, most_bytes: int) -> pa.Array | None:
         match name:
@@ -248,8 +303,10 @@ class _Columns:
             case "queue_offset":
                 return pa.array(self._heads[name].astype(np.int64))
             case "born_timestamp" | "store_timestamp":
-                times = np.clip(self._heads[name].astype(np.int64), MIN_TIME, MAX_TIME) * 1000
-                return pa.array(times).view(TIMESTAMP_TYPE)
+                times = self._heads[name].astype(np.int64)
+                if times.min() < MIN_TIME or times.max() > MAX_TIME:
+                    times = np.clip(times, MIN_TIME, MAX_TIME)
+                return pa.array(times * 1000).view(TIMESTAMP_TYPE)
             case _:
                 raise AssertionError(name)
 
@@ -265,7 +322,12 @@ class _Columns:
 
     def _body(self, most_bytes: int) -> pa.Array | None:
         """Return the plain bodies. None if one cannot be decompressed, or decompressed ones exceed ``most_bytes`` together."""
-        bodies = gather(self._buffer, self._records.body_begins, self._records.body_ends, pa.binary())
+        begins, ends = self._records.body_begins, self._records.body_ends
+        length = int(ends[0] - begins[0])
+        if length and (ends - begins == length).all():
+            bodies = gather_alike(self._data, begins, length)
+        else:
+            bodies = gather(self._buffer, begins, ends, pa.binary(), order=self._order)
         packed = self._heads["sys_flag"] & COMPRESSED != 0
         if not packed.any():
             return bodies

@@ -25,6 +25,8 @@ _NAME_END: Final = NAME_END[0]
 _VALUE_END: Final = VALUE_END[0]
 #: The most rows times names that are checked for duplicate names; the exact parser reads larger maps.
 _MOST_CELLS: Final = 1 << 24
+#: The separators of an entry, as one little-endian number.
+_BOTH: Final = int.from_bytes(NAME_END + VALUE_END, "little")
 _NONE: Final = np.zeros(0, dtype=np.int64)
 
 
@@ -32,7 +34,7 @@ class Entries(NamedTuple):
     """The properties of ``messages`` messages, concatenated in ``text``: name [begins, middles), value (middles, ends).
 
     ``kind`` is the Arrow type of any part of the text: string if all of it is ASCII, otherwise binary. ``widths``: the bytes of
-    the names of each message's entries, if they are the same for all messages.
+    each name. ``each``: the number of each message's entries, if their names have the same lengths in all messages.
     """
 
     messages: int
@@ -43,18 +45,19 @@ class Entries(NamedTuple):
     middles: Int64s
     ends: Int64s
     kind: pa.DataType
-    widths: Int64s | None
+    widths: npt.NDArray[np.int32]
+    each: int | None
 
     def layout(self, names: Collection[bytes] | None = None) -> tuple[bytes, ...] | None:
         """Return the names of each message's entries if all messages have the same names in the same order: the usual case.
 
         With ``names``, only these matter: a name that is as long as none of them is not compared, and is empty in the result.
         """
-        if self.widths is None:
+        if self.each is None:
             return None
         lengths = None if names is None else set(map(len, names))
-        found, each = [], len(self.widths)
-        for number, width in enumerate(self.widths.tolist()):
+        found, each = [], self.each
+        for number, width in enumerate(self.widths[:each].tolist()):
             if lengths is not None and width not in lengths:
                 found.append(b"")
                 continue
@@ -67,8 +70,8 @@ class Entries(NamedTuple):
 
     def rows(self) -> Int64s:
         """Return the number of each entry's message."""
-        if self.widths is not None:
-            return np.repeat(np.arange(self.messages, dtype=np.int64), len(self.widths))
+        if self.each is not None:
+            return np.repeat(np.arange(self.messages, dtype=np.int64), self.each)
         return np.repeat(np.arange(self.messages, dtype=np.int64), np.diff(self.bounds()))
 
     def bounds(self) -> Int64s:
@@ -90,20 +93,27 @@ def find_entries(texts: pa.Array) -> Entries | None:
         texts = pc.binary_join_element_wise(texts, added, b"")
         data, bounds = contents(texts)
     data = data[: bounds[-1]]
-    ends = np.flatnonzero(np.equal(data, _VALUE_END, out=_bools(len(data))))
+    places = np.flatnonzero(np.less_equal(data, _VALUE_END, out=_bools(len(data))))
+    marks = data[places]
+    if len(marks) and not marks.min():
+        # Byte 0 is no separator.
+        places = places[marks > 0]
+        marks = marks[marks > 0]
+    # Each entry has a separator of each kind, behind a name and behind a value.
+    if len(marks) % 2 or (marks.view("<u2") != _BOTH).any():
+        return None
+    middles, ends = places[0::2].copy(), places[1::2].copy()
     begins = np.empty_like(ends)
     if len(ends):
         begins[0] = 0
         np.add(ends[:-1], 1, out=begins[1:])
-    widths, middles = _widths(data, begins, ends, bounds[1:])
-    if widths is None:
-        middles = np.flatnonzero(data == _NAME_END)
-        # Each entry has one, behind a name and before a value.
-        if len(middles) != len(ends) or (middles <= begins).any() or (middles >= ends - 1).any():
-            return None
+    widths = (middles - begins).astype(np.int32)
+    if len(ends) and (widths.min() < 1 or int((ends - middles).min()) < 2):
+        return None
     ascii_only = not len(data) or int(data.max()) < 128
     kind = pa.string() if ascii_only else pa.binary()
-    return Entries(len(texts), texts.buffers()[2], data, bounds[1:], begins, middles, ends, kind, widths)
+    each = _each(widths, ends, bounds[1:])
+    return Entries(len(texts), texts.buffers()[2], data, bounds[1:], begins, middles, ends, kind, widths, each)
 
 
 def _bools(count: int) -> npt.NDArray[np.bool_]:
@@ -111,27 +121,16 @@ def _bools(count: int) -> npt.NDArray[np.bool_]:
     return np.frombuffer(pa.allocate_buffer(count), dtype=np.bool_) if count else np.zeros(0, dtype=np.bool_)
 
 
-def _widths(data: Bytes, begins: Int64s, ends: Int64s, row_ends: Int64s) -> tuple[Int64s | None, Int64s]:
-    """Return the bytes of the name of each entry of any message, and where the names end in ``data``.
-
-    None if messages differ in them, or an entry is irregular.
-    """
+def _each(widths: npt.NDArray[np.int32], ends: Int64s, row_ends: Int64s) -> int | None:
+    """Return the number of entries of each message, if all have as many and their names are as long; None otherwise."""
     rows = len(row_ends)
     each = len(ends) // rows if rows else 0
     if not each or each * rows != len(ends) or (ends[each - 1 :: each] != row_ends - 1).any():
-        return None, _NONE
-    first = data[: row_ends[0]].tobytes()
-    widths = np.array([entry.find(NAME_END) for entry in first.split(VALUE_END)[:-1]], dtype=np.int64)
-    middles = (begins.reshape(-1, each) + widths).reshape(-1)
-    # With a separator at this place of each entry, before a value, and no others, each entry has one.
-    if widths.min() < 1 or (ends - middles < 2).any() or (data[middles] != _NAME_END).any():
-        return None, _NONE
-    if np.count_nonzero(np.equal(data, _NAME_END, out=_bools(len(data)))) != len(ends):
-        return None, _NONE
-    return widths, middles
+        return None
+    return each if (widths.reshape(-1, each) == widths[:each]).all() else None
 
 
-def _strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
+def strings(array: pa.Array) -> tuple[pa.Array, Int64s]:
     """As `text.valid`, except that an array of strings is known to be valid."""
     return (array, _NONE) if pa.types.is_string(array.type) else valid(array.view(pa.string()))
 
@@ -142,7 +141,7 @@ def columns_of(entries: Entries, names: tuple[str, ...], malformed: set[int]) ->
     cut = partial(_search, entries, entries.rows()) if layout is None else partial(_cut, entries, layout)
     found = {}
     for name in names:
-        found[name], rows = _strings(cut(name.encode()))
+        found[name], rows = strings(cut(name.encode()))
         malformed.update(rows.tolist())
     return found
 
@@ -158,17 +157,17 @@ def _cut(entries: Entries, layout: tuple[bytes, ...], name: bytes) -> pa.Array:
 
 def _search(entries: Entries, rows: Int64s, name: bytes) -> pa.Array:
     """Return the values of a name at any index. ``rows``: the number of each entry's message."""
-    at = np.flatnonzero(entries.middles - entries.begins == len(name))
+    at = np.flatnonzero(entries.widths == len(name))
     at = at[equal_to(entries.data, entries.begins[at], name)]
     return gather(entries.text, entries.middles[at] + 1, entries.ends[at], entries.kind, (rows[at], entries.messages))
 
 
 def maps_of(entries: Entries, malformed: set[int]) -> pa.Array | None:
     """Return all properties of each message, in their order. None if a message has a name twice, or one that is not UTF-8."""
-    keys, bad = _strings(gather(entries.text, entries.begins, entries.middles, entries.kind))
+    keys, bad = strings(gather(entries.text, entries.begins, entries.middles, entries.kind))
     if len(bad):
         return None
-    items, bad = _strings(gather(entries.text, entries.middles + 1, entries.ends, entries.kind))
+    items, bad = strings(gather(entries.text, entries.middles + 1, entries.ends, entries.kind))
     if len(bad):
         malformed.update(entries.rows()[bad].tolist())
     layout = entries.layout()

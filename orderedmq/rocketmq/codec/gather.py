@@ -18,26 +18,53 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 def gather(
-    data: pa.Buffer, begins: Int64s, ends: Int64s, kind: pa.DataType, rows: tuple[Int64s, int] | None = None
+    data: pa.Buffer,
+    begins: Int64s,
+    ends: Int64s,
+    kind: pa.DataType,
+    rows: tuple[Int64s, int] | None = None,
+    order: Int64s | None = None,
 ) -> pa.Array:
     """Return ``data[begins[i]:ends[i]]`` for each i, as an array of ``kind`` (binary, or string for bytes known to be UTF-8).
 
-    Strings must be in the order of the buffer and not overlap; ``data`` must have less than 2 GiB. ``rows``, if given, is the
-    row of each string and the number of rows: rows without a string are null, and of several strings of a row the last one
-    counts.
+    Strings must not overlap; ``data`` must have less than 2 GiB. If they are not in the order of the buffer, ``order`` sorts them
+    (`order_of`). ``rows``, if given, is the row of each string, which are in order then, and the number of rows: rows without a
+    string are null, and of several strings of a row the last one counts.
     """
     count = len(begins)
     if not count:
         return pa.nulls(rows[1] if rows else 0, kind)
+    if order is not None:
+        begins, ends = begins[order], ends[order]
     bounds = np.empty(2 * count, dtype=np.int32)
     bounds[0::2] = begins
     bounds[1::2] = ends
     slots = pa.Array.from_buffers(kind, 2 * count - 1, [None, pa.py_buffer(bounds), data])
+    if order is not None:
+        slot_of = np.empty(count, dtype=np.int64)
+        slot_of[order] = np.arange(0, 2 * count, 2)
+        return slots.take(pa.array(slot_of))
     if rows is None:
         return slots.take(_every_second(count))
     slot_of = np.full(rows[1], -1, dtype=np.int64)
     slot_of[rows[0]] = np.arange(0, 2 * count, 2)
     return slots.take(pa.array(slot_of, mask=slot_of < 0))
+
+
+def order_of(begins: Int64s) -> Int64s | None:
+    """Return the indices that sort ``begins``; None if they are sorted."""
+    return None if (begins[1:] >= begins[:-1]).all() else np.argsort(begins, kind="stable")
+
+
+def gather_alike(data: Bytes, begins: Int64s, length: int) -> pa.Array:
+    """Return ``data[begins[i]:begins[i] + length]`` for each i as binary, for a length above 0. They may be in any order."""
+    found = at_every_byte(data, f"V{length}")[begins]
+    return pa.Array.from_buffers(pa.binary(), len(begins), [None, _every(length, len(begins)), pa.py_buffer(found)])
+
+
+@lru_cache(maxsize=16)
+def _every(length: int, count: int) -> pa.Buffer:
+    return pa.py_buffer(np.arange(0, (count + 1) * length, length, dtype=np.int32))
 
 
 @lru_cache(maxsize=4)
@@ -72,9 +99,22 @@ def at_every_byte(data: Bytes, kind: str | np.dtype[Any]) -> npt.NDArray[Any]:
 
 def equal_to(data: Bytes, begins: Int64s, text: bytes) -> npt.NDArray[np.bool_]:
     """Return for each of ``begins`` whether ``text`` is there. ``text`` is not empty, and ``data`` is long enough."""
-    kind = np.dtype(f"V{len(text)}")
-    found: npt.NDArray[np.bool_] = at_every_byte(data, kind)[begins] == np.frombuffer(text, dtype=kind)[0]
+    # Numbers are compared much faster than bytes. The last one overlaps the one before.
+    width = next(size for size in (8, 4, 2, 1) if size <= len(text))
+    numbers = at_every_byte(data, f"<u{width}")
+    found: npt.NDArray[np.bool_] = np.ones(len(begins), dtype=np.bool_)
+    for place in (*range(0, len(text) - width, width), len(text) - width):
+        found &= numbers[begins + place] == int.from_bytes(text[place : place + width], "little")
     return found
+
+
+def first_unequal(data: Bytes, begins: Int64s, text: bytes) -> int | None:
+    """Return the first index of ``begins`` at which ``text`` is not there, None if there is none; see `equal_to`."""
+    found = at_every_byte(data, f"V{len(text)}")[begins]
+    if found.tobytes() == text * len(begins):
+        return None
+    different = found.view(np.uint8).reshape(-1, len(text)) != np.frombuffer(text, dtype=np.uint8)
+    return int(np.argmax(different.any(axis=1)))
 
 
 def all_equal_to(data: Bytes, begins: Int64s, text: bytes) -> bool:

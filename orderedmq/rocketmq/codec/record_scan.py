@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from orderedmq.rocketmq.codec.gather import Bytes, Int64s, all_equal_to, at_every_byte
+from orderedmq.rocketmq.codec.gather import Bytes, Int64s, at_every_byte, first_unequal
 from orderedmq.rocketmq.codec.stored_message import (
     BORN_HOST_V6,
     IPV4_HOST,
@@ -27,7 +27,13 @@ Records: TypeAlias = npt.NDArray[np.void]
 
 #: Below this number of responses, scanning one at a time is faster than scanning with arrays.
 _FEW: Final = 12
+#: Responses that are large and fewer than this are divided, into parts of about so many bytes.
+_MANY: Final = 64
+_DIVIDED: Final = 8192
 _INT: Final = struct.Struct(">i")
+_MAGIC: Final = MAGIC_V1.to_bytes(4, "big", signed=True)
+_MAGIC_AT: Final = 4
+_HOSTS: Final = BORN_HOST_V6 | STORE_HOST_V6
 _TAIL: Final = 3
 
 
@@ -80,11 +86,73 @@ def head_type(born_v6: bool, store_v6: bool) -> np.dtype[np.void]:
 
 
 def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
-    """Return where each record begins, in order. None if a size does not add up.
+    """Return where each record begins, in the order of the responses. None if a size does not add up.
 
-    Response i is ``data[begins[i]:ends[i]]``, not empty.
+    Response i is ``data[begins[i]:ends[i]]``, not empty. None also if they are not in the order of ``data`` and do not all have
+    equally many records.
     """
     sizes = at_every_byte(data, ">i4")
+    found = _equally_many(data, sizes, begins, ends)
+    if found is not None or (begins[1:] < ends[:-1]).any():
+        return found
+    divided = _divided(data, begins, ends)
+    if divided is not None:
+        found = _in_step(data, sizes, *divided)
+    if found is None:
+        found = _in_step(data, sizes, begins, ends)
+    # From the right beginning to the right end in steps of a right size: all of them lie inside their responses.
+    return None if found is None or found.min() < 0 or sizes[found].min() < MIN_SIZE else np.sort(found)
+
+
+def _equally_many(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: Int64s) -> Int64s | None:
+    """Return where each record begins if all responses have as many as the first one, the usual case; None otherwise.
+
+    None also if there are fewer responses than records in one: then it is faster to divide them.
+    """
+    count, at, end = 0, int(begins[0]), int(ends[0])
+    while at <= end - MIN_SIZE:
+        if count == len(begins):
+            return None
+        (length,) = _INT.unpack_from(data.data, at)
+        if length < MIN_SIZE:
+            return None
+        at += length
+        count += 1
+    if at != end or len(begins) < _FEW:
+        return None
+    table = np.empty((count + 1, len(begins)), dtype=np.int64)
+    table[0] = begins
+    try:
+        for step in range(count):
+            np.add(table[step], sizes[table[step]], out=table[step + 1])
+    except IndexError:
+        return None
+    if (table[count] != ends).any() or (table[1:] - table[:-1]).min() < MIN_SIZE:
+        return None
+    return table[:count].T.ravel()
+
+
+def _divided(data: Bytes, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s] | None:
+    """Divide large responses at what may be a record's beginning: a scan that arrives there proves it. None if there are none."""
+    parts = (ends - begins) // _DIVIDED
+    if len(begins) >= _MANY or parts.max() < 2:
+        return None
+    cuts: list[int] = []
+    for begin, number in zip(begins.tolist(), parts.tolist()):
+        cuts.append(begin)
+        for at in range(begin + _DIVIDED, begin + number * _DIVIDED, _DIVIDED):
+            place = data[at : at + _DIVIDED // 2].tobytes().find(_MAGIC)
+            if place >= _MAGIC_AT and at + place - _MAGIC_AT > cuts[-1]:
+                cuts.append(at + place - _MAGIC_AT)
+    divided = np.array(cuts, dtype=np.int64)
+    stops = np.append(divided[1:], ends[-1])
+    # Of the last part of each response, the end is the response's.
+    stops[np.searchsorted(divided, begins[1:]) - 1] = ends[:-1]
+    return divided, stops
+
+
+def _in_step(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: Int64s) -> Int64s | None:
+    """Return where records begin, in any order, from each of ``begins`` to its end; None if a size does not add up."""
     steps = []
     at, stop = begins, ends
     # Wrong sizes may lead astray, so the number of steps is bounded.
@@ -116,11 +184,7 @@ def record_starts(data: Bytes, begins: Int64s, ends: Int64s) -> Int64s | None:
                 return None
             alone.append(begin)
             begin += length
-    found = np.concatenate([*steps, np.array(alone, dtype=np.int64)])
-    # From the right beginning to the right end in steps of a right size: all of them lie inside their responses.
-    if found.min() < 0 or sizes[found].min() < MIN_SIZE:
-        return None
-    return np.sort(found)
+    return np.concatenate([*steps, np.array(alone, dtype=np.int64)])
 
 
 def scan_records(data: Bytes, at: Int64s) -> ScannedRecords | None:
@@ -128,29 +192,32 @@ def scan_records(data: Bytes, at: Int64s) -> ScannedRecords | None:
 
     Records are regular if they are V1, of one topic, and have the same kinds of hosts.
     """
-    flags = at_every_byte(data[SYS_FLAG_AT:], ">i4")[at] & (BORN_HOST_V6 | STORE_HOST_V6)
-    kind = head_type(bool(flags[0] & BORN_HOST_V6), bool(flags[0] & STORE_HOST_V6))
-    sizes = at_every_byte(data, ">i4")[at].astype(np.int64)
-    if (flags != flags[0]).any() or sizes.min() < kind.itemsize + _TAIL:
+    (flags,) = _INT.unpack_from(data.data, int(at[0]) + SYS_FLAG_AT)
+    kind = head_type(bool(flags & BORN_HOST_V6), bool(flags & STORE_HOST_V6))
+    if int(at.max()) + kind.itemsize > len(data):
         return None
     # Copying the whole head is as fast as copying one field.
     heads = at_every_byte(data, f"V{kind.itemsize}")[at].view(kind)
+    sizes = heads["total_size"].astype(np.int64)
+    if sizes.min() < kind.itemsize + _TAIL:
+        return None
+    if (heads["sys_flag"] & _HOSTS != flags & _HOSTS).any() or (heads["magic"] != MAGIC_V1).any():
+        return None
     lengths = heads["body_length"].astype(np.int64)
-    if (heads["magic"] != MAGIC_V1).any() or lengths.min() < 0 or (lengths > sizes - kind.itemsize - _TAIL).any():
+    if lengths.min() < 0 or (lengths > sizes - (kind.itemsize + _TAIL)).any():
         return None
     ends = at + sizes
     body_begins = at + kind.itemsize
     body_ends = body_begins + lengths
-    topic_lengths = data[body_ends]
-    width = int(topic_lengths[0])
-    if width > 127 or (topic_lengths != width).any():
+    width = int(data[body_ends[0]])
+    if width > 127:
         return None
     topic_ends = body_ends + (1 + width)
     if (topic_ends > ends - 2).any():
         return None
-    topic = data[body_ends[0] + 1 : topic_ends[0]].tobytes()
-    if width and not all_equal_to(data, body_ends + 1, topic):
+    topic = data[body_ends[0] : topic_ends[0]].tobytes()
+    if first_unequal(data, body_ends, topic) is not None:
         return None
     if (at_every_byte(data, ">i2")[topic_ends] != ends - topic_ends - 2).any():
         return None
-    return ScannedRecords(heads, body_begins, body_ends, topic, topic_ends + 2, ends)
+    return ScannedRecords(heads, body_begins, body_ends, topic[1:], topic_ends + 2, ends)

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from orderedmq.conditions import ProtocolCondition, UnavailableCondition
 from orderedmq.core.filters import Filter
@@ -30,6 +29,7 @@ from orderedmq.errors import (
 )
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
+from orderedmq.rocketmq.messages.pull_state import Known, Limits, Piece
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
@@ -39,13 +39,14 @@ from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 
 #: The most pulls in flight for one queue: enough for a broker to work while a piece is decoded.
-IN_FLIGHT: Final = 128
+IN_FLIGHT: Final = 512
 #: Of large messages fewer are in flight: no more than about these bytes, but at least this number of pulls.
-_COMING_BYTES: Final = 2 * 1024 * 1024
+_COMING_BYTES: Final = 6 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
-#: Messages of a piece, at least, if more follow: decoding many at once costs less for each, and takes as long as a broker needs for
-#: the pulls that are in flight meanwhile.
-PIECE: Final = 4096
+#: Messages or bytes of a piece, at least, if more follow: decoding many at once costs less for each, and takes as long as a broker
+#: needs for the pulls that are in flight meanwhile.
+PIECE: Final = 16384
+PIECE_BYTES: Final = 6 * 1024 * 1024
 #: Messages that the first pull requests, to learn how many a broker returns.
 MOST_MESSAGES: Final = 1024
 #: Messages that a broker scans for one pull with a filter (DefaultMessageStore.getMessage: 16,000 bytes of 20 each).
@@ -60,42 +61,6 @@ _REPLICA_AGAIN: Final = 30.0
 _TICK: Final = 1.0
 #: The least bytes of a stored message besides its body.
 _LEAST_OVERHEAD: Final = 91
-_NO_BODY: Final = memoryview(b"")
-
-
-@dataclass
-class Known:
-    """What earlier pulls of a queue have shown."""
-
-    #: Messages that the broker returns per pull, and when that was learned.
-    step: int = 32
-    learned: float = float("-inf")
-    end: int = 0
-    #: The replica that the broker suggested to read from (PullMessageResponseHeader.suggestWhichBrokerId).
-    replica: int = MASTER_ID
-    #: Until when only the master is used, because a replica failed.
-    only_master: float = float("-inf")
-    #: Approximate bytes of a body, and when that was measured.
-    body_bytes: float | None = None
-    measured: float = float("-inf")
-    #: Bytes of the last answer.
-    answer: int = 0
-
-
-class Limits(NamedTuple):
-    """Of one pull: messages and bytes of their bodies to return, messages and bytes in all to hold. Bytes are approximate."""
-
-    max_messages: int
-    max_bytes: int
-    hold_messages: int
-    hold_bytes: int
-
-
-class Piece(NamedTuple):
-    """Answers in the order of their messages, and the offset after these."""
-
-    parts: list[memoryview]
-    end: int
 
 
 class Fetch:
@@ -142,6 +107,7 @@ class Fetch:
         self._answers: dict[int, tuple[int, memoryview]] = {}
         self._done = offset
         self._parts: list[memoryview] = []
+        self._parts_size = 0
         #: The offset after the last piece. Messages and bytes that have come since.
         self.position = offset
         self._count = self._size = 0
@@ -171,17 +137,7 @@ class Fetch:
         TopicError, RocketMQError; DataLossError if the pull has no piece yet.
         """
         least = min(PIECE, most)
-        while self._done - self.position < least:
-            end, body = self._answers.get(self._done, (0, _NO_BODY))
-            if end:
-                if end - self.position > most:
-                    break
-                del self._answers[self._done]
-                self._parts.append(body)
-                self._done = end
-                continue
-            if self._done >= self._stop:
-                break
+        while self._take_in_order(least, most) and self._done < self._stop:
             self._send_more()
             self._write()
             if not self._in_flight and not self._again:
@@ -194,13 +150,29 @@ class Fetch:
         # The broker works on what follows while this piece is decoded.
         self._send_more()
         self._write()
-        size = sum(map(len, self._parts))
+        size = self._parts_size
         self._held.put(Slice(self.position, self._done, size))
         made = Piece(self._parts, self._done)
         self._count -= self._done - self.position
         self._size -= size
-        self._parts, self.position = [], self._done
+        self._parts, self._parts_size, self.position = [], 0, self._done
         return made
+
+    def _take_in_order(self, least: int, most: int) -> bool:
+        """Take answers that follow for a piece of ``least`` messages, and at most ``most``; return whether it needs more."""
+        answers, parts, done, begin, size = self._answers, self._parts, self._done, self.position, self._parts_size
+        fits = True
+        while done - begin < least and size < PIECE_BYTES and (found := answers.get(done)) is not None:
+            end, body = found
+            if end - begin > most:
+                fits = False
+                break
+            del answers[done]
+            parts.append(body)
+            size += len(body)
+            done = end
+        self._done, self._parts_size = done, size
+        return fits and done - begin < least and size < PIECE_BYTES
 
     def close(self) -> None:
         """Let go of the lane. Requests in flight are given up."""
@@ -227,15 +199,19 @@ class Fetch:
             step, learned = SCANNED, True
         room = self._room()
         stop = min(self._stop, self._offset + self._limits.hold_messages)
+        following, end = self._next, self._known.end
+        largest = min(step if learned else MOST_MESSAGES, self._limits.max_messages)
         for _ in range(room if learned else min(room, 1)):
-            count = min(step if learned else MOST_MESSAGES, stop - self._next, self._limits.max_messages)
+            count = min(largest, stop - following)
             if count <= 0:
                 break
-            self._asks.append((self._next, count))
-            self._next += count
-            self._largest = max(self._largest, count)
-            if self._next >= self._known.end:
+            self._asks.append((following, count))
+            following += count
+            if following >= end:
                 break
+        if following > self._next:
+            self._largest = max(self._largest, min(largest, following - self._next))
+            self._next = following
 
     def _room(self) -> int:
         """Return how many more requests may be sent now."""
@@ -308,9 +284,23 @@ class Fetch:
             return
         answers = self._lane.receive(timeout)
         now = time.monotonic()
+        # Nothing is to be learned from an answer with what was asked for. What follows is done for each 32 messages.
+        usual = self._known.step if self._matching is None and now >= self._known.only_master else 0
         for begin, count, result in answers:
             if isinstance(result, PullResult):
-                self._take(result, begin, count, now)
+                status, end, _, last, suggested, body, _ = result
+                if status is PullStatus.FOUND and end - begin == count <= usual and count != MOST_MESSAGES:
+                    size = len(body)
+                    self._answers[begin] = (end, memoryview(body))
+                    self._count += count
+                    self._size += size
+                    if size > self._answer:
+                        self._answer = size
+                    known = self._known
+                    known.end, known.replica, known.answer = last, suggested, size
+                    self._held.last_pull, self._failures = now, 0
+                else:
+                    self._take(result, begin, count, now)
             elif self._replica == MASTER_ID and not isinstance(result, RocketMQUnavailableError):
                 raise result
             else:

@@ -25,7 +25,8 @@ from orderedmq.pulls import bounded
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import PIECE_BYTES
 from orderedmq.rocketmq.messages.batch_trim import average_body, cut_at_gap, decode_rows, drop_repeats
-from orderedmq.rocketmq.messages.fetch import PIECE, Fetch, Known, Limits, Piece
+from orderedmq.rocketmq.messages.fetch import Fetch
+from orderedmq.rocketmq.messages.pull_state import Known, Limits, Piece
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
 
@@ -35,6 +36,8 @@ T = TypeVar("T")
 _AVERAGE_AGE: Final = 10.0
 #: Seconds for which messages that were read ahead wait for the next pull: a topic may be deleted meanwhile.
 _AHEAD_AGE: Final = 10.0
+#: Messages that a pull is for, at least, if it reads ahead: smaller pulls would be cut where answers end.
+AHEAD: Final = 4096
 #: Bytes of the block of `keep_freed_pages`: more than any array that decoding makes.
 _LARGE_BLOCK: Final = 8 * 1024 * 1024
 
@@ -145,8 +148,8 @@ class Puller:
         most = min(max_messages, settings.max_messages)
         limits = Limits(most, max_bytes, settings.max_messages, settings.max_bytes)
         end = offset + most
-        # A piece that is handed over whole makes room for the next one; smaller pulls would be cut where answers end.
-        stop = max(end, until) if until is not None and most >= PIECE else end
+        reads_ahead = until is not None and most >= AHEAD
+        stop = max(end, until) if until is not None and reads_ahead else end
 
         def run(group: str) -> None:
             nonlocal ahead
@@ -155,7 +158,8 @@ class Puller:
             try:
                 fetch.begin(limits, stop)
                 while fetch.position < end and (piece := fetch.next_piece(end - fetch.position)) is not None:
-                    if not take(piece):
+                    # Joining what was decoded costs more than another pull, which has its messages by then.
+                    if not take(piece) or reads_ahead:
                         break
                 keep = until is not None and offset < fetch.position < stop
             finally:

@@ -19,7 +19,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
- * What RocketMQ's own client does, as users of it would write it. For each line of standard input, "WAY TOPIC COUNT", a line of standard
+ * What RocketMQ's own client does, as users of it would write it. For each line of standard input, "WAY TOPIC COUNT BATCH", a line of standard
  * output: how many seconds COUNT messages took, from the first one on (a consumer's start takes seconds of its own).
  */
 public class Peers {
@@ -48,10 +48,11 @@ public class Peers {
             String[] words = line.split(" ");
             String topic = words[1];
             int count = Integer.parseInt(words[2]);
+            int batch = Integer.parseInt(words[3]);
             double seconds;
             switch (words[0]) {
-                case "pull": seconds = pull(topic, count); break;
-                case "push": seconds = push(topic, count); break;
+                case "pull": seconds = pull(topic, count, batch); break;
+                case "push": seconds = push(topic, count, batch); break;
                 case "batch": seconds = batch(topic, count, 4); break;
                 case "ordered": seconds = ordered(topic, count, 8); break;
                 default: throw new IllegalArgumentException(words[0]);
@@ -65,10 +66,17 @@ public class Peers {
         return (System.nanoTime() - begin) / 1e9;
     }
 
-    private static double pull(String topic, int count) throws Exception {
+    /** Messages of a queue that a consumer holds: the default of 1000, or room for ten pulls, so that large ones do not make it wait. */
+    private static int cached(int batch) {
+        return Math.max(1000, 10 * batch);
+    }
+
+    private static double pull(String topic, int count, int batch) throws Exception {
         DefaultLitePullConsumer consumer = new DefaultLitePullConsumer("bench-java-pull-" + number++);
         consumer.setNamesrvAddr(namesrv);
-        consumer.setPullBatchSize(32);
+        consumer.setPullBatchSize(batch);
+        consumer.setPullThresholdForQueue(cached(batch));
+        consumer.setPullThresholdForAll(10L * cached(batch));
         consumer.setAutoCommit(false);
         consumer.start();
         try {
@@ -97,12 +105,13 @@ public class Peers {
         }
     }
 
-    private static double push(String topic, int count) throws Exception {
+    private static double push(String topic, int count, int batch) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("bench-java-push-" + number++);
         consumer.setNamesrvAddr(namesrv);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.setPullBatchSize(32);
-        consumer.setConsumeMessageBatchMaxSize(32);
+        consumer.setPullBatchSize(batch);
+        consumer.setPullThresholdForQueue(cached(batch));
+        consumer.setConsumeMessageBatchMaxSize(batch);
         consumer.subscribe(topic, "*");
         AtomicLong begin = new AtomicLong();
         AtomicLong seen = new AtomicLong();

@@ -1,0 +1,179 @@
+"""What the bench measures, line by line, and the runs that are kept: their ranges, and the tables that documents quote.
+
+``docs/bench-results.json`` has the newest runs: when each was, how busy the machine was before it, and its figures. A document has
+a table between the comments ``<!-- bench: CASE ... -->`` and ``<!-- end of bench -->``. A figure of several runs is quoted as the
+range of their medians. No Spark, no brokers: tests hold documents to the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+RESULTS: Final = ROOT / "docs" / "bench-results.json"
+PAGE: Final = ROOT / "docs" / "performance.md"
+README: Final = ROOT / "README.md"
+#: Runs that are kept, and how many of them, the newest, documents quote for a case.
+KEPT: Final = 12
+QUOTED: Final = 3
+
+_TABLE: Final = re.compile(r"(?<=<!-- bench: )([^\n]*)( -->\n).*?(?=<!-- end of bench -->)", re.DOTALL)
+#: The README's figure is the first of this case.
+_README_CASE: Final = "rocketmq-source"
+_README: Final = re.compile(r"(?<=the same queues, locks and offsets; ).*?(?= RocketMQ's Java pull consumer)")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table. ``ratio`` is judged: at least ``target``, or at most if ``low``; without a target it is shown only."""
+
+    case: str
+    what: str
+    ours: float
+    unit: str
+    peer: float | None = None
+    ratio: float | None = None
+    target: float | None = None
+    low: bool = False
+
+    @property
+    def met(self) -> bool | None:
+        if self.target is None or self.ratio is None:
+            return None
+        return self.ratio <= self.target if self.low else self.ratio >= self.target
+
+
+@dataclass
+class Run:
+    """One run: its date (UTC, to the minute), the load average and the share of the cores in use before it, figures by case.
+
+    What was not measured is None.
+    """
+
+    date: str
+    load: float | None = None
+    busy: float | None = None
+    cases: dict[str, list[Figure]] = field(default_factory=dict)
+
+    @property
+    def note(self) -> str:
+        return self.date if self.busy is None else f"{self.date} ({self.busy:.0%} of the cores in use before)"
+
+
+def read_runs(path: Path = RESULTS) -> list[Run]:
+    """Return the kept runs, the oldest first."""
+    if not path.exists():
+        return []
+    return [_run(**given) for given in json.loads(path.read_text())["runs"]]
+
+
+def _run(cases: Mapping[str, Iterable[Mapping[str, Any]]], **rest: Any) -> Run:
+    return Run(**rest, cases={name: [Figure(**figure) for figure in figures] for name, figures in cases.items()})
+
+
+def keep(run: Run, path: Path = RESULTS) -> None:
+    """Add a run, in place of one of the same date, and drop the oldest ones."""
+    runs = [one for one in read_runs(path) if one.date != run.date]
+    path.write_text(json.dumps({"runs": [asdict(one) for one in [*runs, run][-KEPT:]]}, indent=1) + "\n")
+
+
+# --- ranges
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def spread(values: Sequence[float | None], text: Callable[[float], str] = _number) -> str:
+    """Return the lowest and the highest value, "1.2 to 1.4", or the only one; nothing if a value is missing."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return ""
+    low, high = text(min(known)), text(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def quoted(runs: Sequence[Run], case: str) -> list[Run]:
+    """Return the newest runs of a case, the oldest first."""
+    return [run for run in runs if case in run.cases][-QUOTED:]
+
+
+def by_line(runs: Sequence[Run], case: str) -> list[list[Figure]]:
+    """Return what the quoted runs of a case have, line by line, as the newest one has them."""
+    found = quoted(runs, case)
+    if not found:
+        return []
+    return [[figure for run in found for figure in run.cases[case] if figure.what == one.what] for one in found[-1].cases[case]]
+
+
+def table(runs: Sequence[Run], cases: Iterable[str], title: Callable[[str], str] = str) -> str:
+    """Return the range of each figure with a peer, as a Markdown table, and when the runs were."""
+    lines = ["| case | ours / peer | ratio | aim |", "|---|---|---|---|"]
+    used: dict[str, None] = {}
+    for case in cases:
+        for figures in by_line(runs, case):
+            last = figures[-1]
+            if last.ratio is None:
+                continue
+            both = " / ".join(filter(None, (spread([one.ours for one in figures]), spread([one.peer for one in figures]))))
+            aim = "" if last.target is None else f"{last.target:g}{' at most' if last.low else ''}"
+            ratio = spread([one.ratio for one in figures], _ratio)
+            lines.append(f"| {title(last.case)}: {last.what} | {both} {last.unit} | {ratio} | {aim} |")
+        used.update(dict.fromkeys(run.note for run in quoted(runs, case)))
+    return "\n".join([*lines, "", f"Runs, UTC: {', '.join(used)}."])
+
+
+# --- documents
+
+
+def fill_page(text: str, runs: Sequence[Run]) -> str:
+    """Return a page with its tables written anew."""
+
+    def fill(found: re.Match[str]) -> str:
+        rows = table(runs, found[1].split(), lambda case: case.removeprefix("RocketMQ: "))
+        return f"{found[1]}{found[2]}\n{rows}\n\n"
+
+    return _TABLE.sub(fill, text)
+
+
+def fill_readme(text: str, runs: Sequence[Run]) -> str:
+    """Return the README with its figure of the source over RocketMQ written anew."""
+    first, *_ = by_line(runs, _README_CASE)
+    speed, ratio = (spread([one.ours for one in first]), spread([one.ratio for one in first], lambda value: f"{value:.1f}"))
+    return _README.sub(f"{speed} {first[0].unit}, {ratio} times", text)
+
+
+def write_documents() -> None:
+    """Write the kept runs' figures into the documents."""
+    runs = read_runs()
+    PAGE.write_text(fill_page(PAGE.read_text(), runs))
+    README.write_text(fill_readme(README.read_text(), runs))
+
+
+HEAD: Final = ("case", "what", "ours", "peer", "unit", "ratio", "target", "met")
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    sign = "≤" if figure.low else "≥"
+    met = {None: "", True: "yes", False: "NO"}[figure.met]
+    return (
+        figure.case, figure.what, _number(figure.ours), "" if figure.peer is None else _number(figure.peer), figure.unit,
+        "" if figure.ratio is None else f"{figure.ratio:.2f}",
+        "" if figure.target is None else f"{sign} {figure.target}", met,
+    )  # fmt: skip
+
+
+def shown(figures: Sequence[Figure]) -> str:
+    """Return the figures of one case as a table for a terminal."""
+    lines = [HEAD, *(_cells(figure) for figure in figures)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(HEAD))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)

@@ -1,0 +1,143 @@
+"""The RocketMQ of two brokers on this machine that all its cases share, what is read from it, and what its brokers' CPU costs."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+import orderedmq
+from orderedmq.broker import Broker
+from orderedmq.errors import JavaError, ServersError
+from orderedmq.rocketmq.local.probe import ask
+from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.net.client import Client
+from tests.bench.java_peers import JavaPeers
+from tests.bench.measure import Bench, Skipped
+from tests.bench.raw_pull import cpu_seconds
+
+QUEUES: Final = 4
+#: Messages of one request to append.
+STEP: Final = 100_000
+#: What `raised` sets maxTransferCountOnMessageInMemory to, and the brokers' default.
+RAISED: Final = 1024
+_DEFAULT: Final = 32
+_UPDATE_BROKER_CONFIG: Final = 25
+
+
+def messages(count: int) -> pa.RecordBatch:
+    """Messages alike but for their numbers: bodies of 100 bytes, a tag, a key, a sharding key."""
+    return pa.record_batch(
+        {
+            "body": pa.array([b"%0100d" % number for number in range(count)], pa.binary()),
+            "tags": pa.array(["created"] * count),
+            "keys": pa.array([f"key-{number}" for number in range(count)]),
+            "sharding_key": pa.array([f"account-{number % 1000}" for number in range(count)]),
+        }
+    )
+
+
+def mixed_messages(count: int) -> pa.RecordBatch:
+    """Messages of which no two are alike: bodies of 20 to 2,000 bytes, tags and keys of many lengths or none, own properties."""
+    draw = random.Random(7)
+    tags = ["created", "paid", "shipped", "cancelled", "returned-by-customer", "eu", "refund"]
+    body = draw.randbytes(4000)
+    rows = []
+    for number in range(count):
+        length, at = min(2000, 20 + int(draw.lognormvariate(5.0, 0.8))), draw.randrange(2000)
+        keys = [f"order-{draw.randrange(10 ** draw.randint(1, 9))}" for _ in range(draw.choice([0, 1, 1, 1, 2]))]
+        own = {"source": draw.choice(["web", "shop-floor", "partner"])} if number % 3 else {}
+        if number % 5 > 1:
+            own["traceparent"] = f"00-{draw.getrandbits(128):032x}-{draw.getrandbits(64):016x}-01"
+        rows.append(
+            {
+                "body": body[at : at + length],
+                "tags": draw.choice([*tags, None]),
+                "keys": " ".join(keys) or None,
+                "sharding_key": f"customer-{draw.randrange(1_000_000)}",
+                "properties": list(own.items()),
+            }
+        )
+    kinds = {"body": pa.binary(), "properties": pa.map_(pa.string(), pa.string())}
+    return pa.record_batch({name: pa.array([row[name] for row in rows], kinds.get(name, pa.string())) for name in rows[0]})
+
+
+@dataclass
+class Rig:
+    """The cluster, with topics ``bench`` and ``mixed`` of ``rows`` messages in 4 queues. ``sent`` is for what is written."""
+
+    cluster: Cluster
+    broker: Broker
+    client: Client
+    java: JavaPeers
+    rows: int
+
+    @property
+    def address(self) -> str:
+        return self.cluster.address
+
+    @property
+    def note(self) -> str:
+        return "" if self.java.measured else " (recorded: this Java has no compiler)"
+
+    def brokers_cpu(self) -> float:
+        """CPU seconds that the brokers have used."""
+        return cpu_seconds(server.pid for server in self.cluster.brokers)
+
+    def with_brokers(self, rows: int, call: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """What ``call`` returns, and the microseconds of the brokers' CPU per row."""
+        began = self.brokers_cpu()
+        return {**call(), "broker": (self.brokers_cpu() - began) / rows * 1e6}
+
+    @contextlib.contextmanager
+    def raised(self) -> Iterator[None]:
+        """Have the brokers return up to 1,024 messages, or 256 KiB, of a pull."""
+        self._set_limit(RAISED)
+        try:
+            yield
+        finally:
+            self._set_limit(_DEFAULT)
+
+    def _set_limit(self, count: int) -> None:
+        for server in self.cluster.brokers:
+            code, _ = ask(server.address, _UPDATE_BROKER_CONFIG, body=b"maxTransferCountOnMessageInMemory=%d\n" % count)
+            assert code == 0, f"broker {server.name} refused the setting"
+
+
+def rig(bench: Bench) -> Rig:
+    """Made for the first case, ended with the bench. Raises Skipped where the jars cannot be had."""
+    if "rocketmq" not in bench.shared:
+        folder = bench.fresh("rocketmq")
+        folder.mkdir()
+        cluster = Cluster(folder, brokers=2)
+        try:
+            bench.closing.enter_context(cluster)
+        except (ServersError, JavaError) as error:
+            if error.sub not in ("NO_JARS", "MISSING", "TOO_OLD"):
+                raise
+            raise Skipped(str(error)) from None
+        made = Rig(
+            cluster,
+            bench.closing.enter_context(orderedmq.connect(namesrv_addr=cluster.address)),
+            bench.closing.enter_context(Client(cluster.address)),
+            bench.closing.enter_context(JavaPeers(cluster.address, folder)),
+            100_000 if bench.quick else 1_000_000,
+        )
+        for name in ("bench", "mixed", "sent"):
+            made.broker.admin.create_topic(name, QUEUES)
+        fill(made.broker, "bench", made.rows // QUEUES)
+        bench.shared["rocketmq"] = made
+    found: Rig = bench.shared["rocketmq"]
+    return found
+
+
+def fill(broker: Broker, topic: str, each: int, make: Callable[[int], pa.RecordBatch] = messages) -> None:
+    """Append ``each`` messages to each queue."""
+    made = make(min(each, STEP))
+    for queue in broker.log.queues(topic):
+        for begin in range(0, each, STEP):
+            broker.log.append(queue, made.slice(0, min(STEP, each - begin)))
