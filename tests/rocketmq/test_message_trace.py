@@ -184,6 +184,9 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
 
     consume(world, listener, traces)
     assert calls == [2, 2, 2, 1]
+    # They send what waits; else Java waits for 5 s.
+    in_java.stop()
+    java_consumer.stop()
     own = ids(world)
     assert own[0] == by_java
     host = str(world.broker._client.address(world.topic, world.queue.broker_name, float("inf")))
@@ -203,8 +206,6 @@ def test_java_finds_who_sent_a_message_and_who_consumed_it(world: World, traces:
         ours = [(world.group, "failed"), (world.group, "success")] if again else [(world.group, "success")]
         assert sorted(after) == sorted([("java-consumers", "success"), *ours])
         assert len(views) == (7 if again else 5)
-    in_java.stop()
-    java_consumer.stop()
 
 
 def test_each_row_of_a_large_batch_is_found_by_its_id(world: World, traces: str, peers: Peers) -> None:
