@@ -20,6 +20,7 @@ import pyarrow as pa
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
 from orderedmq.model import EMBEDDED_BROKER, PROPERTIES_TYPE, MessageQueue
+from orderedmq.text import valid
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -99,7 +100,11 @@ def processing(queue: MessageQueue, group: str, messages: Sequence[Any]) -> Iter
     try:
         kind = SpanKind.CONSUMER
         with _tracer().start_as_current_span(f"process {topic}", kind=kind, attributes=attributes, links=links) as span:
-            yield span
+            try:
+                yield span
+            except Exception as error:
+                span.set_attribute("error.type", type(error).__qualname__)
+                raise
     finally:
         detach(before)
 
@@ -110,7 +115,14 @@ def sending(broker_name: str, topic: str, rows: pa.RecordBatch) -> Iterator[pa.R
     from opentelemetry.trace import SpanKind
 
     index = rows.schema.get_field_index("properties")
-    given = rows.column(index).to_pylist() if index >= 0 else [None] * rows.num_rows
+    given: list[Any] = [None] * rows.num_rows
+    if index >= 0:
+        try:
+            given = valid(rows.column(index).cast(PROPERTIES_TYPE))[0].to_pylist()
+        except pa.ArrowException:
+            # `Log.append` refuses them by name.
+            yield rows
+            return
     carried = [dict(one or ()) for one in given]
     attributes: dict[str, Any] = _attributes(broker_name, "send", topic)
     if len(carried) != 1:

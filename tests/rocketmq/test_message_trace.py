@@ -56,16 +56,20 @@ class Reader:
         self._peers, self._log, self._topic = peers, log, topic
         self._view = peers.rocketmq.client.trace.TraceView
 
+    def messages(self) -> list[dict[str, Any]]:
+        bounds = self._log.bounds(self._log.queues(self._topic))
+        pulled = [self._log.pull(queue, 0, at.max_offset, 1 << 24, ("body", "keys")) for queue, at in bounds.items()]
+        return [message for batch in pulled for message in batch.to_pylist()]
+
     def views(self, message_id: str) -> list[dict[str, Any]]:
         names = ("MsgType", "GroupName", "Status", "Topic", "Keys", "Tags", "StoreHost", "OffSetMsgId", "CostTime", "TimeStamp")
         out = []
-        for queue, at in self._log.bounds(self._log.queues(self._topic)).items():
-            for message in self._log.pull(queue, 0, at.max_offset, 1 << 24, ("body", "keys")).to_pylist():
-                if message_id in message["keys"].split():
-                    in_java = self._peers.rocketmq.common.message.MessageExt()
-                    in_java.setBody(bytearray(message["body"]))
-                    views = self._view.decodeFromTraceTransData(message_id, in_java)
-                    out += [{name: getattr(view, f"get{name}")() for name in names} for view in views]
+        for message in self.messages():
+            if message_id in message["keys"].split():
+                in_java = self._peers.rocketmq.common.message.MessageExt()
+                in_java.setBody(bytearray(message["body"]))
+                views = self._view.decodeFromTraceTransData(message_id, in_java)
+                out += [{name: getattr(view, f"get{name}")() for name in names} for view in views]
         return out
 
     def wait(self, message_id: str, count: int) -> list[dict[str, Any]]:
@@ -221,6 +225,16 @@ def test_each_row_of_a_large_batch_is_found_by_its_id(world: World, traces: str,
     messages = sum(at.max_offset for at in world.log.bounds(world.log.queues(traces)).values())
     # An id is a key of 33 bytes, and a message has 4 KiB of keys.
     assert 25 <= messages <= 30
+
+
+def test_a_delayed_row_is_traced_as_one(world: World, traces: str, peers: Peers) -> None:
+    staging = world.broker.traced(traces).outbox.open(SinkBatch("late-sink", 0, topic=world.topic), 0)
+    staging.add(world.queue, rows("a").append_column("delay_time_level", pa.array([1], pa.int32())))
+    staging.receipt()
+    [message] = until(Reader(peers, world.log, traces).messages, "its trace is there", 60.0)
+    told = message["body"].decode().split("\x01")
+    # MessageType.Delay_Msg.
+    assert (told[0], told[3], told[4], told[7], told[11]) == ("Pub", "OMQ_SINK", world.topic, "key-a all", "3")
 
 
 def test_mqadmin_shows_the_traces_in_the_usual_topic(quick_locks: Cluster, peers: Peers) -> None:

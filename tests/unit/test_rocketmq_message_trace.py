@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pyarrow as pa
@@ -184,6 +185,19 @@ def test_what_waits_has_a_bound_in_bytes_and_a_child_has_none_of_it(monkeypatch:
     traces._begin()
     assert (traces._messages, len(traces._waiting)) == (0, 0)
     assert traces._thread is None
+
+
+def test_a_thread_that_cannot_be_had_fails_no_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    traces = dispatcher(monkeypatch)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    monkeypatch.setattr(trace_dispatcher, "_CLOSE_TIMEOUT", 0.0)
+    for _ in range(2):
+        assert answered(traces, "orders").queue_offset == 17
+    traces.close()
+    assert traces.dropped == 4
 
 
 def test_the_trace_topic_is_in_no_namespace_of_version_1() -> None:

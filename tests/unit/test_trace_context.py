@@ -132,6 +132,7 @@ def test_an_exception_of_the_listener_is_in_the_span_and_goes_on(spans: InMemory
     span = only(spans)
     assert span.status.status_code is StatusCode.ERROR
     assert [event.name for event in span.events] == ["exception"]
+    assert dict(span.attributes or {})["error.type"] == "ValueError"
     assert not trace.get_current_span().get_span_context().is_valid
 
 
@@ -199,6 +200,13 @@ def test_a_message_that_has_a_context_keeps_it_and_is_linked(
     assert linked(span) == [OTHER[3:-3]]
     own = parent(span)
     assert carried(producer[1]) == [{"traceparent": OTHER, "a": "1"}, {"a": "2", "traceparent": own}, {"traceparent": own}]
+
+
+def test_properties_of_another_type_are_refused_by_name(
+    spans: InMemorySpanExporter, producer: tuple[orderedmq.Producer, Broker]
+) -> None:
+    with pytest.raises(SchemaError, match=r"WRONG_TYPE.*'properties'"):
+        producer[0].send(pa.record_batch({"body": ["a"], "properties": ["a=1"]}))
 
 
 # -- RocketMQ's message trace

@@ -7,6 +7,7 @@ traces have connections of their own. As in Java, the trace topic is in no names
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import secrets
@@ -121,16 +122,21 @@ class TraceDispatcher:
 
     def _add(self, item: _Item) -> None:
         with self._changed:
-            if self._closed or self._messages + item.messages > MAX_WAITING or self._bytes + item.size > MAX_BYTES:
-                self._drop(item.messages, "they came faster than they could be sent")
-                return
-            self._waiting.append(item)
-            self._messages += item.messages
-            self._bytes += item.size
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="orderedmq-trace", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            full = self._closed or self._messages + item.messages > MAX_WAITING or self._bytes + item.size > MAX_BYTES
+            if not full:
+                self._waiting.append(item)
+                self._messages += item.messages
+                self._bytes += item.size
+                self._changed.notify_all()
+                if self._thread is not None:
+                    return
+                thread = self._thread = threading.Thread(target=self._run, name="orderedmq-trace", daemon=True)
+        if full:
+            self._drop(item.messages, "they came faster than they could be sent")
+            return
+        # Not while Python ends, or where no thread can be had: then what waits is dropped by `close`, or with the process.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
 
     # --- the thread
 
@@ -200,21 +206,21 @@ class TraceDispatcher:
         explained: BaseException = error
         if isinstance(error, RocketMQError):
             explained = access.explain(self._client, error, rights.of_message_trace(self.topic), rights.MESSAGE_TRACE)
+        self._drop(messages, str(explained))
+
+    def _drop(self, messages: int, why: str, *, at_once: bool = False) -> None:
+        """Count them, and from time to time, or ``at_once``, say so."""
         with self._changed:
-            self._drop(messages, str(explained))
-
-    def _drop(self, messages: int, why: str) -> None:
-        """Count them, and from time to time say so. The caller has the lock."""
-        self.dropped += messages
-        self._untold += messages
-        self._why = why
-        if time.monotonic() - self._told > _WARN_INTERVAL:
-            self._tell()
-
-    def _tell(self) -> None:
-        self._told = time.monotonic()
-        log.warning("the traces of %d messages were not written to topic %s: %s", self._untold, self.topic, self._why)
-        self._untold = 0
+            self.dropped += messages
+            self._untold += messages
+            if messages:
+                self._why = why
+            if not self._untold or not (at_once or time.monotonic() - self._told > _WARN_INTERVAL):
+                return
+            self._told = time.monotonic()
+            untold, why, self._untold = self._untold, self._why, 0
+        # Not under the lock: a handler of logs may be slow.
+        log.warning("the traces of %d messages were not written to topic %s: %s", untold, self.topic, why)
 
     def close(self) -> None:
         """Send what waits, for some seconds at most, and end the thread and the connections."""
@@ -222,11 +228,9 @@ class TraceDispatcher:
             self._closed = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._waiting and not self._sending, _CLOSE_TIMEOUT)
-            if self._waiting:
-                self._drop(sum(item.messages for item in self._waiting), "the connection was closed")
-                self._waiting.clear()
-            if self._untold:
-                self._tell()
+            left = sum(item.messages for item in self._waiting)
+            self._waiting.clear()
+        self._drop(left, "the connection was closed", at_once=True)
         self._client.close()
 
 
