@@ -19,15 +19,26 @@ from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 from pyspark.sql import DataFrame
 
 import orderedmq
-from ordered_source import ConsumeOrderlyStatus, consume_concurrently, consume_orderly
+from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
+from ordered_source.columns import full_schema
+from ordered_source.listener import shell
+from ordered_source.listener.by_key import ByKey
+from ordered_source.listener.concurrently import Concurrently
+from ordered_source.listener.key_shell import Kind
 from ordered_source.listener.tracing import Tracing
 from ordered_source.lock_token import Lock
 from orderedmq import trace_context
 from orderedmq.broker import Broker
+from orderedmq.core.concurrently import ConcurrentSettings
+from orderedmq.core.key_order import KeySettings
+from orderedmq.core.listener import OrderlySettings
 from orderedmq.core.lock import LockToken
 from orderedmq.core.message_trace import Ended, ReturnType, TracedCall, TracedMessage
 from orderedmq.errors import OptionError, SchemaError, TopicError
-from orderedmq.model import MessageQueue
+from orderedmq.model import PROPERTIES_TYPE, MessageQueue
+from tests.unit.test_key_shell import Rig, rig
+
+__all__ = ["rig"]
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -156,6 +167,55 @@ def test_without_an_sdk_a_message_passes_its_context_on(monkeypatch: pytest.Monk
     found: list[dict[str, str]] = []
     called(lambda messages, context: found.append(trace_context.inject()), message(1, PARENT))
     assert found == [{"traceparent": PARENT, "tracestate": "x=1", "baggage": "user=me"}]
+
+
+# -- tasks, on a real store
+
+WITH_PROPERTIES = tuple(full_schema(include_properties=True, include_lock_token=True).names)
+
+
+def run_task(rig: Rig, kind: str, listener: Any, tracing: Tracing) -> list[Any]:
+    """A micro-batch of this kind of listener. Returns the statuses of its outcomes."""
+    if kind == "queue":
+        read = rig.read(False, lot=False, columns=WITH_PROPERTIES)
+        told = shell.consume(read, listener, OrderlySettings(), (), tracing=tracing)
+        return [row["status"] for batch in told for row in batch.to_pylist()]
+    made: Kind[Any] = (
+        ByKey(listener, KeySettings(concurrency=2), tracing=tracing)
+        if kind == "key"
+        else Concurrently(listener, ConcurrentSettings(concurrency=2), tracing=tracing)
+    )
+    return [status for _, status, *_ in rig.run(made, columns=WITH_PROPERTIES)]
+
+
+@pytest.mark.parametrize("kind", ["queue", "key", "none"])
+def test_every_kind_of_listener_is_called_in_the_context_of_its_messages(
+    rig: Rig, spans: InMemorySpanExporter, kind: str
+) -> None:
+    answer = ConsumeConcurrentlyStatus.CONSUME_SUCCESS if kind == "none" else SUCCESS
+    properties = pa.array([[("traceparent", PARENT)], [("traceparent", OTHER)]], PROPERTIES_TYPE)
+    rig.broker.log.append(
+        rig.token.queue, pa.record_batch({"body": ["a", "b"], "sharding_key": ["k", "l"], "properties": properties})
+    )
+    inside: list[str] = []
+
+    def listener(messages: Sequence[Any], context: Any) -> Any:
+        inside.append(trace_context.inject()["traceparent"].split("-")[1])
+        return answer
+
+    assert run_task(rig, kind, listener, Tracing(context=True)) == ["SUCCESS", "SUCCESS"]
+    assert sorted(inside) == sorted([TRACE, OTHER.split("-")[1]])
+    assert sorted(link for span in spans.get_finished_spans() for link in linked(span)) == sorted(
+        [f"{TRACE}-{SPAN}", OTHER[3:-3]]
+    )
+    assert {span.name for span in spans.get_finished_spans()} == {"process orders"}
+
+
+@pytest.mark.parametrize("kind", ["queue", "key", "none"])
+def test_a_message_trace_on_the_embedded_broker_is_refused_before_the_listener_is_called(rig: Rig, kind: str) -> None:
+    rig.send("k")
+    with pytest.raises(OptionError, match=r"UNSUPPORTED.*enableMsgTrace belongs to a RocketMQ cluster"):
+        run_task(rig, kind, lambda messages, context: pytest.fail("called"), Tracing("traces"))
 
 
 # -- producers
