@@ -51,6 +51,8 @@ class _Planned:
         with reach(self.options.endpoint) as broker:
             if self.plan.delays:
                 broker.outbox.require_delays(self.plan.delays, self.options.topic)
+            if self.options.trace_topic is not None:
+                broker.traced(self.options.trace_topic)
             if self.options.topic is not None:
                 try:
                     target_queues(broker, self.options.topic, self.options)

@@ -8,7 +8,7 @@ each broker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from orderedmq.capabilities import Capabilities
 from orderedmq.core.lock import Client, LockToken, Refusal
+from orderedmq.core.message_trace import TRACE_TOPIC, TracedCall
 from orderedmq.core.micro_batch import SourceRun
 from orderedmq.model import DEFAULT_COMPRESSION, MessageQueue, OffsetRange
 
@@ -318,12 +319,7 @@ class Outbox(Protocol):
         """Return a staging area for one attempt of one task."""
 
     def publish(
-        self,
-        batch: SinkBatch,
-        receipts: Sequence[Receipt],
-        *,
-        move_offsets: bool = True,
-        skip_differing_replay: bool = False,
+        self, batch: SinkBatch, receipts: Sequence[Receipt], *, move_offsets: bool = True, skip_differing_replay: bool = False
     ) -> Published:
         """Make the receipts' rows visible, in (partition, row) order, once per (sink_id, batch_id).
 
@@ -339,14 +335,9 @@ class Admin(Protocol):
     """Topics and groups for the command and for tests. Topics of parking lots are not altered, grown or trimmed: TopicError RESERVED."""
 
     def create_topic(
-        self,
-        name: str,
-        queues: int,
-        *,
-        retention_seconds: float | None = None,
-        retention_bytes: int | None = None,
+        self, name: str, queues: int, *, retention_seconds: float | None = None, retention_bytes: int | None = None,
         compression: str = DEFAULT_COMPRESSION,
-    ) -> TopicInfo:
+    ) -> TopicInfo:  # fmt: skip
         """Create a topic. Raises TopicError EXISTS, BAD_NAME, RESERVED, QUEUE_COUNT."""
 
     def add_queues(self, name: str, queues: int) -> TopicInfo:
@@ -410,6 +401,14 @@ class Broker(Protocol):
     def outbox(self) -> Outbox: ...
     @property
     def admin(self) -> Admin: ...
+    @property
+    def trace(self) -> Callable[[TracedCall], None] | None: ...
+
+    def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> Broker:
+        """This connection with RocketMQ's message trace in ``topic``, of what log and outbox send and of calls given to `trace`.
+
+        Raises OptionError UNSUPPORTED for a broker without it; with ``check`` also if the cluster does not have the topic.
+        """
 
     def close(self) -> None: ...
     def __enter__(self) -> Self: ...

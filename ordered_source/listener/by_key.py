@@ -10,6 +10,7 @@ from typing import Any, Final
 from ordered_source.listener.key_shell import Answer, Kind
 from ordered_source.listener.lying import Lying
 from ordered_source.listener.messages import Message
+from ordered_source.listener.tracing import NO_TRACING, Tracing
 from orderedmq.core import key_order
 from orderedmq.core.key_lanes import KeyLanes
 from orderedmq.core.key_order import Batch, KeySettings, Outcome
@@ -32,8 +33,9 @@ class ByKey(Kind[KeyLanes]):
         hooks: Sequence[ConsumeMessageHook] = (),
         credentials: Credentials | None = None,
         tls: TlsOptions | None = None,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
-        super().__init__(NAME, listener, settings.concurrency, credentials, tls, alone=False)
+        super().__init__(NAME, listener, settings.concurrency, credentials, tls, alone=False, tracing=tracing)
         self._settings, self._hooks = settings, hooks
 
     def engine(self, queue: MessageQueue, now: float, room: int, lot: Sequence[key_order.Message], lying: Lying) -> KeyLanes:

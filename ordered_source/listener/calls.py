@@ -32,15 +32,17 @@ class _Process:
         self.idle: list[_Thread] = []
 
 
-def kept(listener: Any) -> Any:
+def kept(listener: Any, around: Callable[[Any], Any] | None = None) -> Any:
     """Return the function to be called: ``listener`` itself or, if it is a class, one that calls the current thread's object.
+
+    ``around`` makes what is called in place of the function or object; it does not cover the making of the object.
 
     The object is made by ``listener()`` at the thread's first call, and kept until the process ends. It is known by its class: a
     class that Spark sends to a worker with each task is the same class there (cloudpickle tracks those that a program defines).
     If making it raises an exception, that is the call's, and the next call tries again.
     """
     if not isinstance(listener, type):
-        return listener
+        return listener if around is None else around(listener)
     made: type = listener
 
     def call(messages: Any, context: Any) -> Any:
@@ -48,7 +50,7 @@ def kept(listener: Any) -> Any:
         one = objects.get(made)
         if one is None:
             one = objects[made] = made()
-        return one(messages, context)
+        return (one if around is None else around(one))(messages, context)
 
     return call
 

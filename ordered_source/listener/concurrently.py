@@ -14,6 +14,7 @@ from ordered_source.listener.key_shell import Answer, Kind
 from ordered_source.listener.lying import Lying
 from ordered_source.listener.messages import Message
 from ordered_source.listener.tasks import NEEDED, require_columns
+from ordered_source.listener.tracing import NO_TRACING, Tracing
 from orderedmq.core import key_order
 from orderedmq.core.concurrently import (
     ConcurrentRange,
@@ -45,6 +46,9 @@ def consume_concurrently(
     hooks: Sequence[ConsumeConcurrentlyHook] = (),
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
+    enable_msg_trace: bool = False,
+    customized_trace_topic: str | None = None,
+    trace_context: bool = False,
 ) -> DataFrame:
     """Run ``listener(messages, context) -> ConsumeConcurrentlyStatus`` over queues, in no order: MessageListenerConcurrently.
 
@@ -71,13 +75,19 @@ def consume_concurrently(
     topic is that of its queue, which may be the retry topic. Write the rows somewhere: the listener runs only when Spark runs
     the DataFrame. ``credentials`` and ``tls`` are those of the source.
 
+    ``enable_msg_trace=True``: over RocketMQ, the calls are in its message trace, as those of a Java consumer, in the topic
+    ``customized_trace_topic`` (default: RMQ_SYS_TRACE_TOPIC). ``trace_context=True``: each call runs in an OpenTelemetry span in
+    the trace context of its messages (`orderedmq.trace_context`); needs ``includeProperties=true`` and the package
+    opentelemetry-api.
+
     Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
     UNSUPPORTED for rows that were read without a lock, or with neither a parking lot nor a retry topic, MISSING without the
     ``credentials`` that the source used, LockError LOST if another owner may have the queue.
     """
     require_columns(df, NEEDED, NAME)
     settings = ConcurrentSettings(consume_message_batch_max_size, concurrency, max_reconsume_times)
-    return key_shell.run(df, Concurrently(listener, settings, tuple(hooks), credentials, tls))
+    tracing = Tracing.parse(df, NAME, enable_msg_trace, customized_trace_topic, trace_context)
+    return key_shell.run(df, Concurrently(listener, settings, tuple(hooks), credentials, tls, tracing))
 
 
 class Concurrently(Kind[ConcurrentRange]):
@@ -90,9 +100,10 @@ class Concurrently(Kind[ConcurrentRange]):
         hooks: Sequence[ConsumeConcurrentlyHook] = (),
         credentials: Credentials | None = None,
         tls: TlsOptions | None = None,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
-        most = settings.most_retries
-        super().__init__(NAME, listener, settings.concurrency, credentials, tls, alone=True, max_reconsume_times=most)
+        most, calls = settings.most_retries, settings.concurrency
+        super().__init__(NAME, listener, calls, credentials, tls, alone=True, max_reconsume_times=most, tracing=tracing)
         self._settings, self._hooks = settings, hooks
 
     def engine(

@@ -21,12 +21,13 @@ from pyspark.sql import DataFrame
 
 from ordered_source import lock_token
 from ordered_source.columns import LOCK_TOKEN
-from ordered_source.listener import calls, tasks
+from ordered_source.listener import tasks
 from ordered_source.listener.calls import Calls
 from ordered_source.listener.lying import Lying
 from ordered_source.listener.messages import Columns, Message
 from ordered_source.listener.send_back import SendBack, require_retries, told
 from ordered_source.listener.tasks import lock_of, put_aside
+from ordered_source.listener.tracing import NO_TRACING, Tracing
 from ordered_source.lock_token import Lock, LotPlace, LotPlan
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition
@@ -76,8 +77,9 @@ class Kind(ABC, Generic[Engine]):
         *,
         alone: bool,
         max_reconsume_times: int = 0,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
-        self.name, self.listener, self.concurrency, self.alone = name, listener, concurrency, alone
+        self.name, self.listener, self.concurrency, self.alone, self.tracing = name, listener, concurrency, alone, tracing
         self.max_reconsume_times = max_reconsume_times
         self.credentials, self.tls = credentials, tls
 
@@ -153,7 +155,7 @@ class _Task:
         self._plan = lock.lot or LotPlan(0, 0, 0, NO_BOUND)
         if self._back is None:
             self._parked = companion(lock.token).queue
-        self._listener = calls.kept(kind.listener)
+        self._listener = kind.tracing.listener(kind.listener, lock)
         self._out: list[Outcome] = []
         self._warned = 0
 

@@ -18,10 +18,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from ordered_source.columns import LOCK_TOKEN
-from ordered_source.listener import by_key, calls, key_shell
+from ordered_source.listener import by_key, key_shell
 from ordered_source.listener.by_key import ByKey
 from ordered_source.listener.messages import Window
 from ordered_source.listener.tasks import NEEDED, OUTCOME_SCHEMA, OUTCOMES, lock_of, put_aside, require_columns
+from ordered_source.listener.tracing import NO_TRACING, Tracing
 from ordered_source.lock_token import Lock
 from orderedmq.concise import concise
 from orderedmq.conditions import OptionCondition
@@ -58,6 +59,9 @@ def consume_orderly(
     hooks: Sequence[ConsumeMessageHook] = (),
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
+    enable_msg_trace: bool = False,
+    customized_trace_topic: str | None = None,
+    trace_context: bool = False,
 ) -> DataFrame:
     """Run ``listener(messages, context) -> ConsumeOrderlyStatus`` over queues or keys, in order: RocketMQ's MessageListenerOrderly.
 
@@ -93,6 +97,11 @@ def consume_orderly(
     runs only when Spark runs the DataFrame. ``credentials`` and ``tls`` are those of the source, for a cluster that requires
     them, because rows do not carry them.
 
+    ``enable_msg_trace=True``: over RocketMQ, the calls are in its message trace, as those of a Java consumer, in the topic
+    ``customized_trace_topic`` (default: RMQ_SYS_TRACE_TOPIC). ``trace_context=True``: each call runs in an OpenTelemetry span in
+    the trace context of its messages (`orderedmq.trace_context`); needs ``includeProperties=true`` and the package
+    opentelemetry-api.
+
     Raises SchemaError MISSING_COLUMN and OptionError INVALID at once. When the query runs, a task raises OptionError
     UNSUPPORTED for rows that were read without a lock, or with a parking lot where ``order`` allows none and the reverse,
     MISSING without the ``credentials`` that the source used, LockError LOST if another owner may have the queue, ListenerError
@@ -109,16 +118,18 @@ def consume_orderly(
     if order == "key":
         require_columns(df, (*NEEDED, "sharding_key"), by_key.NAME)
         keyed = KeySettings(*shared, **of_key)  # type: ignore[arg-type]
-        return key_shell.run(df, ByKey(listener, keyed, told, credentials, tls))
+        tracing = Tracing.parse(df, by_key.NAME, enable_msg_trace, customized_trace_topic, trace_context)
+        return key_shell.run(df, ByKey(listener, keyed, told, credentials, tls, tracing))
     if order != "queue":
         raise OptionError(OptionCondition.INVALID, f"order is {order!r}: give 'queue' or 'key'")
     _refuse_others(of_key)
     require_columns(df, NEEDED, NAME)
     settings = OrderlySettings(*shared)
+    tracing = Tracing.parse(df, NAME, enable_msg_trace, customized_trace_topic, trace_context)
 
     @concise
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return consume(batches, listener, settings, told, credentials, tls)
+        return consume(batches, listener, settings, told, credentials, tls, tracing)
 
     return df.mapInArrow(run, OUTCOMES)
 
@@ -142,9 +153,9 @@ def consume(
     hooks: Sequence[ConsumeMessageHook],
     credentials: Credentials | None = None,
     tls: TlsOptions | None = None,
+    tracing: Tracing = NO_TRACING,
 ) -> Iterator[pa.RecordBatch]:
     """Run one task: feed the rows to the listener, one queue after another, and yield the outcomes."""
-    called: Listener = calls.kept(listener)
     current: _Consumer | None = None
     for batch in batches:
         decided: list[Outcome] = []
@@ -153,7 +164,7 @@ def consume(
                 if current is not None:
                     decided += current.finish()
                 lock = lock_of(queue, text, credentials, tls, NAME, lot=False)
-                current = _Consumer(queue, text, lock, called, settings, hooks)
+                current = _Consumer(queue, text, lock, tracing.listener(listener, lock), settings, hooks)
             decided += current.feed(rows)
         if decided:
             yield _table(decided)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from orderedmq.capabilities import EMBEDDED, Capabilities
-from orderedmq.conditions import StoreCondition
+from orderedmq.conditions import OptionCondition, StoreCondition
 from orderedmq.embedded.admin import EmbeddedAdmin
 from orderedmq.embedded.clock import Clock, SystemClock
 from orderedmq.embedded.groups import EmbeddedGroups
@@ -17,7 +17,7 @@ from orderedmq.embedded.log import EmbeddedLog
 from orderedmq.embedded.outbox import EmbeddedOutbox
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.store_file import not_the_same
-from orderedmq.errors import StoreError
+from orderedmq.errors import OptionError, StoreError
 
 
 class EmbeddedBroker:
@@ -89,6 +89,17 @@ class EmbeddedBroker:
     @cached_property
     def admin(self) -> EmbeddedAdmin:
         return EmbeddedAdmin(self._open, self._clock, lambda: self.groups)
+
+    @property
+    def trace(self) -> None:
+        return None
+
+    def traced(self, topic: str = "", *, check: bool = True) -> EmbeddedBroker:  # noqa: ARG002
+        """Raises OptionError UNSUPPORTED: message traces are RocketMQ's."""
+        raise OptionError(
+            OptionCondition.UNSUPPORTED,
+            "enableMsgTrace belongs to a RocketMQ cluster: the embedded broker has no message trace; leave it out",
+        )
 
     def close(self) -> None:
         if self._opened is not None:

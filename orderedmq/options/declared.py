@@ -216,6 +216,12 @@ SINK_OPTIONS: Final = (
         "with namesrvAddr: consumer group that keeps the sink's bookmarks, one for each query (or txnAppId) and topic",
         "OMQ_SINK_ and a hash of the query and the topic",
     ),
+    Option(
+        "enableMsgTrace",
+        "false",
+        "with namesrvAddr: write RocketMQ's message trace of each row that is sent, as Java producers do",
+    ),
+    Option("customizedTraceTopic", None, "with enableMsgTrace: the topic of traces", "RMQ_SYS_TRACE_TOPIC"),
     Option("txnAppId", None, "batch write only: with txnVersion makes it idempotent, as in Delta"),
     Option("txnVersion", None, "batch write only: a number that grows with each write of txnAppId, such as the batch id"),
 )
@@ -249,6 +255,11 @@ _REFUSED: Final[tuple[tuple[tuple[str, ...], str, str], ...]] = (
     (("paths",), "a query reads one embedded broker; give one path", "a query writes to one embedded broker; give one path"),
     (("subExpression",), "use tags, or filterSql", "a tag belongs to a message; write a column tags"),
     (("tags", "filterSql"), "", "it chooses what is read; a message's tag is in the column tags"),
+    (
+        ("enableMsgTrace", "customizedTraceTopic"),
+        "a read is not traced, a listener's calls are; give it to the listener: consume_orderly(..., enable_msg_trace=True)",
+        "",
+    ),
     (
         ("onsChannel",),
         "it is of a cloud's client; use namespace, or drop it",

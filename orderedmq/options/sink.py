@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Self
 
 from orderedmq.conditions import OptionCondition
+from orderedmq.core.message_trace import TRACE_TOPIC
 from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
@@ -26,6 +27,8 @@ from orderedmq.options.values import (
     integer,
     invalid,
     no_rooms,
+    only_for_cluster,
+    parse_bool,
     parse_group,
     parse_rooms,
     parse_size,
@@ -66,7 +69,8 @@ class SinkOptions:
     ``topic`` None: the column topic is needed. ``sharding_key`` is a column; None: rows have no key. The column must exist if
     ``sharding_key_explicit`` or ``needs_key``. ``selector`` is ``hash``, ``mod``, ``random``, ``queueId``, ``machineRoom`` or
     ``module:function``; only ``machineRoom`` has ``machine_rooms``. ``topic_queue_nums`` None: a missing topic is an error.
-    ``sink_group`` None: the broker names it. ``txn_app_id`` and ``txn_version`` are both None or both set.
+    ``sink_group`` None: the broker names it. ``trace_topic`` None: no message trace.
+    ``txn_app_id`` and ``txn_version`` are both None or both set.
     """
 
     endpoint: Endpoint
@@ -84,6 +88,7 @@ class SinkOptions:
     delayed_rows: DelayedRows
     compression: Compression | None
     sink_group: str | None
+    trace_topic: str | None
     txn_app_id: str | None
     txn_version: int | None
 
@@ -124,6 +129,7 @@ class SinkOptions:
             delayed_rows=_delayed_rows(given, endpoint),
             compression=_compression(given, endpoint),
             sink_group=_sink_group(given, endpoint),
+            trace_topic=_trace_topic(given, endpoint),
             txn_app_id=given.optional("txnAppId", _app_id),
             txn_version=given.optional("txnVersion", integer(0, example=7)),
         )
@@ -197,6 +203,18 @@ def _sink_group(given: Given, endpoint: Endpoint) -> str | None:
             "option sinkGroup belongs to a RocketMQ cluster, where a sink keeps bookmarks in a group: drop it, or use namesrvAddr"
         )
     return given.optional("sinkGroup", parse_group)
+
+
+def _trace_topic(given: Given, endpoint: Endpoint) -> str | None:
+    for name in ("enableMsgTrace", "customizedTraceTopic"):
+        if given.has(name) and endpoint.embedded:
+            raise only_for_cluster(name, "a store has no message trace")
+    topic = given.optional("customizedTraceTopic", _topic)
+    if given.value("enableMsgTrace", parse_bool):
+        return topic or TRACE_TOPIC
+    if topic is not None:
+        raise conflict("option customizedTraceTopic needs enableMsgTrace=true; set it, or drop customizedTraceTopic")
+    return None
 
 
 def _check_txn(given: Given, streaming: bool | None) -> None:

@@ -6,6 +6,7 @@ A cluster is identified by its brokers' addresses, as its nameserver reports the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from hashlib import blake2b
 from types import TracebackType
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Final, Self
 
 from orderedmq.capabilities import ROCKETMQ, Capabilities
 from orderedmq.conditions import RocketMQCondition
+from orderedmq.core.message_trace import TRACE_TOPIC, TracedCall
 from orderedmq.endpoint import Credentials, TlsOptions
 from orderedmq.errors import RocketMQError
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.messages.trace_dispatcher import TraceDispatcher
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire.namespaces import Namespaces
@@ -50,6 +53,7 @@ class RocketMQBroker:
         names = Namespaces(namespace, namespace_v2)
         self._client = Client(namesrv_addr, credentials=credentials, tls=tls, names=names)
         self._expected = identity
+        self._traced: dict[str, _Traced] = {}
 
     def __repr__(self) -> str:
         return f"<RocketMQBroker {';'.join(self._client.nameservers)}>"
@@ -110,8 +114,27 @@ class RocketMQBroker:
     def admin(self) -> RocketMQAdmin:
         return RocketMQAdmin(self._checked, self.log)
 
+    @property
+    def trace(self) -> Callable[[TracedCall], None] | None:
+        return None
+
+    def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> RocketMQBroker:
+        """See `Broker.traced`."""
+        made = self._traced.get(topic)
+        if made is None:
+            # Two threads may both make one; the first one stays, and the other has no thread or connection yet.
+            made = self._traced.setdefault(topic, _Traced(self, topic))
+        if check:
+            made.dispatcher.check()
+        return made
+
     def close(self) -> None:
-        """Leave all groups and give back their locks, as far as brokers can be reached, and close every connection."""
+        """Leave all groups and give back their locks, as far as brokers can be reached, and close every connection.
+
+        Traces that wait are sent first, for some seconds at most.
+        """
+        for traced in self._traced.values():
+            traced.dispatcher.close()
         groups = self.__dict__.get("groups")
         try:
             if groups is not None:
@@ -124,6 +147,37 @@ class RocketMQBroker:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+class _Traced(RocketMQBroker):
+    """A connection whose sends are traced. It has everything but the log and the outbox in common with ``plain``."""
+
+    def __init__(self, plain: RocketMQBroker, topic: str) -> None:
+        self._plain = plain
+        self._client = plain._client
+        self.dispatcher = TraceDispatcher(plain._checked, topic)
+
+    @cached_property
+    def identity(self) -> str:
+        return self._plain.identity
+
+    @cached_property
+    def _checked(self) -> Client:
+        return self._plain._checked.traced(self.dispatcher.sent)
+
+    @property
+    def trace(self) -> Callable[[TracedCall], None] | None:
+        return self.dispatcher.called
+
+    @cached_property
+    def groups(self) -> RocketMQGroups:
+        return self._plain.groups
+
+    def traced(self, topic: str = TRACE_TOPIC, *, check: bool = True) -> RocketMQBroker:
+        return self._plain.traced(topic, check=check)
+
+    def close(self) -> None:
+        self._plain.close()
 
 
 def _brokers(cluster: ClusterInfo) -> dict[str, str]:

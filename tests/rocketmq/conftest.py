@@ -31,8 +31,8 @@ _SOME = ("quick_locks", "two_brokers", "aging", "newest")
 _TIMEOUT = 900
 
 
-#: Of a broker that delivers a message at a time of its own.
-TIMED = {"timerWheelEnable": True, "mappedFileSizeTimerLog": 1 << 20}
+#: Of a broker that delivers a message at a time of its own, has the topic of message traces, and finds messages by their keys.
+TIMED = {"timerWheelEnable": True, "mappedFileSizeTimerLog": 1 << 20, "traceTopicEnable": True, "messageIndexEnable": True}
 #: Of a broker that deletes what it has: small files, and no age that they must reach.
 AGING = {
     "mappedFileSizeCommitLog": 4 << 20,

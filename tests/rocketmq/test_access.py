@@ -409,6 +409,29 @@ def remembered(act: Callable[[], tuple[Credentials, str | None]]) -> tuple[Crede
 
 
 @pytest.mark.timeout(300)
+def test_traces_need_a_right_on_their_topic_and_without_it_a_warning_names_it(
+    guarded: Cluster, accounts: Accounts, caplog: pytest.LogCaptureFixture
+) -> None:
+    if guarded.version == "4.9.7":
+        return  # It does not look (SEND_BATCH_MESSAGE).
+    ask(guarded, ADMIN, admin.create_topic("traces", 1))
+    until(lambda: ask_route(guarded, "traces"), "the nameserver knows the topic")
+    given = rights(guarded.version, "`produce orders`", "message trace", RMQ_SYS_TRACE_TOPIC="traces")
+    assert Right("Topic:traces", "Pub") in given
+    for allowed in (True, False):
+        account = accounts.make([right for right in given if allowed or right.resource != "Topic:traces"])
+        with RocketMQBroker(guarded.address, credentials=account) as broker:
+            traced = broker.traced("traces")
+            traced.log.append(QUEUE, roles.row())
+        assert broker._traced["traces"].dispatcher.dropped == (0 if allowed else 1)
+    [told] = [record.getMessage() for record in caplog.records if "trace" in record.getMessage()]
+    assert told.startswith("the traces of 1 messages were not written to topic traces: ")
+    assert re.search(
+        r"lacks Topic:traces Pub; whoever writes message traces needs Topic:traces Pub in all; grant it: mqadmin", told
+    )
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("who", ["source", "sink with sinkGroup", "sink"])
 def test_an_error_names_all_rights_that_are_missing(guarded: Cluster, accounts: Accounts, who: str) -> None:
     role = ROLES[who]

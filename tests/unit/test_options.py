@@ -87,6 +87,12 @@ BAD_SOURCE = [
     Bad("numPartitions", {**STREAM, "numPartitions": "9"}, "UNSUPPORTED", ("numPartitions", "never split")),
     Bad("groupIdPrefix", {**STREAM, "groupIdPrefix": "x"}, "UNSUPPORTED", ("groupIdPrefix", "use consumerGroup")),
     Bad("subscribe", {**STREAM, "subscribe": "x"}, "UNSUPPORTED", ("subscribe", "use topic")),
+    Bad(
+        "message trace",
+        {**STREAM, "enablemsgtrace": "true"},
+        "UNSUPPORTED",
+        ("enableMsgTrace", "enable_msg_trace=True", "listener"),
+    ),
     Bad("subscribePattern", {**STREAM, "subscribepattern": "x"}, "UNSUPPORTED", ("subscribePattern", "use topicPattern")),
     Bad("assign", {**STREAM, "assign": "{}"}, "UNSUPPORTED", ("assign", "every queue", "use topic")),
     Bad("Kafka's servers", {**STREAM, "kafka.bootstrap.servers": "h"}, "UNSUPPORTED", ("kafka.bootstrap.servers", "path")),
@@ -511,6 +517,25 @@ BAD_SINK = [
     Bad("a hole in the order", {**SINK, "orderBy": "a,,b"}, "INVALID", ("orderBy", "asc or desc")),
     Bad("an order twice", {**SINK, "orderBy": "a, a desc"}, "INVALID", ("orderBy", "'a'", "once")),
     Bad("a bad buffer", {**SINK, "orderBufferSize": "lots"}, "INVALID", ("orderBufferSize", "'lots'", "64m")),
+    Bad(
+        "trace without a cluster",
+        {**SINK, "enableMsgTrace": "true"},
+        "CONFLICT",
+        ("enableMsgTrace", "namesrvAddr", "no message trace"),
+    ),
+    Bad(
+        "trace topic alone",
+        {**SINK_CLUSTER, "customizedTraceTopic": "t"},
+        "CONFLICT",
+        ("customizedTraceTopic", "enableMsgTrace=true"),
+    ),
+    Bad("bad trace", {**SINK_CLUSTER, "enableMsgTrace": "yes"}, "INVALID", ("enableMsgTrace", "'yes'", "true nor false")),
+    Bad(
+        "bad trace topic",
+        {**SINK_CLUSTER, "enableMsgTrace": "true", "customizedTraceTopic": "a,b"},
+        "INVALID",
+        ("customizedTraceTopic", "'a,b' is a list"),
+    ),
     Bad("bad delays", {**SINK_CLUSTER, "delayedRows": "ordered"}, "INVALID", ("delayedRows", "'ordered'", "error, unordered")),
     Bad("a bad conflict", {**SINK, "onKeyConflict": "fail"}, "INVALID", ("onKeyConflict", "'fail'", "error, warn, ignore")),
     Bad("a bad replay", {**SINK, "onReplayDiffers": "warn"}, "INVALID", ("onReplayDiffers", "'warn'", "error, skip")),
@@ -833,6 +858,7 @@ def test_the_writers_defaults() -> None:
         delayed_rows="error",
         compression=None,
         sink_group=None,
+        trace_topic=None,
         txn_app_id=None,
         txn_version=None,
     )
@@ -873,6 +899,7 @@ def test_every_option_of_the_writer_arrives() -> None:
         delayed_rows="error",
         compression="lz4",
         sink_group=None,
+        trace_topic=None,
         txn_app_id="billing-job",
         txn_version=0,
     )
@@ -1030,6 +1057,10 @@ def test_a_cluster_is_named_by_its_nameservers_with_defaults_of_its_own() -> Non
     assert (writer.endpoint.namesrv_addr, writer.on_key_conflict, writer.compression) == ("h:9876", "warn", None)
     assert writer.sink_group is None
     assert SinkOptions.parse({**SINK_CLUSTER, "sinkGroup": "billing-out"}, streaming=True).sink_group == "billing-out"
+    assert writer.trace_topic is None
+    traced = {**SINK_CLUSTER, "enableMsgTrace": "true"}
+    assert SinkOptions.parse(traced, streaming=True).trace_topic == "RMQ_SYS_TRACE_TOPIC"
+    assert SinkOptions.parse({**traced, "customizedTraceTopic": "traces"}, streaming=True).trace_topic == "traces"
     assert SinkOptions.parse({**SINK_CLUSTER, "onKeyConflict": "ignore"}, streaming=True).on_key_conflict == "ignore"
     assert (reader.endpoint.capabilities.atomic_publish, Endpoint("/data/omq").capabilities.atomic_publish) == (False, True)
 

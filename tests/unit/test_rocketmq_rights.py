@@ -52,6 +52,8 @@ def test_rights_are_spelled_as_the_brokers_tools_take_them() -> None:
     assert rights.spell(rights.of_source(["a", "b"], None), 2) == "Topic:a Sub,Get; Topic:b Sub,Get; Group:TOOLS_CONSUMER Sub"
     assert rights.spell(rights.of_dead_letters("g"), 1) == "topicPerms %DLQ%g=SUB; groupPerms g=SUB"
     assert rights.spell(rights.of_parking("g", "t"), 2) == "Topic:%PARKED%g%t Pub,Sub,Get; Group:g Sub"
+    assert rights.spell(rights.of_message_trace("RMQ_SYS_TRACE_TOPIC"), 2) == "Topic:RMQ_SYS_TRACE_TOPIC Pub"
+    assert rights.spell(rights.of_message_trace("my-traces"), 1) == "topicPerms my-traces=PUB"
 
 
 def test_what_to_type_keeps_what_the_account_has() -> None:

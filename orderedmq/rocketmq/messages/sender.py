@@ -14,6 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -27,9 +28,10 @@ from orderedmq.rocketmq.codec.encode import SendBody, encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.net.behind_proxy import HOLDS_BACK
-from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.client import Client, SendTrace
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.wire import message_requests
+from orderedmq.rocketmq.wire.frame import RemotingCommand
 from orderedmq.rocketmq.wire.message_requests import SendResult
 from orderedmq.rocketmq.wire.request import Request
 
@@ -49,16 +51,21 @@ _LOOK_MESSAGES: Final = 16384
 _LOOK_BYTES: Final = 64 * 1024 * 1024
 
 
-def send_request(queue: MessageQueue, body: SendBody, group: str) -> Request[SendResult]:
-    """The request that sends a body now, in the name of the producer group ``group``."""
-    return message_requests.send(
-        queue,
-        body.body,
-        body.properties or "",
-        group=group,
-        born=time.time_ns() // 1_000_000,
-        batch=body.properties is None,
+def send_request(queue: MessageQueue, body: SendBody, group: str, trace: SendTrace | None = None) -> Request[SendResult]:
+    """The request that sends a body now, in the name of the producer group ``group``. ``trace`` is told of its answer."""
+    born = time.time_ns() // 1_000_000
+    request = message_requests.send(
+        queue, body.body, body.properties or "", group=group, born=born, batch=body.properties is None
     )
+    if trace is None:
+        return request
+
+    def traced(response: RemotingCommand) -> SendResult:
+        result = request.parse(response)
+        trace(queue, body, group, born, result, response.ext)
+        return result
+
+    return replace(request, parse=traced)
 
 
 class Sender:
@@ -131,7 +138,7 @@ class Sender:
         Raises RocketMQUnavailableError with ``outcome_unknown`` if no answer came. Before it is sent again, `settle`, and look
         whether it is stored.
         """
-        request = send_request(queue, body, PRODUCER_GROUP)
+        request = send_request(queue, body, PRODUCER_GROUP, self._client.trace)
         while True:
             limit = min(deadline, Deadline.after(_SEND_TIMEOUT))
             try:

@@ -10,6 +10,7 @@ would go to other queues.
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from orderedmq.conditions import UnavailableCondition
 from orderedmq.endpoint import Credentials, TlsOptions, parse_nameservers
 from orderedmq.errors import RocketMQUnavailableError, TopicError
 from orderedmq.forks import BeginAnew
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.net import behind_proxy
 from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.connection import Connection, PushHandler
@@ -29,7 +32,7 @@ from orderedmq.rocketmq.net.endpoints import Endpoints
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import ssl_context
 from orderedmq.rocketmq.wire.codes import MASTER_ID
-from orderedmq.rocketmq.wire.message_requests import topic_list, topic_route
+from orderedmq.rocketmq.wire.message_requests import SendResult, topic_list, topic_route
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo, Route
@@ -51,6 +54,10 @@ def attempt_deadline(request: Request[Any], deadline: float) -> float:
     """Return the deadline of one attempt at a request, in monotonic seconds."""
     return min(deadline, Deadline.after(ATTEMPT_TIMEOUT)) if request.repeatable else deadline
 
+
+#: Is told of a send that was answered: its queue, body and producer group, when it began (ms since 1970), its result, and the
+#: fields of the answer. It returns at once and raises nothing.
+SendTrace = Callable[[MessageQueue, SendBody, str, int, SendResult, Mapping[str, str]], None]
 
 _NO_BROKERS: Final[Mapping[str, float]] = {}
 
@@ -89,6 +96,8 @@ class Client:
         self._turn = random.randrange(len(self.nameservers))
         self._routes: dict[str, _Known] = {}
         self._proxied: bool | None = None  # See behind_proxy.
+        #: Who is told of sends; None: nobody.
+        self.trace: SendTrace | None = None
         _clients.add(self)
 
     @property
@@ -105,9 +114,16 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def another(self, on_push: PushHandler | None = None) -> Client:
+    def traced(self, trace: SendTrace) -> Client:
+        """Return a client with the same connections, whose sends ``trace`` is told of."""
+        made = copy.copy(self)
+        made.trace = trace
+        return made
+
+    def another(self, on_push: PushHandler | None = None, *, names: Namespaces | None = None) -> Client:
         """Return a client with connections of its own: a broker ties a member of a group to its connection. No I/O yet."""
-        made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push, names=self.names)
+        names = names if names is not None else self.names
+        made = Client(";".join(self.nameservers), credentials=self._credentials, on_push=on_push, names=names)
         made._endpoints.tls, made._proxied = self._endpoints.tls, self._proxied
         return made
 

@@ -351,7 +351,7 @@ class RocketMQQueue:
         deadline = Deadline.after(self._timing.send_timeout)
         connection = self._granted[0] if self._granted is not None else self._connect(deadline)
         self._sending_on = connection
-        return connection.call(send_request(self.queue, body, PRODUCER_GROUP), deadline).queue_offset
+        return connection.call(send_request(self.queue, body, PRODUCER_GROUP, self._client.trace), deadline).queue_offset
 
     def pause(self, error: RocketMQUnavailableError, failures: int) -> None:
         now = time.monotonic()

@@ -237,7 +237,9 @@ class DelayedRows:
             connection = self._client.connection(address, deadline)
         except RocketMQUnavailableError as error:
             return waiting, error
-        asked = connection.send_all([(send_request(one.queue, one.body, PRODUCER_GROUP), None) for one in waiting], deadline)
+        trace = self._client.trace
+        requests = [send_request(one.queue, one.body, PRODUCER_GROUP, trace) for one in waiting]
+        asked = connection.send_all([(request, None) for request in requests], deadline)
         failed: list[_Entry] = []
         last: RocketMQUnavailableError | None = None
         refused: BaseException | None = None

@@ -59,6 +59,10 @@ class Namespaces:
 
     # -- names
 
+    def without_prefix(self) -> Namespaces:
+        """Return these without the namespace of version 1, in which some topics are not."""
+        return replace(self, prefix=None)
+
     def spelled(self, name: str) -> str:
         """Return a topic's or group's name as servers know it. Raises GroupError BAD_NAME if that is too long."""
         if self.prefix is None or not name or _is_systems(name):

@@ -145,6 +145,7 @@ SINK: Final = "a sink"
 SOURCE: Final = "a source"
 LISTENER: Final = "a listener that puts messages aside"
 PARKING: Final = "a listener with order per key"
+MESSAGE_TRACE: Final = "whoever writes message traces"
 
 
 def of_sink(topic: str, group: str) -> list[Right]:
@@ -175,6 +176,11 @@ def of_parking(group: str, topic: str) -> list[Right]:
     """
     lots = parked_topic(group, topic)
     return [Right("Topic", lots, "Pub"), *of_source([lots], group)]
+
+
+def of_message_trace(topic: str) -> list[Right]:
+    """Return the rights that message traces need besides those of a sink or a listener. Without them, traces are dropped."""
+    return [Right("Topic", topic, "Pub")]
 
 
 _READ: Final[tuple[Action, ...]] = ("Sub", "Get")

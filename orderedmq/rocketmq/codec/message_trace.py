@@ -1,0 +1,165 @@
+"""Encodes RocketMQ's message traces: who sent a message, and who consumed it. Pure.
+
+A trace is a line of fields that end with the character 1, the line with the character 2. A message of the trace topic has many of
+them. Its keys are the ids and keys of the messages that it tells of, so that ``mqadmin queryMsgTraceById`` finds it.
+
+As in Java, a field without a value is the text ``null``. Java traces a batch as one message, whose id is all ids joined by commas,
+which no search finds; here each message of a batch has a trace. Java puts at most 20 traces into a message and begins a new one at
+128,000 characters; here the sizes of body and keys count.
+
+Source: TraceDataEncoder, TraceBean, TraceConstants, AsyncTraceDispatcher, SendMessageTraceHookImpl.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from orderedmq.core.message_trace import ReturnType, TracedCall
+from orderedmq.model import MAX_KEY_BYTES
+from orderedmq.rocketmq.codec import properties as names
+from orderedmq.rocketmq.codec.encode import SendBody
+
+FIELD_END: Final = "\x01"
+TRACE_END: Final = "\x02"
+#: The most bytes of a trace message's body (AsyncTraceDispatcher.maxMsgSize) and of its keys: those of 124 messages without keys.
+MAX_BODY: Final = 128_000
+MAX_KEYS: Final = MAX_KEY_BYTES
+
+_NULL: Final = "null"
+#: MessageType: Normal_Msg, Delay_Msg.
+_NORMAL, _DELAYED = 0, 3
+_INT: Final = struct.Struct(">i")
+_SHORT: Final = struct.Struct(">H")
+#: Where the length of a body is in a message of a batch, and where the body begins (MessageDecoder.encodeMessage).
+_LENGTH_AT, _BODY_AT = 16, 20
+_UNIQ_KEY, _TAGS, _KEYS, _DELAY, _TIMER = (
+    f"\x02{name}\x01".encode() for name in (names.UNIQ_KEY, names.TAGS, names.KEYS, names.DELAY, names.TIMER_DELIVER_MS)
+)
+
+
+class Trace(NamedTuple):
+    """One or more lines, and the keys by which they are found."""
+
+    text: str
+    keys: tuple[str, ...]
+
+
+class Sent(NamedTuple):
+    """A request that a broker has answered.
+
+    ``born`` in ms since 1970, ``cost`` in ms. ``message_ids``: the broker's ids of the messages, joined by commas.
+    ``store_host``: the broker's address.
+    """
+
+    topic: str
+    group: str
+    region: str
+    store_host: str
+    body: SendBody
+    born: int
+    cost: int
+    message_ids: str
+    success: bool
+
+
+def of_sent(sent: Sent) -> Iterator[Trace]:
+    """Yield a trace of each message of a request."""
+    ids = sent.message_ids.split(",")
+    if len(ids) != sent.body.rows:
+        ids = [""] * sent.body.rows
+    begin = FIELD_END.join(("Pub", str(sent.born), sent.region, sent.group, sent.topic))
+    end = f"{_bool(sent.success)}{TRACE_END}"
+    for (key, tags, keys, length, kind), stored in zip(_messages(sent.body), ids):
+        yield Trace(
+            f"{begin}\x01{key}\x01{tags}\x01{keys}\x01{sent.store_host}\x01{length}\x01{sent.cost}\x01{kind}\x01{stored}\x01{end}",
+            _keys(key, keys),
+        )
+
+
+def of_call(call: TracedCall) -> Iterator[Trace]:
+    """Yield a trace of each message of a call: SubBefore, or SubAfter if it has ended."""
+    if call.ended is None:
+        begin = FIELD_END.join(("SubBefore", str(call.time), call.region, call.group, call.request_id))
+        for one in call.messages:
+            yield Trace(
+                f"{begin}\x01{one.message_id}\x01{one.retries}\x01{one.keys or _NULL}{TRACE_END}",
+                _keys(one.message_id, one.keys or _NULL),
+            )
+        return
+    success = _bool(call.ended.how is ReturnType.SUCCESS)
+    end = FIELD_END.join((str(call.ended.how.value), str(call.time), call.group)) + TRACE_END
+    for one in call.messages:
+        yield Trace(
+            f"SubAfter\x01{call.request_id}\x01{one.message_id}\x01{call.ended.cost}\x01{success}\x01{one.keys or _NULL}\x01{end}",
+            _keys(one.message_id, one.keys or _NULL),
+        )
+
+
+def packed(traces: Iterable[Trace]) -> Iterator[tuple[bytes, str]]:
+    """Yield bodies and keys of messages for the trace topic. A key that does not fit is left out; the trace stays."""
+    texts: list[str] = []
+    keys: dict[str, None] = {}
+    size = key_size = 0
+    for text, own in traces:
+        width = _bytes(text)
+        more = sum(map(_bytes, own)) + len(own)
+        if texts and (size + width > MAX_BODY or key_size + more > MAX_KEYS):
+            yield "".join(texts).encode("utf-8", "replace"), " ".join(keys)
+            texts, keys, size, key_size = [], {}, 0, 0
+        texts.append(text)
+        size += width
+        if key_size + more <= MAX_KEYS:
+            keys.update(dict.fromkeys(own))
+            key_size += more
+            continue
+        for key in own:
+            if key_size + _bytes(key) < MAX_KEYS:
+                keys[key] = None
+                key_size += _bytes(key) + 1
+    if texts:
+        yield "".join(texts).encode("utf-8", "replace"), " ".join(keys)
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def _keys(message_id: str, keys: str) -> tuple[str, ...]:
+    return (message_id,) if keys == _NULL else (message_id, *keys.split())
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _messages(body: SendBody) -> Iterator[tuple[str, str, str, int, int]]:
+    """Yield the id, tags and keys of each message of a request, the length of its body, and its kind."""
+    if body.properties is not None:
+        properties = b"\x02" + body.properties.encode()
+        kind = _DELAYED if _DELAY in properties or _TIMER in properties else _NORMAL
+        yield *_values(properties), len(body.body), kind
+        return
+    data, at = bytes(body.body), 0
+    while at < len(data):
+        (length,) = _INT.unpack_from(data, at + _LENGTH_AT)
+        begin = at + _BODY_AT + length
+        (width,) = _SHORT.unpack_from(data, begin)
+        at = begin + 2 + width
+        # A broker delays no message of a batch.
+        yield *_values(b"\x02" + data[begin + 2 : at]), length, _NORMAL
+
+
+def _values(properties: bytes) -> tuple[str, str, str]:
+    """Return the id, tags and keys, each ``null`` if there is none. The last value of a property counts."""
+    found = []
+    for name in (_UNIQ_KEY, _TAGS, _KEYS):
+        at = properties.rfind(name)
+        if at < 0:
+            found.append(_NULL)
+            continue
+        at += len(name)
+        end = properties.find(b"\x02", at)
+        found.append(str(properties[at : end if end >= 0 else len(properties)], "utf-8", "replace"))
+    return found[0], found[1], found[2]

@@ -1,0 +1,104 @@
+"""One trace from a Java producer over a Spark query to a Java consumer; and RocketMQ's message trace of the same query."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+import orderedmq
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from tests.rocketmq.peers import Peers
+from tests.rocketmq.test_spark import Rig, rig
+from tests.waits import first_good, until
+
+__all__ = ["rig"]
+
+pytestmark = pytest.mark.spark
+
+TRACES = {f"{number}": (f"{number + 1:032x}", f"{number + 17:016x}") for number in range(3)}
+
+
+def listener(address: str, topic: str, spans: str) -> type:
+    """What a user writes. Spans go to a file, as a line of JSON each."""
+
+    class Listener:
+        def __init__(self) -> None:
+            from opentelemetry import trace
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
+
+            out = open(spans, "a", buffering=1)  # noqa: SIM115 (it stays open)
+            # Another test may have set one up in this worker.
+            provider = trace.get_tracer_provider()
+            if not isinstance(provider, TracerProvider):
+                provider = TracerProvider()
+                trace.set_tracer_provider(provider)
+            exporter = ConsoleSpanExporter(out=out, formatter=lambda span: span.to_json(indent=None) + "\n")
+            provider.add_span_processor(SimpleSpanProcessor(exporter))
+            self.tracer = trace.get_tracer("billing")
+            self.producer = orderedmq.Producer(orderedmq.connect(namesrv_addr=address).log, topic, trace_context=True)
+
+        def __call__(self, messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus:
+            import pyarrow as pa
+
+            with self.tracer.start_as_current_span("charge"):
+                self.producer.send(pa.record_batch({"body": [message.body for message in messages]}))
+            return ConsumeOrderlyStatus.SUCCESS
+
+    return Listener
+
+
+def test_one_trace_from_java_over_spark_to_java(rig: Rig, peers: Peers) -> None:
+    source, charged, copied, traces = (rig.topic(name, 1) for name in ("in", "charged", "copied", "traces"))
+    producer = peers.producer(rig.address)
+    for body, (trace, span) in TRACES.items():
+        properties = {"traceparent": f"00-{trace}-{span}-01", "tracestate": "java=1", "baggage": "user=me"}
+        producer.send(source, body.encode(), "k", properties=properties)
+    queue = rig.broker.log.queues(source)[0]
+    until(lambda: rig.broker.log.bounds([queue])[queue].max_offset == 3, "the messages can be read")
+    # A copy carries what its source's messages carry.
+    traced: dict[str, Any] = {"enableMsgTrace": "true", "customizedTraceTopic": traces}
+    rig.write(rig.stream(source, consumerGroup=f"{rig.group}-copy", includeProperties="true"), copied, **traced)
+    spans = rig.folder / "spans"
+    rows = rig.stream(source, includeProperties="true", includeLockToken="true")
+    wanted: dict[str, Any] = {"trace_context": True, "enable_msg_trace": True, "customized_trace_topic": traces}
+    outcomes = consume_orderly(rows, listener(rig.address, charged, str(spans)), **wanted)
+    writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "listener"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    received = {}
+    for topic in (charged, copied):
+        consumer = peers.consumer(rig.address, f"java-{topic}", topic)
+        received[topic] = {one.body.decode(): one.properties for one in consumer.wait(3)}
+        consumer.stop()
+    found = {span["context"]["span_id"]: span for span in map(json.loads, spans.read_text().splitlines())}
+    assert len(found) == 9
+    for body, (trace, span) in TRACES.items():
+        assert received[copied][body]["traceparent"] == f"00-{trace}-{span}-01"
+        produced = received[charged][body]
+        assert (produced["tracestate"], produced["baggage"]) == ("java=1", "user=me")
+        _, carried, at, _ = produced["traceparent"].split("-")
+        assert carried == trace
+        chain = []
+        while at != span:
+            one = found[f"0x{at}"]
+            assert one["context"]["trace_id"] == f"0x{trace}"
+            chain.append((one["name"], one["kind"]))
+            at = one["parent_id"].removeprefix("0x")
+        assert chain == [
+            (f"send {charged}", "SpanKind.PRODUCER"), ("charge", "SpanKind.INTERNAL"), (f"process {source}", "SpanKind.CONSUMER"),
+        ]  # fmt: skip
+        process = next(one for one in found.values() if one["name"] == f"process {source}" and one["parent_id"] == f"0x{span}")
+        assert process["attributes"]["messaging.consumer.group.name"] == rig.group
+        assert [link["context"]["span_id"] for link in process["links"]] == [f"0x{span}"]
+
+    def kinds() -> dict[tuple[str, ...], int]:
+        """The message traces of the sink and of the listener: their kind and group, and how many there are."""
+        lines = [line.split("\x01") for message in rig.bodies(traces)[0] for line in message.split("\x02")]
+        return Counter((line[0], line[8] if line[0] == "SubAfter" else line[3]) for line in lines if line != [""])
+
+    of_listener = {(kind, rig.group): 3 for kind in ("SubBefore", "SubAfter")}
+    first_good(kinds, lambda found: found == {("Pub", "OMQ_SINK"): 3, **of_listener})

@@ -1,0 +1,411 @@
+"""OpenTelemetry spans of listeners and producers, and the context that messages carry from one to the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
+from pyspark.sql import DataFrame
+
+import orderedmq
+from ordered_source import ConsumeConcurrentlyStatus, ConsumeOrderlyStatus, consume_concurrently, consume_orderly
+from ordered_source.columns import full_schema
+from ordered_source.listener import shell
+from ordered_source.listener.by_key import ByKey
+from ordered_source.listener.concurrently import Concurrently
+from ordered_source.listener.key_shell import Kind
+from ordered_source.listener.tracing import Tracing
+from ordered_source.lock_token import Lock
+from orderedmq import trace_context
+from orderedmq.broker import Broker
+from orderedmq.core.concurrently import ConcurrentSettings
+from orderedmq.core.key_order import KeySettings
+from orderedmq.core.listener import OrderlySettings
+from orderedmq.core.lock import LockToken
+from orderedmq.core.message_trace import Ended, ReturnType, TracedCall, TracedMessage
+from orderedmq.errors import OptionError, SchemaError, TopicError
+from orderedmq.model import PROPERTIES_TYPE, MessageQueue
+from tests.unit.test_key_shell import Rig, rig
+
+__all__ = ["rig"]
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+OTHER = "00-1af7651916cd43dd8448eb211c80319d-c7ad6b7169203332-01"
+SUCCESS = ConsumeOrderlyStatus.SUCCESS
+CONTEXT = SimpleNamespace(message_queue=QUEUE)
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr("orderedmq.trace_context._tracer", lambda: provider.get_tracer("orderedmq"))
+    return exporter
+
+
+def message(number: int, traceparent: str | None = None, **more: Any) -> Any:
+    properties = (
+        [("a", "b")] if traceparent is None else [("traceparent", traceparent), ("tracestate", "x=1"), ("baggage", "user=me")]
+    )
+    fields = {"message_id": f"ID{number}", "keys": None, "reconsume_times": 0, "properties": properties}
+    return SimpleNamespace(topic="orders", tags="T", **{**fields, **more})
+
+
+def lock(broker: object = None) -> Lock:
+    return Lock(cast(Broker, broker), LockToken("billing", QUEUE, "", "me", 1, 0))
+
+
+def called(listener: Any, *messages: Any, tracing: Tracing = Tracing(context=True)) -> Any:  # noqa: B008
+    return tracing.listener(listener, lock())(messages, CONTEXT)
+
+
+def only(spans: InMemorySpanExporter) -> ReadableSpan:
+    [span] = spans.get_finished_spans()
+    return span
+
+
+def parent(span: ReadableSpan) -> str:
+    """The property of a message that was sent in a span."""
+    assert span.context is not None
+    return f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-{span.context.trace_flags:02x}"
+
+
+def linked(span: ReadableSpan) -> list[str]:
+    return [f"{link.context.trace_id:032x}-{link.context.span_id:016x}" for link in span.links]
+
+
+def test_a_call_with_one_message_is_a_child_of_its_context_and_linked_to_it(spans: InMemorySpanExporter) -> None:
+    inside: list[dict[str, str]] = []
+
+    def listener(messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus:
+        inside.append(trace_context.inject({"mine": "1"}))
+        return SUCCESS
+
+    assert called(listener, message(1, PARENT, keys="k1 k2")) is SUCCESS
+    span = only(spans)
+    assert span.context is not None
+    assert span.parent is not None
+    assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, SPAN)
+    assert linked(span) == [f"{TRACE}-{SPAN}"]
+    assert (span.name, span.kind, span.status.status_code) == ("process orders", SpanKind.CONSUMER, StatusCode.UNSET)
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "orders",
+        "messaging.destination.partition.id": "broker-a/3",
+        "messaging.consumer.group.name": "billing",
+        "messaging.message.id": "ID1",
+        "messaging.rocketmq.message.tag": "T",
+        "messaging.rocketmq.message.keys": ("k1", "k2"),
+        "orderedmq.listener.status": "SUCCESS",
+    }
+    # What the listener sends is a child of this span. Baggage goes on, too.
+    assert inside == [{"mine": "1", "traceparent": parent(span), "tracestate": "x=1", "baggage": "user=me"}]
+
+
+def test_a_call_with_several_messages_is_linked_to_each_and_has_no_parent(spans: InMemorySpanExporter) -> None:
+    assert called(lambda messages, context: SUCCESS, message(1, PARENT), message(2), message(3, OTHER)) is SUCCESS
+    span = only(spans)
+    assert span.parent is None
+    assert linked(span) == [f"{TRACE}-{SPAN}", OTHER[3:-3]]
+    attributes = dict(span.attributes or {})
+    assert attributes["messaging.batch.message_count"] == 3
+    assert "messaging.message.id" not in attributes
+
+
+@pytest.mark.parametrize("traceparent", [None, "00-not-a-context", f"00-{'0' * 32}-{SPAN}-01"])
+def test_a_message_without_a_context_begins_a_trace(spans: InMemorySpanExporter, traceparent: str | None) -> None:
+    called(lambda messages, context: SUCCESS, message(1, traceparent))
+    assert (only(spans).parent, only(spans).links) == (None, ())
+    assert called(lambda messages, context: SUCCESS, message(1, properties=None)) is SUCCESS
+
+
+def test_an_exception_of_the_listener_is_in_the_span_and_goes_on(spans: InMemorySpanExporter) -> None:
+    def listener(messages: Sequence[Any], context: Any) -> None:
+        raise ValueError("no such order")
+
+    with pytest.raises(ValueError, match="no such order"):
+        called(listener, message(1, PARENT))
+    span = only(spans)
+    assert span.status.status_code is StatusCode.ERROR
+    assert [event.name for event in span.events] == ["exception"]
+    assert dict(span.attributes or {})["error.type"] == "ValueError"
+    assert not trace.get_current_span().get_span_context().is_valid
+
+
+def test_a_class_may_set_up_the_sdk_before_its_first_call(spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = trace_context._tracer
+    monkeypatch.setattr("orderedmq.trace_context._tracer", lambda: NoOpTracerProvider().get_tracer("none"))
+
+    class Listener:
+        def __init__(self) -> None:
+            monkeypatch.setattr("orderedmq.trace_context._tracer", ready)
+
+        def __call__(self, messages: Sequence[Any], context: Any) -> ConsumeOrderlyStatus:
+            return SUCCESS
+
+    called(Listener, message(1, PARENT))
+    assert only(spans).name == "process orders"
+
+
+def test_without_an_sdk_a_message_passes_its_context_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orderedmq.trace_context._tracer", lambda: NoOpTracerProvider().get_tracer("none"))
+    found: list[dict[str, str]] = []
+    called(lambda messages, context: found.append(trace_context.inject()), message(1, PARENT))
+    assert found == [{"traceparent": PARENT, "tracestate": "x=1", "baggage": "user=me"}]
+
+
+# -- tasks, on a real store
+
+WITH_PROPERTIES = tuple(full_schema(include_properties=True, include_lock_token=True).names)
+
+
+def run_task(rig: Rig, kind: str, listener: Any, tracing: Tracing) -> list[Any]:
+    """A micro-batch of this kind of listener. Returns the statuses of its outcomes."""
+    if kind == "queue":
+        read = rig.read(False, lot=False, columns=WITH_PROPERTIES)
+        told = shell.consume(read, listener, OrderlySettings(), (), tracing=tracing)
+        return [row["status"] for batch in told for row in batch.to_pylist()]
+    made: Kind[Any] = (
+        ByKey(listener, KeySettings(concurrency=2), tracing=tracing)
+        if kind == "key"
+        else Concurrently(listener, ConcurrentSettings(concurrency=2), tracing=tracing)
+    )
+    return [status for _, status, *_ in rig.run(made, columns=WITH_PROPERTIES)]
+
+
+@pytest.mark.parametrize("kind", ["queue", "key", "none"])
+def test_every_kind_of_listener_is_called_in_the_context_of_its_messages(
+    rig: Rig, spans: InMemorySpanExporter, kind: str
+) -> None:
+    answer = ConsumeConcurrentlyStatus.CONSUME_SUCCESS if kind == "none" else SUCCESS
+    properties = pa.array([[("traceparent", PARENT)], [("traceparent", OTHER)]], PROPERTIES_TYPE)
+    rig.broker.log.append(
+        rig.token.queue, pa.record_batch({"body": ["a", "b"], "sharding_key": ["k", "l"], "properties": properties})
+    )
+    inside: list[str] = []
+
+    def listener(messages: Sequence[Any], context: Any) -> Any:
+        inside.append(trace_context.inject()["traceparent"].split("-")[1])
+        return answer
+
+    assert run_task(rig, kind, listener, Tracing(context=True)) == ["SUCCESS", "SUCCESS"]
+    assert sorted(inside) == sorted([TRACE, OTHER.split("-")[1]])
+    assert sorted(link for span in spans.get_finished_spans() for link in linked(span)) == sorted(
+        [f"{TRACE}-{SPAN}", OTHER[3:-3]]
+    )
+    assert {span.name for span in spans.get_finished_spans()} == {"process orders"}
+
+
+@pytest.mark.parametrize("kind", ["queue", "key", "none"])
+def test_a_message_trace_on_the_embedded_broker_is_refused_before_the_listener_is_called(rig: Rig, kind: str) -> None:
+    rig.send("k")
+    with pytest.raises(OptionError, match=r"UNSUPPORTED.*enableMsgTrace belongs to a RocketMQ cluster"):
+        run_task(rig, kind, lambda messages, context: pytest.fail("called"), Tracing("traces"))
+
+
+# -- producers
+
+
+@pytest.fixture
+def producer(tmp_path: Path) -> Iterator[tuple[orderedmq.Producer, Broker]]:
+    with orderedmq.connect(tmp_path) as broker:
+        broker.admin.create_topic("orders", 1)
+        yield orderedmq.Producer(broker.log, "orders", trace_context=True), broker
+
+
+def carried(broker: Broker) -> list[Mapping[str, str]]:
+    pulled = broker.log.pull(broker.log.queues("orders")[0], 0, 100, 1 << 20, ("properties",))
+    return [dict(pairs) for pairs in pulled.column(0).to_pylist()]
+
+
+def test_what_a_producer_sends_carries_the_context_of_its_span(
+    spans: InMemorySpanExporter, producer: tuple[orderedmq.Producer, Broker]
+) -> None:
+    producer[0].send(pa.record_batch({"body": ["a", "b"]}))
+    span = only(spans)
+    context = {"traceparent": parent(span)}
+    assert carried(producer[1]) == [context, context]
+    assert (span.name, span.kind, span.links) == ("send orders", SpanKind.PRODUCER, ())
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "orderedmq",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+        "messaging.batch.message_count": 2,
+    }
+
+
+def test_a_message_that_has_a_context_keeps_it_and_is_linked(
+    spans: InMemorySpanExporter, producer: tuple[orderedmq.Producer, Broker]
+) -> None:
+    given = pa.array([[("traceparent", OTHER), ("a", "1")], [("a", "2")], None], pa.map_(pa.string(), pa.string()))
+    producer[0].send(pa.record_batch({"body": ["a", "b", "c"], "properties": given}))
+    producer[0].send(pa.record_batch({"body": pa.array([], pa.string())}))
+    span = only(spans)
+    assert linked(span) == [OTHER[3:-3]]
+    own = parent(span)
+    assert carried(producer[1]) == [{"traceparent": OTHER, "a": "1"}, {"a": "2", "traceparent": own}, {"traceparent": own}]
+
+
+def test_properties_of_another_type_are_refused_by_name(
+    spans: InMemorySpanExporter, producer: tuple[orderedmq.Producer, Broker]
+) -> None:
+    with pytest.raises(SchemaError, match=r"WRONG_TYPE.*'properties'"):
+        producer[0].send(pa.record_batch({"body": ["a"], "properties": ["a=1"]}))
+
+
+# -- RocketMQ's message trace
+
+
+class Recorder:
+    """A traced connection."""
+
+    def __init__(self) -> None:
+        self.calls: list[TracedCall] = []
+        self.asked: list[tuple[str, bool]] = []
+
+    @property
+    def trace(self) -> Any:
+        return self.calls.append
+
+    def traced(self, topic: str, *, check: bool) -> Recorder:
+        self.asked.append((topic, check))
+        return self
+
+
+@pytest.mark.parametrize(
+    ("answer", "how"),
+    [
+        (SUCCESS, ReturnType.SUCCESS),
+        (ConsumeOrderlyStatus.COMMIT, ReturnType.SUCCESS),
+        (ConsumeOrderlyStatus.ROLLBACK, ReturnType.FAILED),
+        (ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, ReturnType.FAILED),
+        (None, ReturnType.RETURNNULL),
+        (ValueError("x"), ReturnType.EXCEPTION),
+    ],
+)
+def test_each_call_is_recorded_before_and_after(answer: object, how: ReturnType) -> None:
+    recorder = Recorder()
+
+    def listener(messages: Sequence[Any], context: Any) -> object:
+        assert len(recorder.calls) == 1
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    traced = Tracing("traces").listener(listener, lock(recorder))
+    messages = [message(1, keys="k"), message(2, reconsume_times=2, properties=[("MSG_REGION", "here")])]
+    if isinstance(answer, Exception):
+        with pytest.raises(ValueError, match="x"):
+            traced(messages, CONTEXT)
+    else:
+        assert traced(messages, CONTEXT) is answer
+    before, after = recorder.calls
+    assert recorder.asked == [("traces", False)]
+    assert (before.group, before.region, before.ended) == ("billing", "here", None)
+    assert before.messages == (TracedMessage("ID1", "k", 0), TracedMessage("ID2", None, 2))
+    assert after == before._replace(ended=after.ended)
+    assert isinstance(after.ended, Ended)
+    assert after.ended.how is how
+
+
+def test_a_message_whose_broker_wants_no_traces_is_left_out() -> None:
+    recorder = Recorder()
+    traced = Tracing("traces").listener(lambda messages, context: SUCCESS, lock(recorder))
+    off = message(1, properties=[("TRACE_ON", "false")])
+    traced([off], CONTEXT)
+    assert recorder.calls == []
+    traced([off, message(2)], CONTEXT)
+    assert [[one.message_id for one in call.messages] for call in recorder.calls] == [["ID2"], ["ID2"]]
+
+
+# -- what is asked for wrongly
+
+COLUMNS = ["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "sharding_key"]
+
+
+def frame(*more: str) -> DataFrame:
+    return cast(DataFrame, SimpleNamespace(columns=[*COLUMNS, *more], mapInArrow=lambda run, schema: "planned"))
+
+
+@pytest.mark.parametrize(
+    ("consume", "more"), [(consume_orderly, {}), (consume_orderly, {"order": "key"}), (consume_concurrently, {})]
+)
+def test_parameters_of_listeners_are_checked_at_once(consume: Any, more: dict[str, str]) -> None:
+    def planned(df: DataFrame, **given: Any) -> Any:
+        return consume(df, lambda messages, context: None, **more, **given)
+
+    with pytest.raises(SchemaError, match=r"MISSING_COLUMN.*enable_msg_trace=True\) needs the column message_id"):
+        planned(frame(), enable_msg_trace=True)
+    with pytest.raises(
+        SchemaError, match=r"MISSING_COLUMN.*trace_context=True\) needs the column properties.*includeProperties=true"
+    ):
+        planned(frame(), trace_context=True)
+    with pytest.raises(OptionError, match=r"CONFLICT.*customized_trace_topic needs enable_msg_trace=True"):
+        planned(frame("message_id"), customized_trace_topic="traces")
+    with pytest.raises(TopicError, match="BAD_NAME"):
+        planned(frame("message_id"), enable_msg_trace=True, customized_trace_topic="no topic")
+    assert planned(frame("message_id", "properties"), enable_msg_trace=True, trace_context=True) == "planned"
+
+
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "opentelemetry":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Missing())
+import pyarrow as pa
+import orderedmq
+from types import SimpleNamespace
+from ordered_source import consume_orderly
+from orderedmq import trace_context
+with orderedmq.connect(sys.argv[1]) as broker:
+    broker.admin.create_topic("orders", 1)
+    orderedmq.Producer(broker.log, "orders").send(pa.record_batch({"body": ["a"]}))
+    df = SimpleNamespace(columns=["topic", "broker_name", "queue_id", "queue_offset", "body", "lock_token", "properties"])
+    for wanted in (
+        lambda: orderedmq.Producer(broker.log, "orders", trace_context=True),
+        lambda: consume_orderly(df, print, trace_context=True),
+        lambda: trace_context.inject(),
+        lambda: trace_context.extract({}),
+    ):
+        try:
+            wanted()
+        except orderedmq.OrderedMQError as error:
+            print(error)
+"""
+
+
+def test_without_the_package_all_else_works_and_what_needs_it_says_what_to_install(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, str(tmp_path / "store")], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    assert len(told) == 4
+    for line, what in zip(told, ("Producer(trace_context=True)", "consume_orderly(trace_context=True)", "inject", "extract")):
+        assert "ORDEREDMQ_OPTION.MISSING" in line
+        assert what in line
+        assert "pip install 'orderedmq[opentelemetry]'" in line
+
+
+def test_nothing_of_opentelemetry_is_imported_until_it_is_asked_for() -> None:
+    code = "import sys, orderedmq.tools.producer, ordered_source.listener.shell; print('opentelemetry' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.stdout.split() == ["False"], done.stderr
