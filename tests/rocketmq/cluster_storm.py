@@ -48,6 +48,8 @@ LASTS: Final = 10.0
 DRAIN: Final = 300.0
 #: More than the files with settings and offsets, and less than a file of messages.
 NO_ROOM: Final = 256 << 10
+#: Seconds before the first fault: they show that repeats come from faults.
+CALM: Final = 10.0
 
 End = Callable[[], None]
 
@@ -269,7 +271,9 @@ class Storm:
         """A master gets no larger files, and messages that nobody reads use up what it has."""
         master = self.draw.choice(self.cluster.masters)
         resource.prlimit(master.pid, resource.RLIMIT_FSIZE, (NO_ROOM, resource.RLIM_INFINITY))
-        self.cluster.fill(master, FILLER)
+        taken = self.cluster.fill(master, FILLER)
+        assert taken is not None, f"{master.name} takes messages though it gets no larger files"
+        print(f"       {master.name} took {taken} messages more, then it refused", flush=True)
 
         def end() -> None:
             # RocketMQ makes no file after one has failed until it is started again.
@@ -304,7 +308,9 @@ class Storm:
     def run(self, seconds: float, every: float) -> None:
         """Wait until all is at work, then cause a fault every ``every`` seconds for so long."""
         self.wait(lambda: self._count(OUT) > 0 and bool(calls(self.calls)), "messages come through")
+        self._pass_time(time.monotonic() + CALM)
         began = time.monotonic()
+        self._first_fault = time.monotonic_ns()
         for number, fault in enumerate(self.plan(round(seconds / every))):
             self._pass_time(began + number * every)
             at = time.monotonic()
@@ -350,7 +356,7 @@ class Storm:
         history = [*checker.sent(self.broker, IN), *checker.delivered(self.broker, OUT)]
         found = checker.judge(history)
         anomalies = Counter(anomaly.kind for anomaly in found)
-        verdict = self._judge_group(history)
+        verdict, calm = self._judge_group(history)
         counted: Counter[str] = Counter(
             {
                 "acknowledged": len(self.acknowledged),
@@ -369,6 +375,7 @@ class Storm:
         print(json.dumps({"seed": self.seed, **counted, "by fault": self.faults}), flush=True)
         (self.folder / "failures.txt").write_text("\n".join(self.failures))
         assert found[:5] == []
+        assert not calm, f"handled again before the first fault: {calm}"
         assert (verdict.lost[:5], verdict.unhandled[:5], verdict.skipped[:5]) == ([], [], [])
         return counted
 
@@ -381,7 +388,12 @@ class Storm:
     def _count(self, topic: str) -> int:
         return sum(at.max_offset for at in self.broker.log.bounds(self.broker.log.queues(topic)).values())
 
-    def _judge_group(self, history: list[dict[str, Any]]) -> Verdict:
+    def _judge_group(self, history: list[dict[str, Any]]) -> tuple[Verdict, Counter[str]]:
+        """The verdict, and what was handled again before the first fault.
+
+        A Java consumer that has to give a queue away while its listener is at work does not commit what that call handled, and the next
+        owner gets it again (ConsumeMessageOrderlyService.processConsumeResult): that is no fault.
+        """
         queues: dict[str, list[str]] = {}
         for event in history:
             if event["event"] == "send":
@@ -396,7 +408,9 @@ class Storm:
             for one in list(neighbour.received):
                 broker, queue = one.queue
                 handled.append(Handled(int(one.at * 1e9), "Java", f"{IN}/{broker}/{queue}", one.offset))
-        return judge(queues, self.acknowledged, handled)
+        calm = judge({}, (), (one for one in handled if one.at < self._first_fault)).repeats
+        early = Counter({who: count for who, count in calm.items() if not who.startswith("Java, then")})
+        return judge(queues, self.acknowledged, handled), early
 
 
 def _nothing() -> None:

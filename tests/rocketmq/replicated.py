@@ -133,8 +133,8 @@ class ReplicatedCluster:
         code, _ = ask(master.address, _UPDATE_CONFIG, body=b"brokerPermission=%d\n" % permission)
         assert code == 0
 
-    def fill(self, master: Member, topic: str, size: int = 256 << 10, most: int = 80) -> int:
-        """Send messages that nobody reads until the master refuses one. Return how many it took."""
+    def fill(self, master: Member, topic: str, size: int = 256 << 10, most: int = 80) -> int | None:
+        """Send messages that nobody reads until the master refuses one. Return how many it took; None if it refused none."""
         fields = {"producerGroup": "filler", "topic": topic, "defaultTopic": "TBW102", "defaultTopicQueueNums": "1"}
         fields |= {"queueId": "0", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "", "batch": "false"}
         for count in range(most):
@@ -144,7 +144,7 @@ class ReplicatedCluster:
                 if code in (0, 10, 11, 12):
                     continue
             return count
-        return most
+        return None
 
     @staticmethod
     def _brokers_of(namesrv: OrderingNameServer, topic: str) -> int:
