@@ -63,7 +63,7 @@ def lock_entries(cluster: Cluster) -> int | None:
 
 def lock_names(exchanges: list[Exchange], code: int) -> set[str]:
     """The names, with their group, of all locks that were asked for or given back."""
-    found = set()
+    found: set[str] = set()
     for exchange in exchanges:
         if exchange.up and not exchange.response and exchange.code == code:
             said: dict[str, Any] = json.loads(exchange.body)
