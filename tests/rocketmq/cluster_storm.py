@@ -371,10 +371,12 @@ class Storm:
             }
         )
         counted.update({f"again by {who}": count for who, count in verdict.repeats.items()})
+        counted.update({f"first by {who}": count for who, count in verdict.first.items()})
         counted.update({f"sink: {kind}": count for kind, count in anomalies.items()})
         print(json.dumps({"seed": self.seed, **counted, "by fault": self.faults}), flush=True)
         (self.folder / "failures.txt").write_text("\n".join(self.failures))
         assert found[:5] == []
+        assert set(verdict.first) == {"Java", "Spark"}
         assert not calm, f"handled again before the first fault: {calm}"
         assert (verdict.lost[:5], verdict.unhandled[:5], verdict.skipped[:5]) == ([], [], [])
         return counted

@@ -27,12 +27,13 @@ class Acknowledged(NamedTuple):
 class Verdict(NamedTuple):
     """``lost``: acknowledged, and not in its place. ``unhandled``: in a queue, and no member handled it. ``skipped``: handled for the
     first time before an earlier message of its queue was. ``repeats``: how often a message was handled again, by whom first and by
-    whom again."""
+    whom again. ``first``: how many messages each kind of member handled first."""
 
     lost: list[Acknowledged]
     unhandled: list[tuple[str, int]]
     skipped: list[tuple[str, int]]
     repeats: Counter[str]
+    first: Counter[str]
 
 
 def judge(queues: Mapping[str, Sequence[str]], acknowledged: Iterable[Acknowledged], handled: Iterable[Handled]) -> Verdict:
@@ -54,4 +55,4 @@ def judge(queues: Mapping[str, Sequence[str]], acknowledged: Iterable[Acknowledg
     unhandled = [
         (queue, offset) for queue, bodies in queues.items() for offset in range(len(bodies)) if (queue, offset) not in first
     ]
-    return Verdict(lost, unhandled, skipped, repeats)
+    return Verdict(lost, unhandled, skipped, repeats, Counter(first.values()))

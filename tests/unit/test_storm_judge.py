@@ -9,7 +9,7 @@ GOOD = [Handled(1, "Spark", "q", 0), Handled(2, "Java", "q", 1), Handled(3, "Jav
 
 
 def test_a_good_history_has_no_anomaly() -> None:
-    assert judge(QUEUES, [Acknowledged("q", 1, "b")], reversed(GOOD)) == ([], [], [], {})
+    assert judge(QUEUES, [Acknowledged("q", 1, "b")], reversed(GOOD)) == ([], [], [], {}, {"Spark": 1, "Java": 2})
 
 
 def test_an_acknowledged_message_that_is_not_in_its_place_is_lost() -> None:
