@@ -14,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ordered_source.group_session import held_by_other_error
+from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.parking import companion
-from orderedmq.errors import GroupError, ProtocolError
+from orderedmq.errors import GroupError, ProtocolError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules, membership, running_info
 from orderedmq.rocketmq.group.commits import Commits
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
+from orderedmq.rocketmq.group.groups import RocketMQGroups
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.net.client import Client
@@ -384,3 +386,40 @@ def test_a_java_consumer_is_asked_by_one_thread_at_a_time() -> None:
         answer.set()
         assert first.result() == second.result()
     assert len(asked) == 1
+
+
+class Answers:
+    """A directory whose broker answers so, one time after the other: no address, no answer, or the members."""
+
+    def __init__(self, *answers: str) -> None:
+        self.left = list(answers)
+
+    def groups(self, monkeypatch: pytest.MonkeyPatch) -> RocketMQGroups:
+        monkeypatch.setattr("orderedmq.rocketmq.group.groups._MEMBER_POLL", 0.0)
+        made = object.__new__(RocketMQGroups)
+        made._directory = cast(membership.Directory, self)
+        monkeypatch.setattr(made, "_brokers_of", lambda _: [] if self.left and self.left[0] == "no address" else ["h:1"])
+        monkeypatch.setattr(made, "_fenced", lambda _: [])
+        return made
+
+    def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
+        answer = self.left.pop(0) if self.left else "c"
+        if answer == "silent":
+            raise RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "no answer")
+        return [answer]
+
+
+def test_a_task_waits_for_a_broker_that_is_away_before_it_asks_for_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Answers("silent", "no address", "silent", "another")
+    assert away.groups(monkeypatch)._is_member(token("c"), time.monotonic() + 60)
+    assert away.left == []
+
+
+@pytest.mark.parametrize("answer", ["silent", "no address"])
+def test_a_broker_that_stays_away_is_not_taken_for_a_lost_lock(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    with pytest.raises(RocketMQUnavailableError):
+        Answers(*[answer] * 5).groups(monkeypatch)._is_member(token("c"), 0.0)
+
+
+def test_a_client_that_is_no_member_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Answers("another").groups(monkeypatch)._is_member(token("c"), 0.0)
