@@ -29,6 +29,7 @@ from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
+from orderedmq.rocketmq.wire.route import BrokerData, Route
 from tests.waits import until
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -423,3 +424,44 @@ def test_a_broker_that_stays_away_is_not_taken_for_a_lost_lock(monkeypatch: pyte
 
 def test_a_client_that_is_no_member_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not Answers("another").groups(monkeypatch)._is_member(token("c"), 0.0)
+
+
+class TwoBrokers:
+    """A client of a cluster and its directory: the first broker takes no heartbeat."""
+
+    names = NO_NAMESPACES
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def another(self, on_push: Any) -> TwoBrokers:
+        return self
+
+    def behind_proxy(self, deadline: float) -> bool:
+        return True
+
+    def route(self, topic: str, deadline: float) -> Route:
+        return Route(topic, {name: BrokerData(name, "c", {0: f"{name}:1"}) for name in ("a", "b")}, ())
+
+    def connection(self, address: str, deadline: float) -> TwoBrokers:
+        return self
+
+    def call_address(self, address: str, request: Any, deadline: float) -> None:
+        if address == "a:1":
+            raise RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "no answer")
+        self.heard.append(address)
+
+    def refuse_other_consumers(self, *_: object) -> None:
+        """There are none."""
+
+    def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
+        # The first one answers by now, and does not know the member.
+        return ["me"] if brokers[0] in self.heard else []
+
+
+def test_a_broker_that_got_no_heartbeat_is_not_asked_whether_it_made_the_group() -> None:
+    cluster = TwoBrokers()
+    identity = lock_rules.new_client("query")
+    client = membership.MemberClient(cast(Client, cluster), replace(identity, client_id="me"), lambda *_: [])
+    client.send_heartbeat("g", Subscription("shared", "orders", "AVG"), None, cast(membership.Directory, cluster))
+    assert client.brokers("g") == ["a:1", "b:1"]
