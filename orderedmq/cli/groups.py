@@ -92,11 +92,20 @@ def _member_row(group: str, seen: MemberInfo) -> dict[str, Any]:
 
 
 @command(app, "list")
-def list_groups(shell: Shell) -> None:
+def list_groups(
+    shell: Shell,
+    sinks: Annotated[
+        bool,
+        typer.Option(
+            "--sinks",
+            help="Over RocketMQ: in place of them, the groups in which sinks keep bookmarks; their lag is what came since the last batch.",
+        ),
+    ] = False,
+) -> None:
     """Show all consumer groups: their topics, their lag, and whether a query is at work."""
     rows = []
     with shell.broker() as broker:
-        for group in broker.admin.groups():
+        for group in broker.admin.groups(of_sinks=sinks):
             queues = group_queues(broker, group)
             rows.append(
                 {
@@ -116,7 +125,7 @@ def list_groups(shell: Shell) -> None:
         Column("owned_queues", "owned", number, right=True),
         Column("alive", "at work", yes_no),
     )
-    shell.show(rows, columns, none=f"no consumer groups in {shell.address}")
+    shell.show(rows, columns, none=f"no {'sinks' if sinks else 'consumer groups'} in {shell.address}")
 
 
 @command(app, "describe")

@@ -150,7 +150,9 @@ class EmbeddedAdmin:
 
     # -- groups ------------------------------------------------------------------------------------------------------------
 
-    def groups(self) -> list[str]:
+    def groups(self, *, of_sinks: bool = False) -> list[str]:
+        if of_sinks:
+            return []
         with self._read() as txn:
             databases = ("groups", "locks", "members")
             return sorted({key.partition(b"\0")[0].decode() for database in databases for key, _ in txn.scan(database)})

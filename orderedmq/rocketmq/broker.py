@@ -69,7 +69,7 @@ class RocketMQBroker:
         The value stays as it was first found, since brokers may come and go. Raises RocketMQUnavailableError, RocketMQError
         OTHER_CLUSTER.
         """
-        found = sorted(_brokers(self._client.cluster(Deadline.after(REQUEST_TIMEOUT))))
+        found = sorted(_brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT))))
         if not found:
             raise RocketMQError(
                 RocketMQCondition.OTHER_CLUSTER,
@@ -84,7 +84,7 @@ class RocketMQBroker:
         Other brokers may come, go, and be away while a query runs.
         """
         if self._expected is not None:
-            here = _brokers(self._client.cluster(Deadline.after(REQUEST_TIMEOUT)))
+            here = _brokers(self._client.known_cluster(Deadline.after(REQUEST_TIMEOUT)))
             if here.keys().isdisjoint(self._expected.split(",")):
                 raise RocketMQError(
                     RocketMQCondition.OTHER_CLUSTER,

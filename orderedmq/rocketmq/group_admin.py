@@ -50,9 +50,12 @@ class GroupAdmin(ParkedAdmin):
 
     # -- listings
 
-    def groups(self) -> list[str]:
-        """Return the groups that have settings or offsets at a broker, without those that hold sinks' bookmarks."""
-        return [name for name in self._every_group() if not is_bookmark_group(name)]
+    def groups(self, *, of_sinks: bool = False) -> list[str]:
+        """Return the groups that have settings or offsets at a broker, without those that hold sinks' bookmarks.
+
+        ``of_sinks``: these in place of the others; a group that a user named (``sinkGroup``) is one of the others.
+        """
+        return [name for name in self._every_group() if is_bookmark_group(name) is of_sinks]
 
     def _every_group(self) -> list[str]:
         found: set[str] = set()

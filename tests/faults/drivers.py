@@ -65,6 +65,10 @@ def children(kind: str, of: int | None = None) -> list[psutil.Process]:
     return _of_kind(kind, psutil.Process(of).children(recursive=True))
 
 
+class Refused(Exception):
+    """A query was refused at its start."""
+
+
 class Driver:
     """One ``tests.faults.job``: a Python driver, its JVM, its source runners and its workers."""
 
@@ -96,8 +100,10 @@ class Driver:
     # -- commands to it -----------------------------------------------------------------------------------------------------
 
     def start(self, query: str = "q", **spec: Any) -> None:
-        """Start a query: see tests.faults.faulty.start."""
-        self._tell({"do": "start", "query": query, **spec})
+        """Start a query: see tests.faults.faulty.start. Raises Refused if it is refused, as by what it reads from."""
+        refused = self._tell({"do": "start", "query": query, **spec}).get("refused")
+        if refused is not None:
+            raise Refused(refused)
 
     def failure(self, query: str = "q", timeout: float = 60.0) -> str:
         """Wait until a query fails. Return the error's text."""

@@ -209,6 +209,7 @@ def start(
     topic: str = "in",
     sink: str = "out",
     available_now: bool = False,
+    trigger: str = "100 milliseconds",
     source: Mapping[str, Any] | None = None,
     target: Mapping[str, Any] | None = None,
     listener: Mapping[str, Any] | None = None,
@@ -245,4 +246,4 @@ def start(
     for name, value in (target or {}).items():
         writer = writer.option(name, str(value))
     writer = writer.option("checkpointLocation", checkpoint)
-    return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime="100 milliseconds")).start()
+    return (writer.trigger(availableNow=True) if available_now else writer.trigger(processingTime=trigger)).start()

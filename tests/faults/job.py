@@ -46,8 +46,11 @@ def main(master: str) -> None:
         name = command.pop("query", "")
         match command.pop("do"):
             case "start":
-                queries[name] = start(spark, **command)
-                answer({})
+                try:
+                    queries[name] = start(spark, **command)
+                    answer({})
+                except Exception as error:
+                    answer({"refused": str(error)})
             case "state":
                 answer(state(queries[name]))
             case "stop":

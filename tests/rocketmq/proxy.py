@@ -137,8 +137,10 @@ class Proxy:
     change: connections that come later go to the new one.
     """
 
-    def __init__(self, target: str, rewrite: Mapping[str, str] | None = None) -> None:
+    def __init__(self, target: str, rewrite: Mapping[str, str] | None = None, *, remember: bool = True) -> None:
+        """``remember``: whether to keep the frames that go by, for tests that ask for `exchanges`."""
         self.target = target
+        self._remember = remember
         self.connections: list[Connection] = []
         self.rewrite = {old.encode(): new.encode() for old, new in (rewrite or {}).items()}
         #: The fate of connections that no plan was made for.
@@ -227,7 +229,7 @@ class Proxy:
         """One way: what is read goes into a line with the time at which it is due, so that a delay holds up nothing behind it."""
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         sender = asyncio.ensure_future(self._send(connection, line, writer, up))
-        frames = Frames(up, connection.exchanges, self.rewrite if not up else {})
+        frames = Frames(up, connection.exchanges if self._remember else None, self.rewrite if not up else {})
         try:
             while data := await reader.read(_PIECE):
                 if up:
@@ -300,13 +302,14 @@ class Proxy:
 class Frames:
     """Finds the frames of the remoting protocol in the bytes of one way, and rewrites the bodies if asked to."""
 
-    def __init__(self, up: bool, found: list[Exchange], rewrite: Mapping[bytes, bytes]) -> None:
+    def __init__(self, up: bool, found: list[Exchange] | None, rewrite: Mapping[bytes, bytes]) -> None:
+        """``found`` gets the frames; None to keep none."""
         self._up = up
         self._found = found
         self._rewrite = rewrite
         self._buffer = bytearray()
         #: What does not look like frames is passed on and not looked at.
-        self._foreign = False
+        self._foreign = found is None and not rewrite
 
     def feed(self, data: bytes) -> bytes:
         """What is to be passed on: the same bytes, or whole frames with new bodies."""
@@ -339,7 +342,7 @@ class Frames:
         header, body = frame[8 : 8 + header_length], frame[8 + header_length :]
         for old, new in self._rewrite.items():
             body = body.replace(old, new)
-        if kind == 0:
+        if kind == 0 and self._found is not None:
             said = json.loads(header)
             fields = {name: str(value) for name, value in (said.get("extFields") or {}).items()}
             is_response = bool(said.get("flag", 0) & 1)
@@ -361,10 +364,13 @@ class Frames:
 class Network:
     """Proxies before a whole cluster: clients that start at ``address`` never meet a server itself."""
 
-    def __init__(self, namesrv: str, brokers: list[str]) -> None:
-        self.brokers = [Proxy(address) for address in brokers]
-        self.namesrv = Proxy(namesrv, {proxy.target: proxy.address for proxy in self.brokers})
-        self.address = self.namesrv.address
+    def __init__(self, namesrv: str, brokers: list[str], *, remember: bool = True) -> None:
+        """``namesrv``: one address, or several with ``;`` between them. ``remember``: see `Proxy`."""
+        self.brokers = [Proxy(address, remember=remember) for address in brokers]
+        rewrite = {proxy.target: proxy.address for proxy in self.brokers}
+        self.namesrvs = [Proxy(address, rewrite, remember=remember) for address in namesrv.split(";")]
+        self.namesrv = self.namesrvs[0]
+        self.address = ";".join(proxy.address for proxy in self.namesrvs)
 
     @classmethod
     def before(cls, cluster: Cluster) -> Network:
@@ -377,11 +383,11 @@ class Network:
 
     def slow(self, seconds: float) -> None:
         """Delay every byte by ``seconds``, both ways, on all connections that are made from now on."""
-        for proxy in (self.namesrv, *self.brokers):
+        for proxy in (*self.namesrvs, *self.brokers):
             proxy.default = replace(proxy.default, up=Way(delay=seconds), down=Way(delay=seconds))
 
     def close(self) -> None:
-        for proxy in (self.namesrv, *self.brokers):
+        for proxy in (*self.namesrvs, *self.brokers):
             proxy.close()
 
     def __enter__(self) -> Network:

@@ -17,6 +17,7 @@ from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
+from tests.rocketmq.replicated import SYNC
 from tests.waits import until
 
 ROWS = 5000
@@ -30,7 +31,7 @@ def replicated(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
     It would copy topics from its master a minute after its start.
     """
     folder = tmp_path_factory.mktemp("replicated")
-    properties = {"slaveReadEnable": True, "accessMessageInMemoryMaxRatio": 0}
+    properties = {**SYNC, "slaveReadEnable": True, "accessMessageInMemoryMaxRatio": 0}
     with Cluster(folder, properties=properties, jvm=QUICK_SERVER) as servers:
         with orderedmq.connect(namesrv_addr=servers.address) as broker:
             broker.admin.create_topic("t", 1)
@@ -108,3 +109,18 @@ def test_a_replica_that_may_not_be_read_from_costs_a_moment(replicated: tuple[Cl
             assert pulls(network)[1] == refused
     finally:
         ask(replica.address, UPDATE_BROKER_CONFIG, body=b"slaveReadEnable=true\n")
+
+
+def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_when_it_is_back(
+    replicated: tuple[Cluster, BrokerServer], network: Network
+) -> None:
+    """With SYNC_MASTER and SYNC_FLUSH. The short version of the storms in test_cluster_storm.py."""
+    servers, _ = replicated
+    with orderedmq.connect(namesrv_addr=network.address) as broker:
+        topic = Topic(broker, "t")
+        servers.broker.kill()
+        before = pulls(network)[1]
+        assert topic.read() == topic.bodies
+        assert pulls(network)[1] > before
+        servers.broker.start()
+        assert topic.read() == topic.bodies

@@ -166,6 +166,27 @@ def test_what_a_restarted_nameserver_does_not_know_yet_another_does(
         client.route("absent", soon())
 
 
+@pytest.mark.parametrize("turn", [0, 1])
+def test_brokers_that_a_restarted_nameserver_does_not_know_yet_are_asked_of_another(
+    cluster: Cluster, to: Callable[..., Client], turn: int
+) -> None:
+    anew = Cluster()
+    anew.reporting.clear()
+    client = to(anew.nameserver(), cluster.nameserver())
+    client._turn = turn
+    assert list(client.known_cluster(soon()).brokers) == ["a"]
+
+
+def test_brokers_are_waited_for_while_no_nameserver_knows_any(cluster: Cluster, to: Callable[..., Client]) -> None:
+    cluster.reporting.clear()
+    client = to(cluster.nameserver())
+    assert not client.known_cluster(soon(0.2)).brokers
+    timer = threading.Timer(0.3, lambda: cluster.reporting.add("a"))
+    timer.start()
+    assert list(client.known_cluster(soon()).brokers) == ["a"]
+    timer.join()
+
+
 @pytest.mark.parametrize("turn", [0, 1, 2])
 def test_a_nameserver_that_is_down_or_silent_is_passed_over(
     cluster: Cluster, to: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, turn: int

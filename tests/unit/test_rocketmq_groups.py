@@ -14,19 +14,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ordered_source.group_session import held_by_other_error
+from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.membership import Member, Subscription
 from orderedmq.core.parking import companion
-from orderedmq.errors import GroupError, ProtocolError
+from orderedmq.errors import GroupError, ProtocolError, RocketMQUnavailableError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.group import lock_rules, membership, running_info
 from orderedmq.rocketmq.group.commits import Commits
 from orderedmq.rocketmq.group.dead_letter_topic import key_of
+from orderedmq.rocketmq.group.groups import RocketMQGroups
 from orderedmq.rocketmq.group.held_locks import HeldLock, HeldLocks, by_broker, by_group
 from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.group_requests import TopicSubscription
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
+from orderedmq.rocketmq.wire.route import BrokerData, Route
 from tests.waits import until
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -384,3 +387,81 @@ def test_a_java_consumer_is_asked_by_one_thread_at_a_time() -> None:
         answer.set()
         assert first.result() == second.result()
     assert len(asked) == 1
+
+
+class Answers:
+    """A directory whose broker answers so, one time after the other: no address, no answer, or the members."""
+
+    def __init__(self, *answers: str) -> None:
+        self.left = list(answers)
+
+    def groups(self, monkeypatch: pytest.MonkeyPatch) -> RocketMQGroups:
+        monkeypatch.setattr("orderedmq.rocketmq.group.groups._MEMBER_POLL", 0.0)
+        made = object.__new__(RocketMQGroups)
+        made._directory = cast(membership.Directory, self)
+        monkeypatch.setattr(made, "_brokers_of", lambda _: [] if self.left and self.left[0] == "no address" else ["h:1"])
+        monkeypatch.setattr(made, "_fenced", lambda _: [])
+        return made
+
+    def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
+        answer = self.left.pop(0) if self.left else "c"
+        if answer == "silent":
+            raise RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "no answer")
+        return [answer]
+
+
+def test_a_task_waits_for_a_broker_that_is_away_before_it_asks_for_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Answers("silent", "no address", "silent", "another")
+    assert away.groups(monkeypatch)._is_member(token("c"), time.monotonic() + 60)
+    assert away.left == []
+
+
+@pytest.mark.parametrize("answer", ["silent", "no address"])
+def test_a_broker_that_stays_away_is_not_taken_for_a_lost_lock(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    with pytest.raises(RocketMQUnavailableError):
+        Answers(*[answer] * 5).groups(monkeypatch)._is_member(token("c"), 0.0)
+
+
+def test_a_client_that_is_no_member_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Answers("another").groups(monkeypatch)._is_member(token("c"), 0.0)
+
+
+class TwoBrokers:
+    """A client of a cluster and its directory: the first broker takes no heartbeat."""
+
+    names = NO_NAMESPACES
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def another(self, on_push: Any) -> TwoBrokers:
+        return self
+
+    def behind_proxy(self, deadline: float) -> bool:
+        return True
+
+    def route(self, topic: str, deadline: float) -> Route:
+        return Route(topic, {name: BrokerData(name, "c", {0: f"{name}:1"}) for name in ("a", "b")}, ())
+
+    def connection(self, address: str, deadline: float) -> TwoBrokers:
+        return self
+
+    def call_address(self, address: str, request: Any, deadline: float) -> None:
+        if address == "a:1":
+            raise RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "no answer")
+        self.heard.append(address)
+
+    def refuse_other_consumers(self, *_: object) -> None:
+        """There are none."""
+
+    def ids(self, group: str, brokers: Sequence[str]) -> list[str]:
+        # The first one answers by now, and does not know the member.
+        return ["me"] if brokers[0] in self.heard else []
+
+
+def test_a_broker_that_got_no_heartbeat_is_not_asked_whether_it_made_the_group() -> None:
+    cluster = TwoBrokers()
+    identity = lock_rules.new_client("query")
+    client = membership.MemberClient(cast(Client, cluster), replace(identity, client_id="me"), lambda *_: [])
+    client.send_heartbeat("g", Subscription("shared", "orders", "AVG"), None, cast(membership.Directory, cluster))
+    assert client.brokers("g") == ["a:1", "b:1"]

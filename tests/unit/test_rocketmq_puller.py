@@ -79,6 +79,8 @@ class FakeBroker:
         self.most_in_flight = 0
         self.doubts = 0
         self.suggested = 0
+        #: Whether the route has no master, until somebody doubts it.
+        self.away = False
         self.random = None if seed is None else random.Random(seed)
         self.given_back: list[FakeLane] = []
 
@@ -86,10 +88,14 @@ class FakeBroker:
 
     def address(self, topic: str, name: str, deadline: float, replica: int = 0, *, any_replica: bool = False) -> str:
         assert (topic, name, any_replica) == (QUEUE.topic, QUEUE.broker_name, True)
-        return str(replica)
+        return "1" if self.away else str(replica)
+
+    def is_master(self, topic: str, name: str, address: str, deadline: float) -> bool:
+        return address == "0"
 
     def doubt(self, topic: str) -> None:
         self.doubts += 1
+        self.away = False
 
     def lane(self, address: str, deadline: float) -> FakeLane:
         return FakeLane(self, int(address))
@@ -409,6 +415,31 @@ def test_a_replica_is_read_when_the_broker_says_so_and_left_when_it_has_nothing(
         broker.instead[74] = [answer]
         assert puller.pull(QUEUE, 74, 32, 1 << 30, COLUMNS).num_rows == 32
         assert [replica for _, _, replica in broker.asked] == [1, 0]
+
+
+@pytest.mark.parametrize("what", ["ends earlier", "ends here", "begins later", "does not know the topic"])
+def test_a_replica_in_place_of_its_master_is_not_believed_about_where_a_queue_ends(broker: FakeBroker, what: str) -> None:
+    """It may lag behind, and may have been added later."""
+    lagging = FakeBroker(broker.least, 74)
+    answers: dict[str, Answer] = {
+        "ends earlier": lagging.says(ILLEGAL, 74),
+        "ends here": FakeBroker(10, 100).says(NO_NEW, 100),
+        "begins later": FakeBroker(200, 5000).says(ILLEGAL, 200),
+        "does not know the topic": TopicError(TopicCondition.MISSING, "gone"),
+    }
+    broker.away = True
+    broker.instead[100] = [answers[what]]
+    puller = puller_of(broker)
+    assert puller.pull(QUEUE, 100, 32, 1 << 30, COLUMNS).num_rows == 32
+    # The master is back in the route that it asks for then.
+    assert [replica for _, _, replica in broker.asked] == [1, 0]
+
+
+def test_a_replica_in_place_of_its_master_is_read_as_far_as_it_has_messages(broker: FakeBroker) -> None:
+    broker.away = True
+    assert puller_of(broker).pull(QUEUE, 10, 1000, 1 << 30, COLUMNS).num_rows == 1000
+    assert {replica for _, _, replica in broker.asked} == {1}
+    assert broker.doubts == 0
 
 
 def test_lost_connections_and_busy_brokers_are_asked_again(broker: FakeBroker) -> None:

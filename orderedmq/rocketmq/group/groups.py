@@ -17,6 +17,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from orderedmq.conditions import UnavailableCondition
 from orderedmq.core.lock import HOLDER_TRUST, LOCK_LIFE, RENEW_INTERVAL, LockToken, Refusal
 from orderedmq.core.lock import Client as Identity
 from orderedmq.core.membership import Member, Subscription
@@ -290,13 +291,26 @@ class RocketMQGroups:
         return token.queue in lock_queues(self._client, token.group, names, _LOCK_TIMEOUT)
 
     def _is_member(self, token: LockToken, deadline: float) -> bool:
-        """Whether the token's client is a member. Waits for one that lost its connection: its next heartbeat restores it."""
-        brokers = self._brokers_of([token.queue])
-        while token.client_id not in self._directory.ids(token.group, brokers):
-            if time.monotonic() >= deadline or self._fenced([token]):
+        """Whether the token's client is a member. Waits for one that lost its connection: its next heartbeat restores it.
+
+        Raises RocketMQUnavailableError if the broker stays away: it has not said that the client is none.
+        """
+        while True:
+            brokers = self._brokers_of([token.queue])
+            away: RocketMQUnavailableError | None = None
+            try:
+                if token.client_id in self._directory.ids(token.group, brokers):
+                    return True
+            except RocketMQUnavailableError as error:
+                away = error
+            if not brokers:
+                why = f"the nameserver has no master of the broker of queue {token.queue}: it is down, or starting"
+                away = RocketMQUnavailableError(UnavailableCondition.NO_BROKER, why)
+            if away is not None and time.monotonic() >= deadline:
+                raise away
+            if away is None and (time.monotonic() >= deadline or self._fenced([token])):
                 return False
             time.sleep(_MEMBER_POLL)
-        return True
 
     def _fenced(self, tokens: Sequence[LockToken], seconds: float = GROUP_TIMEOUT) -> list[LockToken]:
         """Return the tokens whose queue was granted again, given back or set from outside since."""

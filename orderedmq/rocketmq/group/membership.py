@@ -104,21 +104,21 @@ class MemberClient:
         )
         # Before the heartbeat is sent: other members may ask at once.
         self._groups[group] = _Membership(member, topics, brokers)
-        sent, failed, began = 0, None, time.monotonic()
+        reached, failed, began = list[str](), None, time.monotonic()
         for address in brokers:
             try:
                 # Unreachable brokers share one time limit: the same thread renews locks.
                 self._send_heartbeat(address, said, max(began + _BEAT_TIMEOUT, Deadline.after(LEAST_TIMEOUT)))
-                sent += 1
+                reached.append(address)
             except RocketMQUnavailableError as error:
                 failed = error
-        if failed is not None and not sent:
+        if failed is not None and not reached:
             if before is None:
                 del self._groups[group]
             else:
                 self._groups[group] = before
             raise failed
-        if before is None and self.identity.client_id not in directory.ids(group, brokers):
+        if before is None and self.identity.client_id not in directory.ids(group, reached):
             del self._groups[group]
             raise not_created(group)
 

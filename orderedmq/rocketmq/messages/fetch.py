@@ -61,6 +61,8 @@ _REPLICA_AGAIN: Final = 30.0
 _TICK: Final = 1.0
 #: The least bytes of a stored message besides its body.
 _LEAST_OVERHEAD: Final = 91
+#: In place of the id of a replica that the route has and the master not.
+_STAND_IN: Final = -1
 
 
 class Fetch:
@@ -98,9 +100,10 @@ class Fetch:
         #: The next offset to request, and (time, begin, count) of ranges below it to request again at that time.
         self._next = offset
         self._again: list[tuple[float, int, int]] = []
-        #: Ranges to request, in one write, and the lane, to which replica.
+        #: Ranges to request, in one write, and the lane: which replica was wanted, and which it leads to.
         self._asks: list[tuple[int, int]] = []
         self._lane: Lane | None = None
+        self._wanted: int | None = MASTER_ID
         self._replica = MASTER_ID
         self._template: PullTemplate | None = None
         #: Answers by the beginning of their range: (end, body). All below ``_done`` are in pieces or in ``_parts``.
@@ -236,7 +239,7 @@ class Fetch:
             return
         deadline = min(Deadline.after(_PULL_TIMEOUT), self._held.last_pull + self._patience)
         lane, replica = self._lane, self._known.replica
-        if lane is None or lane.closed or replica != self._replica:
+        if lane is None or lane.closed or replica != self._wanted:
             if lane is not None and lane.in_flight:
                 return
             try:
@@ -251,12 +254,14 @@ class Fetch:
         lane.ask(self._template, asks, deadline)
 
     def _connect(self, replica: int, deadline: float) -> Lane:
-        """Change to a lane to a replica. Raises RocketMQUnavailableError."""
+        """Change to a lane to a replica; to another one if the route lacks it. Raises RocketMQUnavailableError."""
         self.close()
         topic, name = self._queue.topic, self._queue.broker_name
         address = self._client.address(topic, name, deadline, replica, any_replica=True)
         lane = self._lane = self._client.lane(address, deadline)
-        self._replica = replica
+        self._wanted = self._replica = replica
+        if replica == MASTER_ID and not self._client.is_master(topic, name, address, deadline):
+            self._replica = _STAND_IN
         if self._template is None:
             self._template = PullTemplate(self._queue, self._group, self._matching, lane.credentials, lane.names)
         return lane
@@ -316,6 +321,9 @@ class Fetch:
                 self._client.doubt(self._queue.topic)
         self._last = error
         self._known.replica = MASTER_ID
+        if self._replica == _STAND_IN:
+            # The master may be back: the next request looks for it.
+            self._wanted = None
         if replica != MASTER_ID:
             # A replica that may not be read from (slaveReadEnable) answers that it is busy, and its master keeps suggesting it.
             self._known.only_master = time.monotonic() + _REPLICA_AGAIN
@@ -326,6 +334,10 @@ class Fetch:
         none_match = self._matching is not None and result.filtered and result.next_begin_offset > begin
         if result.status is PullStatus.FOUND or none_match:
             self._found(result, begin, count, now)
+        elif self._replica == _STAND_IN:
+            why = f"its master is away, and a replica has no message at offset {begin} of queue {self._queue}"
+            self._failed(RocketMQUnavailableError(UnavailableCondition.NO_BROKER, why), begin, count, MASTER_ID)
+            return
         elif self._replica != MASTER_ID:
             # A replica does not correct offsets, and may lag behind (PullMessageProcessor, offsetCheckInSlave).
             self._known.replica = MASTER_ID

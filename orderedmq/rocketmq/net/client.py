@@ -32,7 +32,7 @@ from orderedmq.rocketmq.net.endpoints import Endpoints
 from orderedmq.rocketmq.net.lane import Lane
 from orderedmq.rocketmq.net.transport import ssl_context
 from orderedmq.rocketmq.wire.codes import MASTER_ID
-from orderedmq.rocketmq.wire.message_requests import SendResult, topic_list, topic_route
+from orderedmq.rocketmq.wire.message_requests import SendResult, cluster_info, topic_list, topic_route
 from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import BrokerData, ClusterInfo, Route
@@ -222,6 +222,27 @@ class Client:
         self._proxied = found.behind_proxy
         return found
 
+    def known_cluster(self, deadline: float) -> ClusterInfo:
+        """Return every broker, as `cluster`, of the first nameserver that knows any; wait while none does.
+
+        A nameserver that was restarted knows only those that have reported since. At the deadline there may be none.
+        """
+        failures = 0
+        while True:
+            found = self.cluster(deadline)
+            for address in self.nameservers if len(self.nameservers) > 1 and not found.brokers else ():
+                limit = min(deadline, Deadline.after(NAMESERVER_TIMEOUT))
+                with contextlib.suppress(RocketMQUnavailableError):
+                    found = self.connection(address, limit, wait=False).call(cluster_info(), limit)
+                if found.brokers:
+                    break
+            failures += 1
+            delay = RETRY.delay(failures, random.random())
+            if found.brokers or time.monotonic() + delay >= deadline:
+                return found
+            none = RocketMQUnavailableError(UnavailableCondition.NO_BROKER, "no nameserver knows a broker")
+            self._endpoints.pause(delay, deadline, none)
+
     def behind_proxy(self, deadline: float) -> bool:
         """Return whether ``nameservers`` are Proxies. Raises as `cluster`."""
         return self.cluster(deadline).behind_proxy if self._proxied is None else self._proxied
@@ -254,6 +275,11 @@ class Client:
                 + ("a replica acts as master, without the master's locks" if broker.acting else "it is down, or starting"),
             )
         return found
+
+    def is_master(self, topic: str, broker_name: str, address: str, deadline: float) -> bool:
+        """Return whether an address is the master's in the topic's route. Raises as `route`."""
+        broker = self.route(topic, deadline).brokers.get(broker_name)
+        return broker is not None and broker.master == address
 
     # --- requests
 
