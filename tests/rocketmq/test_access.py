@@ -25,6 +25,7 @@ from orderedmq.endpoint import Credentials
 from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.local import probe
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster
@@ -531,3 +532,32 @@ def test_queries_of_an_account_that_may_do_what_they_need(
     with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
         [letters] = broker.log.queues("%DLQ%billing")
         assert b"poison" in broker.log.pull(letters, 0, 100, 1 << 20, ("body",)).column(0).to_pylist()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kept", ["orders", "%PARKED%billing%orders"])
+def test_a_deletion_that_is_refused_keeps_what_is_parked(guarded: Cluster, accounts: Accounts, kept: str) -> None:
+    """ACL 1.0 refuses both; with ACL 2.0 the account lacks Delete on the topic, or on its parking lots."""
+    name = f"n-{uuid.uuid4().hex[:8]}"
+    every = rights(guarded.version, "`topic delete orders`", "`topic delete`, of", "`parked list")
+    given = [right for right in every if right not in (Right(f"Topic:{kept}", "Delete"), Right("admin", "true"))]
+    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+        broker.log.append(broker.log.queues(make_topic(guarded, name))[0], roles.row())
+        roles.park(guarded, ADMIN, "billing", name)
+        [lot] = broker.log.queues(f"%PARKED%billing%{name}")
+
+        def delete() -> tuple[Credentials, str | None]:
+            account = accounts.make([Right(right.resource.replace("orders", name), right.action) for right in given])
+            return account, refusal(lambda: roles.command(guarded, account, "topic", "delete", name, "--yes"))
+
+        said = remembered(delete)[1]
+        assert said is not None
+        assert "ORDEREDMQ_ROCKETMQ.NO_PERMISSION" in said
+        assert broker.log.bounds([lot])[lot].max_offset == 1
+        assert broker.groups.offsets("billing", [lot]) == {lot: 1}
+        if guarded.version.startswith("5") and kept != "orders":
+            assert f"topic '{name}' is deleted, but not its parking lots ({lot.topic})" in said
+            # What is parked of a topic that is gone, nobody can process.
+            GroupOffsets(broker._checked).write("billing", {lot: 0})
+            broker.admin.delete_topic(lot.topic)
+            assert lot.topic not in {topic.name for topic in broker.log.topics()}
