@@ -17,7 +17,7 @@ import pytest
 
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
-from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.local.servers import TIME_WHEEL, Cluster
 from tests import scopes
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
@@ -31,8 +31,6 @@ _SOME = ("quick_locks", "two_brokers", "aging", "newest")
 _TIMEOUT = 900
 
 
-#: Of a broker that delivers a message at a time of its own.
-TIMED = {"timerWheelEnable": True, "mappedFileSizeTimerLog": 1 << 20}
 #: Of a broker that deletes what it has: small files, and no age that they must reach.
 AGING = {
     "mappedFileSizeCommitLog": 4 << 20,
@@ -209,7 +207,7 @@ def two_brokers() -> Cluster:
 @pytest.fixture(scope="module")
 def quick_locks() -> Cluster:
     """A cluster whose queue locks live 3 s, and whose broker has the time wheel."""
-    return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0, properties=TIMED))
+    return _started(lambda: _clusters.extra("quick_locks", lock_life=3.0, properties=TIME_WHEEL))
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +228,7 @@ def every_version(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if request.param == DEFAULT_VERSION:
         yield _started(_clusters.usual)
         return
-    made = _started(lambda: _clusters.start(f"v{request.param}", request.param, properties=TIMED))
+    made = _started(lambda: _clusters.start(f"v{request.param}", request.param, properties=TIME_WHEEL))
     yield made
     _clusters.stop(made)
 
