@@ -64,8 +64,10 @@ class Producer:
         with a key (unless ``delayed_rows`` is "unordered") and UNSUPPORTED where it cannot be delayed, and the errors of
         `Log.append`; the queues before the failed one then have their rows.
         """
-        given = self._with_columns(rows, {LEVEL: delay_time_level, TIME: deliver_timestamp})
-        rows, late = self._split(given)
+        self._send(self._with_columns(rows, {LEVEL: delay_time_level, TIME: deliver_timestamp}))
+
+    def _send(self, rows: pa.RecordBatch) -> None:
+        rows, late = self._split(rows)
         parts = list(self._by_queue(rows))
         if late is not None:
             self._log.append_delayed(dict(self._by_queue(late)))
