@@ -8,7 +8,7 @@ from typing import Final
 from pyspark.sql.types import BinaryType, DataType, IntegralType, LongType, MapType, StringType, StructType, TimestampType
 
 from orderedmq.conditions import OptionCondition, SchemaCondition
-from orderedmq.core.delays import DELAY_COLUMNS, LEVEL
+from orderedmq.core.delays import DELAY_COLUMNS, LEVEL, delays_nothing
 from orderedmq.core.sharding_key import GivenKeyType, KeyType
 from orderedmq.errors import OptionError, SchemaError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_COLUMNS
@@ -88,11 +88,7 @@ def _delays(schema: StructType, options: SinkOptions, key: str | None) -> tuple[
         # Such a column may order the rows.
         for name in found:
             if name not in order:
-                raise OptionError(
-                    OptionCondition.UNSUPPORTED,
-                    f"column {name!r} is not supported with path: the embedded broker delays no message; drop the column and write the rows "
-                    "when they are due, or use namesrvAddr",
-                )
+                raise delays_nothing(f"column {name!r}")
         return ()
     for name in found:
         _require(schema, name, (IntegralType,) if name == LEVEL else (TimestampType,))

@@ -19,8 +19,8 @@ from orderedmq.options.source import SourceOptions
 
 #: Seconds between two listings of topics, for a broker that cannot report whether anything changed.
 LISTING_INTERVAL: Final = 1.0
-#: Seconds to wait for a new group's retry topic, and between two looks.
-RETRY_TOPIC_PATIENCE: Final = 10.0
+#: Seconds to wait for a new group's retry topic, and between two looks. A Proxy may know a new topic only after 20 s.
+RETRY_TOPIC_PATIENCE: Final = 30.0
 _POLL: Final = 0.1
 
 

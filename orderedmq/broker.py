@@ -220,6 +220,9 @@ class Log(Protocol):
         Raises MessageError, TopicError MISSING or NO_SUCH_QUEUE, StoreFullError; then no row is added.
         """
 
+    def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
+        """Send rows that become messages when they are due (`core.delays`), after all were checked. OptionError UNSUPPORTED."""
+
 
 class Groups(Protocol):
     """Members, queue locks and group offsets."""

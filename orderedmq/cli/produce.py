@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
@@ -19,10 +20,12 @@ from orderedmq.cli.lines import Form, messages, read_lines
 from orderedmq.cli.shell import Shell, command, number, size
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
+from orderedmq.core.delays import LEVEL, TIME, delays_nothing
 from orderedmq.core.message_rows import several_tags
 from orderedmq.core.selector import Keying
 from orderedmq.errors import OptionError, OrderedMQError, StoreError, TopicError
 from orderedmq.model import MAX_QUEUES, is_reserved, missing_topic
+from orderedmq.options.values import parse_timestamp
 from orderedmq.text import is_text
 from orderedmq.tools.producer import Producer
 
@@ -70,6 +73,25 @@ def produce(
             show_default=False,
         ),
     ] = None,
+    delay_level: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --namesrv: deliver every message later, by this level of the brokers (1 to 18).",
+            show_default=False,
+        ),
+    ] = None,
+    deliver_at: Annotated[
+        str | None,
+        typer.Option(
+            help="With --namesrv, from RocketMQ 5.0 on: deliver every message at this time (2026-03-01T12:00:00Z, or ms since 1970).",
+            metavar="TIME",
+            show_default=False,
+        ),
+    ] = None,
+    unordered: Annotated[
+        bool, typer.Option("--unordered", help="Delay messages with a sharding key, too: they have no order then.")
+    ] = False,
     key_type: KeyTypeOption = None,
     selector: SelectorOption = None,
     queues: Annotated[
@@ -82,7 +104,7 @@ def produce(
     A sharding key chooses the queue, as in the sink; lines without a key go to the queues in turn. A key is text unless
     --sharding-key-type or --selector says that it is a number. Messages are appended in blocks, each durable when the next one
     begins; lines that arrive slowly are appended within a moment. All lines have the same format; a message lacks the
-    properties and the tag that its object lacks.
+    properties and the tag that its object lacks. Delayed messages (--delay-level, --deliver-at) come at least once.
     """
     json = kind == "json" or (kind is None and any((key, tags_field, property_fields)))
     if key is not None and (not json or key_separator is not None):
@@ -110,6 +132,7 @@ def produce(
             raise OptionError(OptionCondition.INVALID, f"option {name} is not UTF-8: give it as UTF-8 text")
     if key_separator == "":
         raise OptionError(OptionCondition.INVALID, "option --key-separator is empty; give for example --key-separator ':'")
+    delayed_until = _delayed_until(delay_level, deliver_at, unordered, keyed=key is not None or key_separator is not None)
     keying = chosen_keying(selector, key_type) or Keying()
     form = Form(
         json,
@@ -124,8 +147,15 @@ def produce(
     began = time.monotonic()
     count = total = several = 0
     with _open(file, shell) as source, shell.broker() as broker:
+        _require_delays(broker, topic, delay_level, deliver_at)
         _ensure_topic(broker, topic, queues)
-        producer = Producer(broker.log, topic, sharding_key_type=keying.key_type, selector=keying.selector)
+        producer = Producer(
+            broker.log,
+            topic,
+            sharding_key_type=keying.key_type,
+            selector=keying.selector,
+            delayed_rows="unordered" if unordered else "error",
+        )
         length = os.fstat(source.fileno()).st_size if file else None
         try:
             with shell.progress(f"writing to {topic}", length, size, typing=not file and sys.stdin.isatty()) as bar:
@@ -134,7 +164,7 @@ def produce(
                     # What is written is counted, also if Ctrl-C comes meanwhile.
                     with interrupts.delayed():
                         if rows.num_rows:
-                            producer.send(rows)
+                            producer.send(rows, delay_time_level=delay_level, deliver_timestamp=delayed_until)
                         count += rows.num_rows
                     several += several_tags(rows)
                     total += int(pc.sum(pc.binary_length(rows["body"])).as_py() or 0)
@@ -149,6 +179,37 @@ def produce(
         {"topic": topic, "messages": count, "bytes": total, "seconds": round(seconds, 3)},
         f"wrote {count:,} messages ({size(total)}) to {topic} in {seconds:.1f} s, {number(count / max(seconds, 1e-9))} messages/s",
     )
+
+
+def _delayed_until(level: int | None, at: str | None, unordered: bool, *, keyed: bool) -> datetime | None:
+    """Return the time of --deliver-at. Raises OptionError CONFLICT, INVALID."""
+    name = "--delay-level" if level is not None else "--deliver-at"
+    if level is not None and at is not None:
+        raise OptionError(
+            OptionCondition.CONFLICT, "options --delay-level and --deliver-at exclude each other: give one of them"
+        )
+    if unordered and level is None and at is None:
+        raise OptionError(
+            OptionCondition.CONFLICT, "option --unordered is for delayed messages: give --delay-level or --deliver-at"
+        )
+    if keyed and not unordered and (level is not None or at is not None):
+        raise OptionError(
+            OptionCondition.CONFLICT,
+            f"option {name} delays messages, and a sharding key orders them: a delayed message comes when it is due, whatever was sent before "
+            "or behind it, and may come twice; give --unordered if that is meant, or no key",
+        )
+    if at is None:
+        return None
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=parse_timestamp(at.strip(), "--deliver-at"))
+
+
+def _require_delays(broker: Broker, topic: str, level: int | None, at: str | None) -> None:
+    """Require the brokers to be able to delay messages, before anything is made. Raises OptionError UNSUPPORTED."""
+    asked = [(LEVEL, "--delay-level")] if level is not None else [(TIME, "--deliver-at")] if at is not None else []
+    for column, option in asked:
+        if not broker.capabilities.delays:
+            raise delays_nothing(f"option {option}")
+        broker.outbox.require_delays([column], topic)
 
 
 def _parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:

@@ -34,13 +34,13 @@ def up(
     Topics, messages and groups stay in the folder `rocketmq-data`, or the one given with --path. The first start fetches RocketMQ's jars
     (80 MB) with Spark's resolver. All servers listen on loopback only, except the broker of release 4.9.
     """
-    from orderedmq.rocketmq.local.servers import Cluster
+    from orderedmq.rocketmq.local.servers import TIME_WHEEL, Cluster
 
     folder = shell.path or Path(DEFAULT_FOLDER)
     _require_own(folder)
     shell.note(f"RocketMQ {release} in {folder.absolute()}: fetching jars if need be, starting")
     fetch_jars(release)
-    cluster = Cluster(folder, release, brokers=brokers, port=port)
+    cluster = Cluster(folder, release, brokers=brokers, properties=TIME_WHEEL, port=port)
     interrupts: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     try:

@@ -19,14 +19,15 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.conditions import MessageCondition, OptionCondition
-from orderedmq.errors import MessageError, OptionError
+from orderedmq.conditions import MessageCondition, OptionCondition, SchemaCondition
+from orderedmq.errors import MessageError, OptionError, SchemaError
 
 LEVEL: Final = "delay_time_level"
 TIME: Final = "deliver_timestamp"
 #: The columns of delayed rows, and their types.
 DELAY_COLUMNS: Final = (LEVEL, TIME)
 _TYPES: Final = {LEVEL: pa.int32(), TIME: pa.timestamp("ms", "UTC")}
+_MOST_INT: Final = 2**31 - 1
 #: The number of levels by default: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h.
 DEFAULT_LEVELS: Final = 18
 
@@ -112,6 +113,27 @@ def delays(rows: pa.RecordBatch, where: str, first: int) -> dict[str, pa.Array]:
     return found
 
 
+def delays_nothing(what: str) -> OptionError:
+    """The error of the embedded broker. ``what``: "column 'delay_time_level'"."""
+    return OptionError(
+        OptionCondition.UNSUPPORTED,
+        f"{what} is not supported with path: the embedded broker delays no message; drop it and write the rows when they are due, or use "
+        "namesrvAddr",
+    )
+
+
+def require_types(schema: pa.Schema, where: str) -> None:
+    """Raises SchemaError WRONG_TYPE unless a level is a whole number and a time has a time zone, as the sink's columns."""
+    for name, what, fits in (
+        (LEVEL, "a whole number", pa.types.is_integer),
+        (TIME, "a timestamp with a time zone", lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None),
+    ):
+        if name in schema.names and not fits(schema.field(name).type):
+            raise SchemaError(
+                SchemaCondition.WRONG_TYPE, f"column {name!r} for {where} is {schema.field(name).type}, not {what}: cast it"
+            )
+
+
 def split(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
     """Return the rows that are not delayed, without the columns of `delays`, and those that are; None for none."""
     there = [name for name in DELAY_COLUMNS if name in rows.schema.names]
@@ -136,5 +158,12 @@ def values(rows: pa.RecordBatch, name: str) -> pa.Array:
     if at < 0:
         return pa.nulls(rows.num_rows, _TYPES[name])
     column = rows.column(at)
+    if column.type == _TYPES[name]:
+        return column
+    if name == LEVEL and column.type in (pa.int64(), pa.uint32(), pa.uint64()):
+        # No broker has such levels, and a number that is cut off could be one.
+        most = pa.scalar(_MOST_INT, column.type)
+        column = pc.if_else(pc.greater(column, most), most, column)
+        column = pc.if_else(pc.less(column, -1), -1, column) if column.type == pa.int64() else column
     # µs are cut to ms: nobody delivers to the ms.
-    return column if column.type == _TYPES[name] else column.cast(_TYPES[name], safe=name == LEVEL)
+    return column.cast(_TYPES[name], safe=name == LEVEL)

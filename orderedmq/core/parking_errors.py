@@ -56,6 +56,11 @@ def lot_of_a_query(topic: str, group: str, why: str) -> GroupError:
     )
 
 
+def lots_left(topic: str, lots: Sequence[str], why: str) -> str:
+    """Return what an error says after a topic was deleted, and its parking lots were not, for the reason ``why``."""
+    return f"topic {topic!r} is deleted, but not its parking lots ({', '.join(lots)}): {why}; then delete them, too (orderedmq topic delete)"
+
+
 def is_parking_lot(topic: str, group: str) -> TopicError:
     """A topic of parking lots has no settings, and its messages are those that its group's queries park and process."""
     return TopicError(

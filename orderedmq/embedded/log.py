@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
 from orderedmq.conditions import OptionCondition
+from orderedmq.core.delays import DELAY_COLUMNS, delays_nothing
 from orderedmq.core.filters import Filter
 from orderedmq.core.message_rows import normalise
 from orderedmq.core.pull_settings import PullSettings
@@ -336,6 +337,11 @@ class EmbeddedLog:
             added = append_rows(txn, topic, queue, checked, now)
             index.retain(txn, topic, now)
             return added
+
+    def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
+        """Raises OptionError UNSUPPORTED."""
+        for some in rows.values():
+            raise delays_nothing(" and ".join(f"column {name!r}" for name in DELAY_COLUMNS if name in some.schema.names))
 
 
 def _empty(columns: tuple[str, ...]) -> pa.RecordBatch:

@@ -14,7 +14,7 @@ from functools import partial
 from orderedmq.broker import Keep, QueueInfo, TopicInfo
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.parking import origin
-from orderedmq.core.parking_errors import lot_in_use, lot_of_a_query
+from orderedmq.core.parking_errors import lot_in_use, lot_of_a_query, lots_left
 from orderedmq.errors import (
     OptionError,
     RocketMQError,
@@ -99,14 +99,20 @@ class RocketMQAdmin(GroupAdmin):
         masters, found = every_master(self._client), origin(name)
         if found is not None:
             messages = sum(self._count_parked(found[0], self._queues_of([name])).values())
-            if messages:
+            # Without the topic nobody can process them.
+            if messages and self._queues_of([found[1]]):
                 raise lot_in_use(name, found[0], messages)
             with self._hold_locks(found[0], self._queues_of([found[1]]), False, partial(lot_of_a_query, name)):
                 self._delete_lots({name: found}, masters)
             return
         sinks = {master: self._bookmarks(master, name) for master in masters.values()}
-        self._delete_lots(self._lots(topic=name), masters)
+        lots = self._lots(topic=name)
+        # The topic first: only its deletion shows whether the account may delete it, and no message is lost that it may not.
         delete_topic(self._client, self._log, name, masters.values())
+        try:
+            self._delete_lots(lots, masters)
+        except RocketMQError as error:
+            raise type(error)(error.sub, lots_left(name, sorted(lots), error.message)) from error
         for master, groups in sinks.items():
             for group in groups:
                 with contextlib.suppress(RocketMQError):

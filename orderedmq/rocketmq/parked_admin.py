@@ -10,7 +10,7 @@ from orderedmq.core.parked_rows import Lot, order_rows
 from orderedmq.core.parking import Order, leader_of, origin, parked_queue
 from orderedmq.core.parking_errors import is_parking_lot
 from orderedmq.core.pull_settings import PullSettings
-from orderedmq.errors import GroupError, TopicError
+from orderedmq.errors import GroupError, RocketMQError, TopicError
 from orderedmq.lots import read as read_lot
 from orderedmq.model import PARKED_PROPERTIES, MessageQueue
 from orderedmq.rocketmq.codec.encode import encode, property_columns
@@ -85,7 +85,14 @@ class ParkedAdmin:
             offsets = self._numbers.read(group, self._queues_of([name]))
             # Before 5.0 offsets outlive their topic. In a new lot of that name they would hide what is parked.
             self._numbers.write(group, {lot: 0 for lot, offset in offsets.items() if offset})
-            delete_topic(self._client, self._log, name, masters.values())
+            try:
+                delete_topic(self._client, self._log, name, masters.values())
+            except RocketMQError as error:
+                if error.denied:
+                    # If the lot stays, what the group has settled in it stays settled.
+                    with contextlib.suppress(TopicError):
+                        self._numbers.write(group, offsets)
+                raise
 
 
 def refuse_parking_lot(name: str) -> None:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Literal
+
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from orderedmq.broker import Log
+from orderedmq.conditions import OptionCondition
+from orderedmq.core.delays import DELAY_COLUMNS, LEVEL, TIME, delays, require_types, split
+from orderedmq.core.message_rows import normalise
 from orderedmq.core.selector import KeyedSelectorName, keyed
 from orderedmq.core.sharding_key import GivenKeyType, hashed_keys
-from orderedmq.model import check_topic
+from orderedmq.errors import OptionError, Remedy
+from orderedmq.model import MessageQueue, check_topic
 from orderedmq.trace_context import require, sending
 
 
@@ -25,14 +34,16 @@ class Producer:
         *,
         sharding_key_type: GivenKeyType = "auto",
         selector: KeyedSelectorName = "hash",
+        delayed_rows: Literal["error", "unordered"] = "error",
         trace_context: bool = False,
     ) -> None:
         """``log`` is that of a connection: ``connect(...).log``, or with RocketMQ's message trace ``connect(...).traced().log``.
 
-        ``sharding_key_type`` ("auto", "text", "int" or "long") and ``selector`` ("hash" or "mod") are the sink's options
-        shardingKeyType and messageQueueSelector. ``trace_context``: each send is an OpenTelemetry span, whose context goes into the
-        properties of messages that have none (`orderedmq.trace_context`). Raises TopicError MISSING, or RESERVED for a topic that
-        belongs to a consumer group; OptionError MISSING without the package opentelemetry-api.
+        ``sharding_key_type`` ("auto", "text", "int" or "long"), ``selector`` ("hash" or "mod") and ``delayed_rows`` ("error" or
+        "unordered") are the sink's options shardingKeyType, messageQueueSelector and delayedRows. ``trace_context``: each send is an
+        OpenTelemetry span, whose context goes into the properties of messages that have none (`orderedmq.trace_context`). Raises
+        TopicError MISSING, or RESERVED for a topic that belongs to a consumer group; OptionError MISSING without the package
+        opentelemetry-api.
         """
         if trace_context:
             require("Producer(trace_context=True)")
@@ -42,16 +53,25 @@ class Producer:
         self._key_type: GivenKeyType = sharding_key_type
         self._queues = log.targets(topic)
         self._selector = keyed(selector)
+        self._delayed_rows = delayed_rows
         self._trace_context = trace_context
 
-    def send(self, rows: pa.RecordBatch) -> None:
+    def send(
+        self, rows: pa.RecordBatch, *, delay_time_level: int | None = None, deliver_timestamp: datetime | None = None
+    ) -> None:
         """Append rows in their order within each queue. They are durable when it returns.
 
         Columns: ``body`` (binary or string, required), ``sharding_key`` (string or whole number; null: no key), ``tags`` and
-        ``keys`` (strings), ``properties`` (a map of strings). Others are ignored. There is one append per queue: the more rows,
-        the less each costs. Raises SchemaError, MessageError, and the errors of `Log.append`; the queues before the failed one
-        then have their rows.
+        ``keys`` (strings), ``properties`` (a map of strings), and over RocketMQ ``delay_time_level`` (a whole number) or
+        ``deliver_timestamp`` (a timestamp with a time zone) for messages that are delivered later, as in the sink. Others are
+        ignored. The arguments ``delay_time_level`` and ``deliver_timestamp`` stand for columns with one value.
+
+        There is one append per queue: the more rows, the less each costs. Delayed rows are sent first, one by one, without order
+        and at least once. All rows are checked before. Raises SchemaError, MessageError, OptionError CONFLICT for a delayed row
+        with a key (unless ``delayed_rows`` is "unordered") and UNSUPPORTED where it cannot be delayed, and the errors of
+        `Log.append`; the queues before the failed one then have their rows.
         """
+        rows = self._with_columns(rows, {LEVEL: delay_time_level, TIME: deliver_timestamp})
         if self._trace_context and rows.num_rows:
             with sending(self._queues[0].broker_name, self._topic, rows) as carrying:
                 self._send(carrying)
@@ -59,6 +79,67 @@ class Producer:
             self._send(rows)
 
     def _send(self, rows: pa.RecordBatch) -> None:
+        rows, late = self._split(rows)
+        parts = list(self._by_queue(rows))
+        if late is not None:
+            self._log.append_delayed(dict(self._by_queue(late)))
+        for queue, some in parts:
+            self._log.append(queue, some)
+
+    def _with_columns(self, rows: pa.RecordBatch, values: dict[str, object]) -> pa.RecordBatch:
+        """Return the rows with a column for each value that is not None. Raises OptionError CONFLICT, INVALID."""
+        for name, value in values.items():
+            if value is None:
+                continue
+            if name in rows.schema.names:
+                raise OptionError(
+                    OptionCondition.CONFLICT, f"{name} is an argument of send and a column of the rows: give one of them"
+                )
+            if isinstance(value, datetime):
+                if value.tzinfo is None:
+                    raise OptionError(
+                        OptionCondition.INVALID, f"{name} {value.isoformat()} has no time zone: pass one, such as datetime.UTC"
+                    )
+                scalar = pa.scalar(value, pa.timestamp("us", "UTC"))
+            else:
+                scalar = pa.scalar(value, pa.int64())
+            rows = rows.append_column(name, pa.repeat(scalar, rows.num_rows))
+        return rows
+
+    def _split(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+        """Return the rows that are not delayed, and those that are, all checked if there are any; None for none."""
+        if not any(name in rows.schema.names for name in DELAY_COLUMNS):
+            return rows, None
+        where = f"topic {self._topic!r}"
+        require_types(rows.schema, where)
+        found = delays(rows, where, 0)
+        plain = rows.select([name for name in rows.schema.names if name not in DELAY_COLUMNS])
+        if not found:
+            return plain, None
+        normalise(plain, where)
+        for name, column in found.items():
+            plain = plain.append_column(name, column)
+        now, late = split(plain)
+        if late is not None and self._delayed_rows == "error" and "sharding_key" in late.schema.names:
+            self._refuse_keys(late)
+        return now, late
+
+    def _refuse_keys(self, late: pa.RecordBatch) -> None:
+        keys = late.column("sharding_key")
+        row = pc.index(keys.is_valid(), True).as_py()
+        if row >= 0:
+            raise OptionError(
+                OptionCondition.CONFLICT,
+                f"a row for topic {self._topic!r} is delayed and has the sharding key {str(keys[row])!r}, which orders it: a delayed message "
+                "comes when it is due, whatever was sent before or behind it, and may come twice",
+                Remedy(
+                    'leave the key out, or pass delayed_rows="unordered" if that is meant',
+                    "leave the key out, or give --unordered if that is meant",
+                ),
+            )
+
+    def _by_queue(self, rows: pa.RecordBatch) -> Iterator[tuple[MessageQueue, pa.RecordBatch]]:
+        """Yield the rows of each queue that has any, in their order."""
         keys = None
         if "sharding_key" in rows.schema.names:
             keys = hashed_keys(rows.column("sharding_key"), self._key_type, f"a batch for topic {self._topic!r}")
@@ -68,5 +149,5 @@ class Producer:
         begin = 0
         for number, count in enumerate(np.bincount(chosen, minlength=len(self._queues)).tolist()):
             if count:
-                self._log.append(self._queues[number], together.slice(begin, count))
+                yield self._queues[number], together.slice(begin, count)
                 begin += count

@@ -35,6 +35,14 @@ _SECOND: dict[str, object] = {
     "innerClientAuthenticationCredentials": f'{{"accessKey":"{ADMIN.access_key}","secretKey":"{ADMIN.secret_key}"}}',
 }
 PROPERTIES: dict[str, dict[str, object]] = {"4.9.7": {"aclEnable": True}, "5.3.3": _SECOND, "5.4.0": _SECOND, "5.5.0": _SECOND}
+#: Settings of a Proxy before such brokers.
+BEHIND_PROXY: dict[str, object] = {
+    **{name: value for name, value in _SECOND.items() if name != "initAuthenticationUser"},
+    # It asks the brokers in its own name, and passes requests on in it.
+    "enableAclRpcHookForClusterMode": True,
+    "authenticationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthenticationMetadataProvider",
+    "authorizationMetadataProvider": "org.apache.rocketmq.proxy.auth.ProxyAuthorizationMetadataProvider",
+}
 PLAIN_ACL = f"""\
 accounts:
   - accessKey: {ADMIN.access_key}

@@ -17,7 +17,7 @@ import pytest
 
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
-from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.local.servers import TIME_WHEEL, Cluster
 from tests import scopes
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
@@ -32,7 +32,7 @@ _TIMEOUT = 900
 
 
 #: Of a broker that delivers a message at a time of its own, has the topic of message traces, and finds messages by their keys.
-TIMED = {"timerWheelEnable": True, "mappedFileSizeTimerLog": 1 << 20, "traceTopicEnable": True, "messageIndexEnable": True}
+TIMED = {**TIME_WHEEL, "traceTopicEnable": True, "messageIndexEnable": True}
 #: Of a broker that deletes what it has: small files, and no age that they must reach.
 AGING = {
     "mappedFileSizeCommitLog": 4 << 20,

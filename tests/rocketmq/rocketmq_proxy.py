@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from orderedmq.rocketmq.local.jars import PROXY_MODULES, fetch_jars
+from orderedmq.endpoint import Credentials
+from orderedmq.errors import OrderedMQError
+from orderedmq.rocketmq.local.jars import PROXY_MODULES, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.probe import HOST, ask, find_free_port
 from orderedmq.rocketmq.local.servers import Cluster, Server
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
 from tests.quick_spark import QUICK_SERVER
 
 _GET_ROUTE: Final = 105
@@ -21,10 +26,25 @@ class ProxyServer(Server):
     kind = "proxy"
     heap = ("-Xms64m", "-Xmx256m")
 
-    def __init__(self, home: Path, cluster: Cluster, **settings: object) -> None:
-        super().__init__(home, cluster.version, find_free_port(), QUICK_SERVER)
+    def __init__(
+        self,
+        home: Path,
+        cluster: Cluster,
+        settings: Mapping[str, object],
+        *,
+        credentials: Credentials | None = None,
+        tls: bool = False,
+    ) -> None:
+        """``credentials``: an administrator's, if the settings let in nobody else. ``tls``: take connections with TLS, too."""
+        # The newest release, whatever the brokers have.
+        super().__init__(home, VERSIONS[-1], find_free_port(), QUICK_SERVER)
+        if tls:
+            # With a certificate that it makes up. gRPC at the same port would need OpenSSL, which its jars lack.
+            self._jvm = (*QUICK_SERVER, "-Dtls.server.mode=permissive")
+            settings = {**settings, "enableRemotingLocalProxyGrpc": False}
         self._cluster = cluster
         self._grpc_port = find_free_port()
+        self._credentials = credentials
         self._settings = settings
 
     def jars(self) -> Path:
@@ -52,8 +72,12 @@ class ProxyServer(Server):
 
     def ready(self) -> bool:
         """Whether the Proxy knows the brokers."""
+        topic = self._cluster.broker.name
         try:
-            code, body = ask(self.address, _GET_ROUTE, {"topic": self._cluster.broker.name})
+            if self._credentials is not None:
+                with Client(self.address, credentials=self._credentials) as client:
+                    return bool(client.route(topic, Deadline.after(3.0)).brokers)
+            code, body = ask(self.address, _GET_ROUTE, {"topic": topic})
             return code == 0 and self.address.encode() in body
-        except OSError:
+        except (OSError, OrderedMQError):
             return False

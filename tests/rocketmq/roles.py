@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -29,6 +30,22 @@ from tests.stopped_readers import stopped
 _numbers = itertools.count()
 
 
+class Through(NamedTuple):
+    """A Proxy, in place of the cluster behind it."""
+
+    address: str
+    cluster: Cluster
+
+
+#: What an account connects to.
+Place = Cluster | Through
+
+
+def behind(place: Place) -> Cluster:
+    """The cluster itself, where its administrator works."""
+    return place.cluster if isinstance(place, Through) else place
+
+
 class Refused(Exception):
     """The command ended with an error: this one."""
 
@@ -37,11 +54,11 @@ def row(body: bytes = b"x") -> pa.RecordBatch:
     return pa.record_batch({"body": pa.array([body]), "sharding_key": ["k"]})
 
 
-def connect(cluster: Cluster, account: Credentials) -> RocketMQBroker:
+def connect(cluster: Place, account: Credentials) -> RocketMQBroker:
     return RocketMQBroker(cluster.address, credentials=account)
 
 
-def source(cluster: Cluster, account: Credentials, **options: str | None) -> int:
+def source(cluster: Place, account: Credentials, **options: str | None) -> int:
     """A query's first two batches; how many rows they had."""
     wanted = {
         "namesrvAddr": cluster.address,
@@ -64,7 +81,7 @@ def source(cluster: Cluster, account: Credentials, **options: str | None) -> int
     return count
 
 
-def sink(cluster: Cluster, account: Credentials, topic: str, group: str | None = None, name: str | None = None) -> str:
+def sink(cluster: Place, account: Credentials, topic: str, group: str | None = None, name: str | None = None) -> str:
     """A query's first two batches, the first one written twice, and a write without identity. Returns the query."""
     name = name or f"query-{next(_numbers)}"
     for number in (0, 0, 1):
@@ -81,7 +98,7 @@ def sink(cluster: Cluster, account: Credentials, topic: str, group: str | None =
     return name
 
 
-def write(cluster: Cluster, account: Credentials, topic: str) -> None:
+def write(cluster: Place, account: Credentials, topic: str) -> None:
     """A batch write without identity."""
     with connect(cluster, account) as broker:
         staging = broker.outbox.open(SinkBatch(None), 0)
@@ -91,7 +108,7 @@ def write(cluster: Cluster, account: Credentials, topic: str) -> None:
 
 @contextlib.contextmanager
 def owner(
-    cluster: Cluster, account: Credentials, group: str, name: str, topic: str = "orders"
+    cluster: Place, account: Credentials, group: str, name: str, topic: str = "orders"
 ) -> Iterator[tuple[RocketMQBroker, LockToken]]:
     """A member of a group that has locked the queue of a topic: its connection and its token."""
     with connect(cluster, account) as broker:
@@ -102,7 +119,7 @@ def owner(
         yield broker, token
 
 
-def put_aside(cluster: Cluster, account: Credentials, group: str) -> int:
+def put_aside(cluster: Place, account: Credentials, group: str) -> int:
     """What a listener's task does with two messages that it cannot process; the second time there is nothing to do."""
     letters = pa.concat_batches([row(), row()])
     put = []
@@ -114,7 +131,7 @@ def put_aside(cluster: Cluster, account: Credentials, group: str) -> int:
     return put[0]
 
 
-def park(cluster: Cluster, account: Credentials, group: str, topic: str = "orders") -> None:
+def park(cluster: Place, account: Credentials, group: str, topic: str = "orders") -> None:
     """What a listener with order per key does: two tasks park the same message, a source reads it and commits."""
     with owner(cluster, account, group, "listener", topic) as (broker, token):
         for _ in range(2):
@@ -127,21 +144,21 @@ def park(cluster: Cluster, account: Credentials, group: str, topic: str = "order
         broker.groups.commit({token: 1, lot: 1})
 
 
-def send_back(cluster: Cluster, account: Credentials, group: str) -> None:
+def send_back(cluster: Place, account: Credentials, group: str) -> None:
     """What a source that reads the retry topic does, and a listener that sends a message back. It comes in two hours."""
     source(cluster, account, consumerGroup=group, retryTopic="true")
     with owner(cluster, account, group, "listener") as (_, token), connect(cluster, account) as task:
         assert task.groups.send_back(token, [(0, 18)], 16) == 1
 
 
-def hold(cluster: Cluster, admin: Credentials, group: str) -> None:
+def hold(cluster: Place, admin: Credentials, group: str) -> None:
     """Park a message that is never due."""
     with owner(cluster, admin, group, "listener") as (broker, token):
         assert broker.groups.park(token, [Put(token.queue, 0, Ticket(0, 1, 1, HELD))]) == [True]
         broker.groups.commit({token: 1})
 
 
-def make_lots(cluster: Cluster, account: Credentials, group: str) -> None:
+def make_lots(cluster: Place, account: Credentials, group: str) -> None:
     """What the first task does that parks a message, besides."""
     with connect(cluster, account) as broker:
         [queue] = broker.log.queues("orders")
@@ -149,7 +166,7 @@ def make_lots(cluster: Cluster, account: Credentials, group: str) -> None:
         broker.groups._parking_lots._make_at(queue.broker_name, queue.topic, lots, 1, 25.0)
 
 
-def command(cluster: Cluster, account: Credentials, *arguments: str, given: str | None = None) -> str:
+def command(cluster: Place, account: Credentials, *arguments: str, given: str | None = None) -> str:
     """What it prints. Raises Refused."""
     variables = {"ORDEREDMQ_ACCESS_KEY": account.access_key, "ORDEREDMQ_SECRET_KEY": account.secret_key}
     done = CliRunner().invoke(app, ["--namesrv", cluster.address, *arguments], input=given, env=variables)
@@ -158,13 +175,13 @@ def command(cluster: Cluster, account: Credentials, *arguments: str, given: str 
     return done.stdout
 
 
-def held(cluster: Cluster, admin: Credentials, group: str, account: Credentials, *arguments: str) -> str:
+def held(cluster: Place, admin: Credentials, group: str, account: Credentials, *arguments: str) -> str:
     """A command while a query has the group's queue."""
-    with owner(cluster, admin, group, "holder"):
+    with owner(behind(cluster), admin, group, "holder"):
         return command(cluster, account, *arguments)
 
 
-def commit(cluster: Cluster, admin: Credentials, group: str) -> None:
+def commit(cluster: Place, admin: Credentials, group: str) -> None:
     """Make a group with an offset."""
     with owner(cluster, admin, group, "earlier") as (broker, token):
         broker.groups.commit({token: 0})

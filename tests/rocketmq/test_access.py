@@ -25,6 +25,7 @@ from orderedmq.endpoint import Credentials
 from orderedmq.errors import RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.broker import RocketMQBroker
+from orderedmq.rocketmq.group.offsets import GroupOffsets
 from orderedmq.rocketmq.local import probe
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.servers import Cluster
@@ -36,8 +37,10 @@ from orderedmq.rocketmq.wire.request import Request
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq import roles
-from tests.rocketmq.accounts import ADMIN, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
+from tests.rocketmq.accounts import ADMIN, BEHIND_PROXY, PLAIN_ACL, PROPERTIES, Accounts, Right, rights
 from tests.rocketmq.proxy import Proxy
+from tests.rocketmq.rocketmq_proxy import ProxyServer
+from tests.rocketmq.roles import Place, Through
 from tests.waits import soon, until
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -48,6 +51,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # ACL 1.0 and 2.0.
         few = [DEFAULT_VERSION] if "spark" in metafunc.fixturenames else ["4.9.7", DEFAULT_VERSION]
         versions = list(PROPERTIES) if metafunc.config.getoption("all_versions") else few
+        # Before 5.0 there is no Proxy.
+        versions = [version for version in versions if version.startswith("5") or "proxied" not in metafunc.fixturenames]
         metafunc.parametrize("guarded", versions, indirect=True, scope="module")
 
 
@@ -79,6 +84,16 @@ def accounts(guarded: Cluster) -> Iterator[Accounts]:
     made = Accounts(guarded)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def proxied(guarded: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Through]:
+    """A Proxy before it, which checks accounts by what the brokers know of them."""
+    with jars_required():
+        made = ProxyServer(tmp_path_factory.mktemp("proxied"), guarded, BEHIND_PROXY, credentials=ADMIN)
+        made.start()
+    yield Through(made.address, guarded)
+    made.stop()
 
 
 def ask(cluster: Cluster, credentials: Credentials | None, request: Request[Any]) -> Any:
@@ -191,36 +206,36 @@ class Role(NamedTuple):
     """``rows`` of the table begin so. ``act`` gets a name of its own, which stands for ``name`` in the table's rights."""
 
     rows: tuple[str, ...]
-    act: Callable[[Cluster, Credentials, str], object]
+    act: Callable[[Place, Credentials, str], object]
     name: str = ""
 
 
-def run(*arguments: str, given: str | None = None) -> Callable[[Cluster, Credentials, str], object]:
+def run(*arguments: str, given: str | None = None) -> Callable[[Place, Credentials, str], object]:
     """A command; NAME among its arguments is the name of its own."""
     return lambda cluster, account, name: roles.command(
         cluster, account, *(name if one == "NAME" else one for one in arguments), given=given
     )
 
 
-def make_topic(cluster: Cluster, name: str) -> str:
-    with RocketMQBroker(cluster.address, credentials=ADMIN) as broker:
+def make_topic(cluster: Place, name: str) -> str:
+    with RocketMQBroker(roles.behind(cluster).address, credentials=ADMIN) as broker:
         return broker.admin.create_topic(name, 1).name
 
 
-def add_queues(cluster: Cluster, account: Credentials, name: str) -> None:
+def add_queues(cluster: Place, account: Credentials, name: str) -> None:
     roles.command(cluster, account, "topic", "add-queues", make_topic(cluster, name), "--queues", "2", "--yes")
 
 
-def delete_topic(cluster: Cluster, account: Credentials, name: str) -> None:
+def delete_topic(cluster: Place, account: Credentials, name: str) -> None:
     roles.command(cluster, account, "topic", "delete", make_topic(cluster, name), "--yes")
 
 
-def delete_group(cluster: Cluster, account: Credentials, name: str) -> None:
-    roles.commit(cluster, ADMIN, name)
+def delete_group(cluster: Place, account: Credentials, name: str) -> None:
+    roles.commit(roles.behind(cluster), ADMIN, name)
     roles.command(cluster, account, "group", "delete", name)
 
 
-def new_topic(cluster: Cluster, account: Credentials, name: str) -> None:
+def new_topic(cluster: Place, account: Credentials, name: str) -> None:
     """What the sink does where it is planned."""
     options = {"namesrvAddr": cluster.address, "accessKey": account.access_key, "secretKey": account.secret_key}
     BatchWriter(
@@ -230,36 +245,46 @@ def new_topic(cluster: Cluster, account: Credentials, name: str) -> None:
     )
 
 
-def listen(cluster: Cluster, account: Credentials, group: str) -> None:
+def listen(cluster: Place, account: Credentials, group: str) -> None:
     roles.source(cluster, account, consumerGroup=group)
     assert roles.put_aside(cluster, account, group) == 2
 
 
-def listen_by_key(cluster: Cluster, account: Credentials, group: str) -> None:
-    roles.make_lots(cluster, ADMIN, group)
+def listen_by_key(cluster: Place, account: Credentials, group: str) -> None:
+    roles.make_lots(roles.behind(cluster), ADMIN, group)
     # A source would move the group's offset past the message.
     roles.park(cluster, account, group)
     listen(cluster, account, group)
 
 
-def topic_with_a_lot(cluster: Cluster, account: Credentials, name: str) -> None:
+def topic_with_a_lot(cluster: Place, account: Credentials, name: str) -> None:
     with RocketMQBroker(cluster.address, credentials=ADMIN) as broker:
         broker.log.append(broker.log.queues(make_topic(cluster, name))[0], roles.row())
     roles.park(cluster, ADMIN, "billing", name)
     roles.command(cluster, account, "topic", "delete", name, "--yes")
 
 
-def with_a_lot(act: Callable[[Cluster, Credentials, str], object]) -> Callable[[Cluster, Credentials, str], object]:
+def with_a_lot(act: Callable[[Place, Credentials, str], object]) -> Callable[[Place, Credentials, str], object]:
     """A command for the group NAME, which has a parking lot whose messages are decided."""
 
-    def acting(cluster: Cluster, account: Credentials, name: str) -> object:
+    def acting(cluster: Place, account: Credentials, name: str) -> object:
         roles.park(cluster, ADMIN, name)
         return act(cluster, account, name)
 
     return acting
 
 
-def beside(*arguments: str) -> Callable[[Cluster, Credentials, str], object]:
+def with_a_held_message(act: Callable[[Place, Credentials, str], object]) -> Callable[[Place, Credentials, str], object]:
+    """A command for the group NAME, which holds a message."""
+
+    def acting(cluster: Place, account: Credentials, name: str) -> object:
+        roles.hold(cluster, ADMIN, name)
+        return act(cluster, account, name)
+
+    return acting
+
+
+def beside(*arguments: str) -> Callable[[Place, Credentials, str], object]:
     """A command while the group NAME has a member."""
     return lambda cluster, account, name: roles.held(
         cluster, ADMIN, name, account, *(name if one == "NAME" else one for one in arguments)
@@ -296,7 +321,7 @@ ROLES: dict[str, Role] = {
         lambda cluster, account, name: roles.source(cluster, account, consumerGroup=name),
         "billing",
     ),
-    "source with a retry topic": Role(("source of", "`retryTopic=true`"), roles.send_back, "billing"),
+    "source with a retry topic": Role(("source of", "`retryTopic=true`, besides"), roles.send_back, "billing"),
     "sink with sinkGroup": Role(
         ("sink to `invoices`, `sinkGroup",),
         lambda cluster, account, name: roles.sink(cluster, account, "invoices", name),
@@ -308,12 +333,16 @@ ROLES: dict[str, Role] = {
     "topic list": Role(("`topic list`",), run("topic", "list")),
     "topic describe": Role(("`topic describe",), run("topic", "describe", "orders")),
     "peek": Role(("`topic describe",), run("peek", "orders")),
+    "peek --follow": Role(("`topic describe",), run("peek", "orders", "--follow", "--last", "1", "--count", "1")),
     "audit": Role(("`topic describe",), run("audit", "orders", "orders")),
     "topic create": Role(("`topic create`",), run("topic", "create", "NAME", "--queues", "1"), "orders"),
     "topic add-queues": Role(("`topic create`",), add_queues, "orders"),
     "topic delete": Role(("`topic delete orders`",), delete_topic, "orders"),
     "topic delete with a parking lot": Role(("`topic delete orders`", "`topic delete`, of"), topic_with_a_lot, "orders"),
-    "produce": Role(("`produce",), run("produce", "invoices", given="line"), "orders"),
+    "produce": Role(("`produce orders`",), run("produce", "invoices", given="line"), "orders"),
+    "produce to a new topic": Role(
+        ("`produce orders`", "`produce --queues`"), run("produce", "NAME", "--queues", "1", given="line"), "orders"
+    ),
     "group list": Role(("`group list`",), run("group", "list")),
     "lock list": Role(("`lock list`",), run("lock", "list")),
     "top": Role(("`group list`", "`top`, while"), beside("top")),
@@ -335,6 +364,12 @@ ROLES: dict[str, Role] = {
     ),
     "parked list": Role(("`parked list",), run("parked", "list", "NAME"), "billing"),
     "parked hold": Role(("`parked list", "`parked retry"), beside("parked", "hold", "NAME", "--all"), "billing"),
+    "parked retry": Role(
+        ("`parked list", "`parked retry"), with_a_held_message(beside("parked", "retry", "NAME", "--all")), "billing"
+    ),
+    "parked drop": Role(
+        ("`parked list", "`parked retry"), with_a_held_message(beside("parked", "drop", "NAME", "--all", "--yes")), "billing"
+    ),
     "lock release": Role(("`lock release",), beside("lock", "release", "NAME", "--force"), "billing"),
     "dlq list": Role(("`dlq list",), run("dlq", "list", "returns"), "billing"),
     "dlq replay": Role(
@@ -346,24 +381,70 @@ FIXED = {
     "source that parked before": "decided",
     "source with a parking lot": "decided",
     **dict.fromkeys(("group describe with parked messages", "parked list", "parked hold", "top"), "held"),
-    "produce": "invoices",
+    **dict.fromkeys(("produce"), "invoices"),
     "group seek": "shipping",
     "dlq list": "returns",
     "dlq replay": "returns",
 }
 #: What 4.9 does not look at (SEND_BATCH_MESSAGE).
-UNCHECKED = {("4.9.7", who, "PUB") for who in ("write", "produce", "dlq replay", "parked hold")}
+UNCHECKED = {
+    ("4.9.7", who, "PUB")
+    for who in ("write", "produce", "produce to a new topic", "dlq replay", "parked hold", "parked retry", "parked drop")
+}
+
+
+#: Those for which others of the same row stand.
+SLOW = ("peek --follow", "parked retry", "parked drop")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("who", ROLES)
+@pytest.mark.parametrize("who", [pytest.param(who, marks=[pytest.mark.slow] if who in SLOW else []) for who in ROLES])
 def test_the_rights_of_the_readme_are_enough_and_without_each_of_them_an_error_names_it(
     guarded: Cluster, accounts: Accounts, who: str
 ) -> None:
-    role = ROLES[who]
+    play(ROLES[who], who, guarded, guarded, accounts)
+
+
+_AT_PROXY = "through a Proxy that"
+_SOURCE_AT_PROXY = (_AT_PROXY, "source through such a Proxy")
+#: Roles that a Proxy can serve, and the rows of the table with what they need there besides.
+THROUGH_PROXY: dict[str, tuple[str, ...]] = {
+    "source": _SOURCE_AT_PROXY,
+    "sink with sinkGroup": (_AT_PROXY,),
+    "listener with order per key": (_AT_PROXY,),
+    # Slow from here on.
+    "source that shares, from a time on": _SOURCE_AT_PROXY,
+    "source without a group": (_AT_PROXY,),
+    "listener": _SOURCE_AT_PROXY,
+    "source with a parking lot": (_AT_PROXY,),
+    "source with a retry topic": (*_SOURCE_AT_PROXY, "`retryTopic=true` through"),
+    "sink": (_AT_PROXY,),
+    "write": (_AT_PROXY,),
+    "produce": (_AT_PROXY,),
+    "peek": (),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "who", [pytest.param(who, marks=[pytest.mark.slow] if at > 2 else []) for at, who in enumerate(THROUGH_PROXY)]
+)
+def test_the_rights_through_a_proxy_that_checks_accounts(
+    guarded: Cluster, proxied: Through, accounts: Accounts, who: str
+) -> None:
+    play(ROLES[who], who, proxied, guarded, accounts, THROUGH_PROXY[who])
+
+
+def play(
+    role: Role, who: str, place: Place, guarded: Cluster, accounts: Accounts, through: tuple[str, ...] | None = None
+) -> None:
+    """Play a role with all its rights, and without each of them. ``through``: the rows of a Proxy, which takes others for Get."""
+
+    def own(name: str) -> list[Right]:
+        return rights(guarded.version, *role.rows, **({role.name: name} if role.name else {}))
 
     def given(name: str) -> list[Right]:
-        return rights(guarded.version, *role.rows, **({role.name: name} if role.name else {}))
+        return rights(guarded.version, *role.rows, *(through or ()), **({role.name: name} if role.name else {}))
 
     names: list[str] = []
 
@@ -372,11 +453,12 @@ def test_the_rights_of_the_readme_are_enough_and_without_each_of_them_an_error_n
         name = FIXED.get(who) or f"n-{uuid.uuid4().hex[:8]}"
         names.append(name)
         account = accounts.make([right for at, right in enumerate(given(name)) if at != number])
-        return account, refusal(lambda: role.act(guarded, account, name))
+        return account, refusal(lambda: role.act(place, account, name))
 
     assert remembered(lambda: without(None))[1] is None
     for number, right in enumerate(given("any")):
-        if (guarded.version, who, right.action) in UNCHECKED:
+        spare = through is not None and right.action == "Get" and right in own("any")
+        if spare or (guarded.version, who, right.action) in UNCHECKED:
             continue
         account, said = remembered(lambda: without(number))  # noqa: B023 (called at once)
         missing = given(names[-1])[number]
@@ -503,6 +585,35 @@ def test_a_source_or_listener_that_may_not_do_all_leaves_nothing_behind(guarded:
     with pytest.raises(RocketMQError, match="lacks .*%PARKED%billing-none%orders.*; a listener with order per key needs"):
         roles.park(guarded, accounts.make(every), "billing-none")
     assert left_behind(guarded) == before
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kept", ["orders", "%PARKED%billing%orders"])
+def test_a_deletion_that_is_refused_keeps_what_is_parked(guarded: Cluster, accounts: Accounts, kept: str) -> None:
+    """ACL 1.0 refuses both; with ACL 2.0 the account lacks Delete on the topic, or on its parking lots."""
+    name = f"n-{uuid.uuid4().hex[:8]}"
+    every = rights(guarded.version, "`topic delete orders`", "`topic delete`, of", "`parked list")
+    given = [right for right in every if right not in (Right(f"Topic:{kept}", "Delete"), Right("admin", "true"))]
+    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+        broker.log.append(broker.log.queues(make_topic(guarded, name))[0], roles.row())
+        roles.park(guarded, ADMIN, "billing", name)
+        [lot] = broker.log.queues(f"%PARKED%billing%{name}")
+
+        def delete() -> tuple[Credentials, str | None]:
+            account = accounts.make([Right(right.resource.replace("orders", name), right.action) for right in given])
+            return account, refusal(lambda: roles.command(guarded, account, "topic", "delete", name, "--yes"))
+
+        said = remembered(delete)[1]
+        assert said is not None
+        assert "ORDEREDMQ_ROCKETMQ.NO_PERMISSION" in said
+        assert broker.log.bounds([lot])[lot].max_offset == 1
+        assert broker.groups.offsets("billing", [lot]) == {lot: 1}
+        if guarded.version.startswith("5") and kept != "orders":
+            assert f"topic '{name}' is deleted, but not its parking lots ({lot.topic})" in said
+            # What is parked of a topic that is gone, nobody can process.
+            GroupOffsets(broker._checked).write("billing", {lot: 0})
+            broker.admin.delete_topic(lot.topic)
+            assert lot.topic not in {topic.name for topic in broker.log.topics()}
 
 
 @pytest.mark.timeout(300)

@@ -7,15 +7,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
 from orderedmq.broker import Published, Receipt
+from orderedmq.cli import app
 from orderedmq.errors import MessageError, OptionError
 from orderedmq.model import OffsetRange
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.tools.producer import Producer
 from tests.rocketmq.outbox_world import QUICK, World, numbered, rows
 from tests.rocketmq.peers import Peers
 from tests.waits import first_good, until
@@ -175,3 +179,40 @@ def test_a_killed_attempt_loses_no_delayed_row_and_rows_come_at_their_time(timed
     assert named(timed, "p") == ["p0"]
     with pytest.raises(MessageError, match=r"BAD_DELAY.*row 0 of the delayed rows.*timerMaxDelaySec"):
         attempt(timed, mixed([], ["f0"], "deliver_timestamp", due + 1000 * 3600 * 24 * 4), 2)
+
+
+def test_a_producer_and_the_command_delay_messages(timed: World) -> None:
+    def bodies() -> list[str]:
+        return [body for queue in timed.queues for body in timed.bodies(queue)]
+
+    due = int(time.time() * 1000) + 2000
+    producer = Producer(timed.log, timed.topic)
+    producer.send(pa.record_batch({"body": ["n0", "p1"], "delay_time_level": [None, 1], "tags": ["a", "b"]}))
+    producer.send(rows(["p2"]).select(["body"]), deliver_timestamp=datetime.fromtimestamp(due / 1000, UTC))
+    with pytest.raises(OptionError, match=r"CONFLICT.*sharding key 'p'"):
+        producer.send(rows(["p3"]), delay_time_level=1)
+    for arguments, line in (
+        (["--delay-level", "1"], "p4"),
+        (["--deliver-at", str(due)], "p5"),
+        (["--delay-level", "1", "--unordered", "--key-separator", ":"], "k:p6"),
+    ):
+        done = CliRunner().invoke(app, ["--namesrv", timed.cluster.address, "produce", timed.topic, *arguments], input=line)
+        assert done.exit_code == 0, done.output
+    first_good(lambda: Counter(bodies()), lambda found: found == Counter(["n0", "p1", "p2", "p4", "p5", "p6"]))
+    pulled = [timed.log.pull(queue, 0, 1 << 20, 1 << 30, (*COLUMNS, "tags")) for queue in timed.queues]
+    found = [row for some in pulled for row in some.to_pylist()]
+    stored = {row["body"]: int(row["store_timestamp"].timestamp() * 1000) for row in found}
+    waited = {row["body"]: row["store_timestamp"] - row["born_timestamp"] for row in found}
+    assert min(stored[b"p2"], stored[b"p5"]) > due - 1000
+    assert min(waited[b"p1"], waited[b"p4"], waited[b"p6"]) >= timedelta(seconds=1)
+    assert {row["body"]: (row["tags"], row["sharding_key"]) for row in found if row["body"] in (b"p1", b"p6")} == {
+        b"p1": ("b", None),
+        b"p6": (None, "k"),
+    }
+    # What a broker would deliver at another time is refused, and nothing of the call is sent.
+    late = pa.record_batch({"body": ["f0", "f1"], "delay_time_level": [None, 19]})
+    with pytest.raises(MessageError, match=r"BAD_DELAY.*delay_time_level is 19.*levels 1 to 18"):
+        producer.send(late)
+    with pytest.raises(MessageError, match=r"BAD_DELAY.*timerMaxDelaySec"):
+        producer.send(late.select(["body"]), deliver_timestamp=datetime.now(UTC) + timedelta(days=4))
+    assert not any(body.startswith("f") for body in bodies())

@@ -28,6 +28,7 @@ from tests.rocketmq.peers import Peers, Received
 from tests.rocketmq.proxy import Network
 from tests.waits import until
 
+GET_CONFIG = 26
 GET_CLUSTERS = 106
 GET_ROUTE = 105
 
@@ -193,6 +194,8 @@ def test_up_serves_until_ctrl_c(cluster: Cluster, tmp_path: Path, times: int) ->
         said = json.loads(process.stdout.readline())
         servers = [child for child in psutil.Process(process.pid).children() if "java" in child.name()]
         assert said["brokers"][0].encode() in ask(said["namesrvAddr"], GET_CLUSTERS)[1]
+        # A message may be delivered at a time of its own.
+        assert b"timerWheelEnable=true" in ask(said["brokers"][0], GET_CONFIG)[1]
         process.send_signal(signal.SIGINT)
         if times > 1:
             while "stopping in order" not in process.stderr.readline():

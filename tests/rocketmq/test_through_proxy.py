@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 import orderedmq
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import (
+    ConsumeConcurrentlyContext,
+    ConsumeConcurrentlyStatus,
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    consume_concurrently,
+    consume_orderly,
+)
 from orderedmq.broker import Broker, SinkBatch
 from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.core.filters import Filter
-from orderedmq.core.parking import Put, Ticket
+from orderedmq.core.membership import Subscription
+from orderedmq.core.parking import Order, Put, Ticket, companion, parked_queue, parked_topic
+from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, TopicError
-from orderedmq.model import PARKED_PREFIX, MessageQueue
+from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import Broker as LocalBroker
@@ -43,7 +54,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def proxy(newest: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyServer]:
-    made = ProxyServer(tmp_path_factory.mktemp("rocketmq-proxy"), newest)
+    made = ProxyServer(tmp_path_factory.mktemp("rocketmq-proxy"), newest, {}, tls=True)
     with jars_required():
         made.start()
     yield made
@@ -112,6 +123,138 @@ def test_a_listener_puts_a_poison_message_aside_through_a_proxy(rig: Rig, direct
     query = done.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck")).trigger(availableNow=True)
     query.start().awaitTermination()
     assert [texts for texts in bodies(direct, f"%DLQ%{rig.group}").values() if texts] == [["poison"]]
+
+
+def test_a_connection_with_tls_reads_writes_and_locks_through_a_proxy(direct: Broker, proxy: ProxyServer) -> None:
+    direct.admin.create_topic("encrypted", 2)
+    queue = direct.log.queues("encrypted")[0]
+    with orderedmq.connect(namesrv_addr=proxy.address, tls=TlsOptions(verify=False)) as broker:
+        broker.log.append(queue, rows([b"a", b"b"]))
+        assert broker.log.pull(queue, 0, 2, 1 << 20, ("body",)).column(0).to_pylist() == [b"a", b"b"]
+        [token] = locked(broker, "encrypted-g", broker.groups.join("me"), [queue])
+        broker.groups.commit({token: 2})
+    assert direct.groups.offsets("encrypted-g", [queue]) == {queue: 2}
+    with orderedmq.connect(namesrv_addr=proxy.address, tls=TlsOptions()) as broker, pytest.raises(RocketMQError) as error:
+        broker.log.queues("encrypted")
+    assert error.value.sub == RocketMQCondition.TLS, "nobody vouches for the certificate that it made up"
+
+
+def test_a_message_is_parked_through_a_proxy_where_the_parking_lot_exists(
+    newest: Cluster, direct: Broker, through: Broker
+) -> None:
+    direct.admin.create_topic("parked-there", 2)
+    queue = direct.log.queues("parked-there")[0]
+    make_topic(newest, direct, parked_topic("parker-there", queue.topic), 1)
+    direct.log.append(queue, rows([b"a", b"b"], sharding_key=["k", "k"]))
+    [token] = locked(through, "parker-there", through.groups.join("me"), [queue])
+    for _ in range(2):
+        assert through.groups.park(token, [Put(queue, 0, Ticket(0, 1, 1, 0)), Put(queue, 1, Ticket(1, 1, 1, 0))]) == [
+            True,
+            True,
+        ]
+    lot = parked_queue("parker-there", queue)
+    assert through.log.pull(lot, 0, 10, 1 << 20, ("body",)).column(0).to_pylist() == [b"a", b"b"]
+    through.groups.commit({token: 2, companion(token): 2})
+    assert direct.groups.offsets("parker-there", [queue, lot]) == {queue: 2, lot: 2}
+
+
+def test_a_member_that_reads_retries_makes_the_retry_topic_through_a_proxy_and_sends_messages_back(
+    newest: Cluster, direct: Broker, through: Broker
+) -> None:
+    """A heartbeat makes it at each broker, but a Proxy keeps heartbeats to itself."""
+    direct.admin.create_topic("retried", 2)
+    queue = direct.log.queues("retried")[0]
+    direct.log.append(queue, rows([b"a"]))
+    me = through.groups.join("me")
+    through.groups.heartbeat("retrier", me, Subscription("shared", queue.topic, "AVG", failures="retryTopic"))
+    retries = until(lambda: _queues(direct, RETRY_PREFIX + "retrier"), "the retry topic is there")
+    assert {one.broker_name for one in retries} == {broker.name for broker in newest.brokers}
+    [token] = locked(through, "retrier", me, [queue])
+    until(lambda: _queues(through, RETRY_PREFIX + "retrier"), "the Proxy knows it")
+    assert through.groups.send_back(token, [(0, 1)], 16) == 1
+    until(lambda: sum(at.max_offset for at in direct.log.bounds(retries).values()) == 1, "it has come back")
+
+
+@pytest.mark.slow
+def test_a_query_reads_and_writes_over_tls_through_a_proxy(rig: Rig, direct: Broker) -> None:
+    source, target = rig.topic("in"), rig.topic("out")
+    for number, queue in enumerate(direct.log.queues(source)):
+        direct.log.append(queue, rows([b"%d" % number] * 3, sharding_key=[f"k{number}"] * 3))
+    rig.write(rig.stream(source, useTLS="true", tlsVerify="false"), target, useTLS="true", tlsVerify="false")
+    assert sorted(body for found in bodies(direct, target).values() for body in found) == sorted("0123" * 3)
+
+
+def heard(rig: Rig) -> tuple[pathlib.Path, Callable[[], list[str]]]:
+    """A file in which a listener notes what it hears, and its lines."""
+    path = rig.folder / "heard"
+    return path, lambda: path.read_text().splitlines() if path.exists() else []
+
+
+def make_topic(cluster: Cluster, broker: Broker, topic: str, queues: int) -> None:
+    """As an administrator does at each broker."""
+    with Client(cluster.address) as client:
+        for one in client.cluster(soon()).brokers.values():
+            client.call_address(str(one.master), admin_requests.create_topic(topic, queues), soon())
+    until(lambda: len(_queues(broker, topic)) == queues * len(cluster.brokers), "the topic is there")
+
+
+@pytest.mark.slow
+def test_a_key_waits_in_a_parking_lot_through_a_proxy_and_comes_back(rig: Rig, newest: Cluster, direct: Broker) -> None:
+    source = rig.topic("in", 2)
+    queue = direct.log.queues(source)[0]
+    make_topic(newest, direct, parked_topic(rig.group, source), 1)
+    direct.log.append(queue, rows([b"0", b"1", b"2"], sharding_key=["k", "other", "k"]))
+    path, lines = heard(rig)
+    healed, to = str(rig.folder / "healed"), str(path)
+
+    def listener(messages: Sequence[Any], context: ConsumeOrderlyContext) -> ConsumeOrderlyStatus | None:
+        with open(to, "a") as file:
+            file.writelines(f"{bytes(message.body).decode()}\n" for message in messages)
+        bad = messages[0].sharding_key == "k" and not os.path.exists(healed)
+        return None if bad else ConsumeOrderlyStatus.SUCCESS
+
+    def run() -> None:
+        stream = rig.stream(source, parkingLot="true")
+        done = consume_orderly(
+            stream, listener, order="key", concurrency=2, in_batch_attempts=1, suspend_current_queue_time_millis=10
+        )
+        query = done.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck")).trigger(availableNow=True)
+        query.start().awaitTermination()
+
+    run()
+    assert sorted(lines()) == ["0", "1"]
+    lot = parked_queue(rig.group, queue)
+    assert direct.log.bounds([lot])[lot].max_offset == 2
+    (rig.folder / "healed").touch()
+    direct.admin.order_parked(rig.group, queue, [Order("retry", "k")])
+    run()
+    assert lines()[2:] == ["0", "2"]
+
+
+@pytest.mark.slow
+def test_a_message_goes_back_to_the_retry_topic_through_a_proxy(rig: Rig, direct: Broker) -> None:
+    source = rig.topic("in", 2)
+    queue = direct.log.queues(source)[0]
+    direct.log.append(queue, rows([b"0", b"1"]))
+    path, lines = heard(rig)
+    to = str(path)
+
+    def listener(messages: Sequence[Any], context: ConsumeConcurrentlyContext) -> ConsumeConcurrentlyStatus:
+        (one,) = messages
+        with open(to, "a") as file:
+            file.write(f"{bytes(one.body).decode()} {one.reconsume_times}\n")
+        context.delay_level_when_next_consume = 1
+        return ConsumeConcurrentlyStatus[
+            ("RECONSUME_LATER", "CONSUME_SUCCESS")[bytes(one.body) == b"0" or one.reconsume_times > 0]
+        ]
+
+    done = consume_concurrently(rig.stream(source, retryTopic="true"), listener, concurrency=2)
+    writer = done.writeStream.format("noop").option("checkpointLocation", str(rig.folder / "ck"))
+    query = writer.trigger(processingTime="200 milliseconds").start()
+    until(lambda: query.exception() is not None or len(lines()) == 3, "the message has come back", 90)
+    assert query.exception() is None
+    query.stop()
+    assert sorted(lines()) == ["0 0", "1 0", "1 1"]
 
 
 @pytest.mark.slow
@@ -197,19 +340,39 @@ def refused(newest: Cluster) -> str:
     return "refused"
 
 
+def make_typed_topic(cluster: Cluster, broker: Broker, topic: str, kind: str) -> MessageQueue:
+    """A topic that is for messages of a type. Returns its first queue."""
+    made = admin_requests.create_topic(topic, 1)
+    with Client(cluster.address) as client:
+        for one in client.cluster(soon()).brokers.values():
+            typed = replace(made, ext={**made.ext, "attributes": f"+message.type={kind}"})
+            client.call_address(str(one.master), typed, soon())
+    return until(lambda: _queues(broker, topic), "the topic is there")[0]
+
+
 def test_a_topic_whose_type_a_proxy_refuses_batches_for_is_refused_by_name(
     newest: Cluster, direct: Broker, through: Broker
 ) -> None:
-    made = admin_requests.create_topic("typed", 1)
-    with Client(newest.address) as client:
-        for broker in client.cluster(soon()).brokers.values():
-            typed = replace(made, ext={**made.ext, "attributes": "+message.type=FIFO"})
-            client.call_address(str(broker.master), typed, soon())
-    queue = until(lambda: _queues(direct, "typed"), "the topic is there")[0]
+    queue = make_typed_topic(newest, direct, "typed", "FIFO")
     with pytest.raises(RocketMQError, match=r"Proxy.*message\.type=MIXED") as error:
         through.log.append(queue, rows([b"a", b"b"]))
     assert error.value.sub == RocketMQCondition.MESSAGE_ILLEGAL
     assert direct.log.bounds([queue])[queue].max_offset == 0
+
+
+def test_a_proxy_delays_messages_of_a_topic_for_them_and_refuses_them_by_name_in_others(
+    newest: Cluster, direct: Broker, through: Broker
+) -> None:
+    make_typed_topic(newest, direct, "for-delays", "DELAY")
+    orderedmq.Producer(through.log, "for-delays").send(pa.record_batch({"body": [b"a", b"b"]}), delay_time_level=1)
+    direct.admin.create_topic("of-one-type", 2)
+    with pytest.raises(RocketMQError, match=r"row 0 of the delayed rows.*message\.type=MIXED") as error:
+        orderedmq.Producer(through.log, "of-one-type").send(pa.record_batch({"body": [b"a"]}), delay_time_level=1)
+    assert error.value.sub == RocketMQCondition.MESSAGE_ILLEGAL
+    until(
+        lambda: sorted(body for found in bodies(direct, "for-delays").values() for body in found) == ["a", "b"],
+        "both have come",
+    )
 
 
 def test_a_static_topic_is_refused_by_name_though_a_proxy_does_not_tell(
@@ -254,7 +417,7 @@ def test_a_message_is_not_parked_where_the_parking_lot_cannot_be_made(direct: Br
     with pytest.raises(RocketMQError, match=r"Proxy.*nameserver") as error:
         through.groups.park(token, [Put(queue, 0, Ticket(0, 1, 1, 0))])
     assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
-    assert [topic.name for topic in direct.log.topics() if topic.name.startswith(PARKED_PREFIX)] == []
+    assert parked_topic("parker", "parks") not in {topic.name for topic in direct.log.topics()}
 
 
 def test_a_reset_is_known_to_every_broker_behind_a_proxy(direct: Broker, through: Broker) -> None:
@@ -275,7 +438,7 @@ def test_a_proxy_in_local_mode_is_refused_by_name(newest: Cluster, tmp_path: pat
     inside = LocalBroker(tmp_path / "inside", newest.version, find_free_port(-2, 0, 1), cluster.address, cluster.name)
     inside.home.mkdir()
     (tmp_path / "proxy").mkdir()
-    local = ProxyServer(tmp_path / "proxy", cluster, proxyMode="LOCAL", brokerConfigPath=inside.configure()[1])
+    local = ProxyServer(tmp_path / "proxy", cluster, {"proxyMode": "LOCAL", "brokerConfigPath": inside.configure()[1]})
     with cluster:
         local.launch()
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import pathlib
+import re
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,20 +12,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType, TimestampNTZType, TimestampType
+from typer.testing import CliRunner
 
+import orderedmq
 from ordered_sink.columns import plan_columns
+from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition, UnavailableCondition
 from orderedmq.core.delays import DelayLimits, delays, split
 from orderedmq.errors import MessageError, OptionError, RocketMQError, RocketMQUnavailableError, SchemaError
 from orderedmq.model import MessageQueue
 from orderedmq.options.sink import SinkOptions
+from orderedmq.rocketmq.messages import delayed
+from orderedmq.rocketmq.messages.delayed import limits, limits_of
 from orderedmq.rocketmq.sink import delayed_rows
 from orderedmq.rocketmq.sink.broker_queue import Timing
 from orderedmq.rocketmq.sink.commit_report import QueueReport
-from orderedmq.rocketmq.sink.delayed_rows import DelayedRows, limits, limits_of
+from orderedmq.rocketmq.sink.delayed_rows import DelayedRows
 from orderedmq.rocketmq.sink.queue_writer import Start
 from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.frame import RemotingCommand
+from orderedmq.tools.producer import Producer
 
 NOW = 1_700_000_000_000
 CLUSTER = {"namesrvAddr": "host:9876", "topic": "t"}
@@ -133,6 +141,18 @@ def test_a_row_that_no_broker_would_understand_is_named() -> None:
         delays(empty, "partition 0", 0)
 
 
+@pytest.mark.parametrize("column", [pa.array([2**40]), pa.array([2**31], pa.uint32()), pa.array([2**63], pa.uint64())])
+def test_a_level_beyond_all_numbers_of_java_is_refused_by_the_broker_and_is_no_smaller_one(column: pa.Array) -> None:
+    rows = checked(pa.record_batch({"body": [b"x"], "delay_time_level": column}))
+    with pytest.raises(MessageError, match=r"BAD_DELAY.*has the levels 1 to 18"):
+        DelayLimits("a").require(rows, "queue t/a/1", 0, NOW)
+
+
+def test_a_level_below_all_numbers_of_java_is_refused() -> None:
+    with pytest.raises(MessageError, match=r"BAD_DELAY.*delay_time_level is -1"):
+        delays(pa.record_batch({"body": [b"x"], "delay_time_level": [-(2**40)]}), "partition 0", 0)
+
+
 # --- what brokers accept
 
 
@@ -216,7 +236,7 @@ class FakeCluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
-    monkeypatch.setattr(delayed_rows, "limits_of", lambda _client, queue, _seconds: DelayLimits(queue.broker_name))
+    monkeypatch.setattr(delayed, "limits_of", lambda _client, queue, _seconds: DelayLimits(queue.broker_name))
     return FakeCluster()
 
 
@@ -294,3 +314,121 @@ def test_a_refused_row_is_named(cluster: FakeCluster) -> None:
         RocketMQError, match=r"MESSAGE_ILLEGAL.*row 1 of the delayed rows of queue t/a/1.*timer message illegal"
     ):
         work.send()
+
+
+# --- the producer
+
+
+class FakeLog:
+    """Takes rows for two queues."""
+
+    def __init__(self) -> None:
+        self.appended: list[tuple[int, list[bytes]]] = []
+        self.delayed: list[tuple[int, list[dict[str, Any]]]] = []
+
+    def targets(self, topic: str) -> list[MessageQueue]:
+        return [MessageQueue(topic, "a", number) for number in range(2)]
+
+    def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> None:
+        assert not set(rows.schema.names) & {"delay_time_level", "deliver_timestamp"}
+        self.appended.append((queue.queue_id, rows.column("body").to_pylist()))
+
+    def append_delayed(self, rows: dict[MessageQueue, pa.RecordBatch]) -> None:
+        assert not self.appended
+        self.delayed += [(queue.queue_id, some.to_pylist()) for queue, some in rows.items()]
+
+
+def producer(log: FakeLog, **options: Any) -> Producer:
+    given: Any = log
+    return Producer(given, "t", **options)
+
+
+def test_a_producer_sends_delayed_rows_apart_from_the_others() -> None:
+    log = FakeLog()
+    producer(log).send(batch([None, 3, 0, 4]))
+    assert log.appended == [(0, [b"0"]), (1, [b"2"])]
+    assert [row["delay_time_level"] for _, rows in log.delayed for row in rows] == [3, 4]
+    producer(log := FakeLog()).send(batch([None, 0]))
+    assert (log.delayed, sum(len(bodies) for _, bodies in log.appended)) == ([], 2)
+
+
+def test_a_producer_delays_all_rows_of_a_call() -> None:
+    log = FakeLog()
+    rows = pa.record_batch({"body": [b"x", b"y"]})
+    producer(log).send(rows, delay_time_level=2)
+    producer(log).send(rows, deliver_timestamp=at(NOW))
+    found = [row for _, rows in log.delayed for row in rows]
+    assert [row.get("delay_time_level") for row in found] == [2, 2, None, None]
+    assert [row.get("deliver_timestamp") for row in found] == [None, None, at(NOW), at(NOW)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "error", "says"),
+    [
+        (
+            {"body": [b"x"], "sharding_key": ["k"], "delay_time_level": [1]},
+            {},
+            OptionError,
+            r"CONFLICT.*key 'k'.*delayed_rows=",
+        ),
+        ({"body": [b"x"], "sharding_key": [7]}, {"delay_time_level": 1}, OptionError, r"CONFLICT.*key '7'"),
+        ({"body": [b"x"], "delay_time_level": [1]}, {"delay_time_level": 1}, OptionError, "CONFLICT.*argument.*column"),
+        ({"body": [b"x"]}, {"delay_time_level": 1, "deliver_timestamp": at(NOW)}, MessageError, "BAD_DELAY.*has both"),
+        ({"body": [b"x"]}, {"delay_time_level": -1}, MessageError, "BAD_DELAY.*delay_time_level is -1"),
+        ({"body": [b"x"]}, {"deliver_timestamp": datetime.datetime(2026, 1, 1)}, OptionError, "INVALID.*no time zone"),
+        ({"body": [b""]}, {"delay_time_level": 1}, MessageError, "NULL_BODY.*is delayed"),
+        ({"body": [b"x"], "delay_time_level": ["1"]}, {}, SchemaError, "WRONG_TYPE.*delay_time_level.*whole number"),
+        ({"body": [b"x"], "deliver_timestamp": pa.array([1], pa.timestamp("ms"))}, {}, SchemaError, "WRONG_TYPE.*time zone"),
+        ({"body": [None, b"x"], "delay_time_level": [None, 1]}, {}, MessageError, "NULL_BODY.*row 0"),
+    ],
+)
+def test_a_producer_refuses_what_the_sink_refuses_before_it_sends_anything(
+    rows: dict[str, Any], more: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    log = FakeLog()
+    with pytest.raises(error, match=says):
+        producer(log).send(pa.record_batch(rows), **more)
+    assert (log.appended, log.delayed) == ([], [])
+
+
+def test_a_producer_delays_a_key_whose_user_says_that_it_has_no_order() -> None:
+    log = FakeLog()
+    producer(log, delayed_rows="unordered").send(pa.record_batch({"body": [b"x"], "sharding_key": ["k"]}), delay_time_level=1)
+    assert [row["sharding_key"] for _, rows in log.delayed for row in rows] == ["k"]
+    # A row without a key has no order.
+    rows = pa.record_batch({"body": [b"x", b"y"], "sharding_key": ["k", None], "delay_time_level": [None, 1]})
+    producer(log := FakeLog()).send(rows)
+    assert [row["body"] for _, rows in log.delayed for row in rows] == [b"y"]
+
+
+def test_the_embedded_broker_refuses_a_producers_delay_by_name(tmp_path: pathlib.Path) -> None:
+    with orderedmq.connect(tmp_path / "store") as broker:
+        broker.admin.create_topic("t", 1)
+        with pytest.raises(OptionError, match=r"UNSUPPORTED.*delay_time_level.*embedded broker.*namesrvAddr"):
+            orderedmq.Producer(broker.log, "t").send(pa.record_batch({"body": [b"x"]}), delay_time_level=1)
+        assert broker.log.bounds(broker.log.queues("t"))[MessageQueue("t", "embedded", 0)].max_offset == 0
+
+
+# --- the command
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--delay-level", "1", "--deliver-at", "2026-01-01T00:00:00Z"], "OPTION.CONFLICT.*exclude each other"),
+        (["--delay-level", "1", "--key", "id"], "OPTION.CONFLICT.*--delay-level delays.*--unordered"),
+        (["--deliver-at", "2026-01-01T00:00:00Z", "--key-separator", ":"], "OPTION.CONFLICT.*--deliver-at delays.*--unordered"),
+        (["--unordered"], "OPTION.CONFLICT.*give --delay-level or --deliver-at"),
+        (["--deliver-at", "tomorrow"], "OPTION.INVALID.*--deliver-at.*tomorrow"),
+        (["--delay-level", "1", "--queues", "1"], "OPTION.UNSUPPORTED.*--delay-level.*embedded broker"),
+        (["--deliver-at", "2026-01-01T00:00:00Z", "--queues", "1"], "OPTION.UNSUPPORTED.*--deliver-at.*embedded broker"),
+    ],
+)
+def test_the_command_refuses_a_delay_before_it_reads_or_makes_anything(
+    arguments: list[str], says: str, tmp_path: pathlib.Path
+) -> None:
+    store = tmp_path / "store"
+    done = CliRunner().invoke(app, ["--path", str(store), "produce", "t", *arguments], input="line")
+    assert done.exit_code == 2
+    assert re.search(says, done.stderr), done.stderr
+    assert not store.exists()

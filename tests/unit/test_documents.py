@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import orderedmq
 from ordered_source import LagListener, consume_orderly
-from orderedmq.cli import COMMANDS, GROUPS, app
+from orderedmq.cli import COMMANDS, GROUPS, app, load
 from orderedmq.core.key_order import KeySettings
 from orderedmq.model import MESSAGE_SCHEMA
 from orderedmq.options.declared import option_table
@@ -103,6 +103,19 @@ def test_the_page_of_the_command_has_every_command(generate: ModuleType) -> None
     # An option of all commands stands at the top, and again where it means something else.
     assert made.count("Directory of the embedded broker") == 1
     assert "Folder of the servers' data" in made
+
+
+def test_the_rights_that_an_account_needs_are_told_of_every_command() -> None:
+    text = page("guides/rocketmq.md")
+    told = text.partition("## Rights of an account\n")[2].partition("\n## ")[0]
+    names = [name if name not in GROUPS else f"{name} {one}" for name in (*COMMANDS, *GROUPS) for one in _commands_of(name)]
+    assert len(names) > 20
+    assert [name for name in names if not re.search(rf"`{name}[ `]", told)] == []
+
+
+def _commands_of(group: str) -> list[str]:
+    """The names of a group's commands; one empty name for a command of no group."""
+    return list(getattr(load(group), "commands", {"": None}))
 
 
 def test_every_promise_names_tests_that_exist() -> None:

@@ -110,7 +110,10 @@ class RocketMQGroups:
         member_client = self._member_clients.get(client.client_id)
         # A client that has left must not rejoin by a late heartbeat.
         if member_client is not None:
+            joins = member_client.in_group(group) is None
             member_client.send_heartbeat(group, subscription, room, self._directory, client.name)
+            if joins and subscription.failures == "retryTopic":
+                self._offsets.make_retry_topic(group)
         return self.members(group)
 
     def cut_off(self, client: Identity) -> bool:

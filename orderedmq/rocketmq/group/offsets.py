@@ -220,6 +220,13 @@ class GroupOffsets:
             member.call_address(address, group_requests.heartbeat(name, group, (), version=1), deadline)
             member.call_address(address, group_requests.unregister(name, group), deadline)
 
+    def make_retry_topic(self, group: str) -> None:
+        """Make the group's retry topic where its members' heartbeats do not: a Proxy keeps them to itself."""
+        deadline = Deadline.after(GROUP_TIMEOUT)
+        if self._client.behind_proxy(deadline):
+            for name, address in self.masters().items():
+                self._create_retry_topic(group, _reset_queue(group, name), address, deadline)
+
     def masters(self) -> dict[str, str]:
         """Return the addresses of all masters, which are the brokers that accept writes, by broker name."""
         brokers = self._client.cluster(Deadline.after(GROUP_TIMEOUT)).brokers

@@ -5,11 +5,15 @@ A short copy of the protocol: servers are watched without the client that is tes
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import random
 import socket
 import struct
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Final
 
 from orderedmq.conditions import ServersCondition
@@ -20,18 +24,49 @@ HOST: Final = "127.0.0.1"
 _PORTS: Final = range(20_000, 32_000)
 
 
-#: Ports that `find_free_port` has returned in this process. A server may not listen there yet.
+#: Ports that `find_free_port` has returned in this process. A server may not listen there yet, or not at the moment.
 _returned_ports: Final[set[int]] = set()
 
 
 def find_free_port(*offsets: int) -> int:
-    """Return a port whose neighbours at ``offsets`` (0: itself) are all free. Raises ServersError PORT_IN_USE."""
-    for port in random.sample(_PORTS, 200):
+    """Return a port whose neighbours at ``offsets`` (0: itself) are all free. Raises ServersError PORT_IN_USE.
+
+    They are reserved while this process runs: no other process of this user gets them from here, also while a server that was
+    killed does not listen.
+    """
+    for port in random.sample(_PORTS, min(200, len(_PORTS))):
         wanted = {port + offset for offset in offsets or (0,)}
-        if not wanted & _returned_ports and all(map(is_free, wanted)):
+        if not wanted & _returned_ports and _reserved(wanted) and all(map(is_free, wanted)):
             _returned_ports.update(wanted)
             return port
     raise ServersError(ServersCondition.PORT_IN_USE, f"no free port was found from {_PORTS.start} to {_PORTS.stop - 1}")
+
+
+@cache
+def _reservations() -> int | None:
+    """Open the file in which this user's processes lock the bytes at their ports' numbers; None if there can be none.
+
+    The system gives these locks back when a process ends, however it ends. They would also go with any other descriptor of the file
+    that this process closes, so it is opened once.
+    """
+    path = os.path.join(tempfile.gettempdir(), f"orderedmq-ports-{os.geteuid()}")
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+
+
+def _reserved(ports: Iterable[int]) -> bool:
+    """Whether the ports were reserved for this process. Those of a failed attempt stay reserved: there are many."""
+    file = _reservations()
+    if file is None:
+        return True
+    try:
+        for port in ports:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
 
 
 def is_free(port: int) -> bool:

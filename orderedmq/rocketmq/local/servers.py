@@ -42,6 +42,8 @@ _LOGBACK: Final = """\
   <root level="WARN"><appender-ref ref="out"/></root>
 </configuration>
 """
+#: Settings of a broker that delivers a message at a time of its own, from 5.0 on; small files.
+TIME_WHEEL: Final[Mapping[str, object]] = {"timerWheelEnable": True, "mappedFileSizeTimerLog": 1 << 20}
 #: Kills a server when the process that started it is gone, even by kill -9: its end of the pipe closes then.
 _GUARD: Final = 'read -r _; kill -9 "$1"'
 

@@ -32,6 +32,7 @@ from orderedmq.errors import (
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
 from orderedmq.pulls import pulls
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
+from orderedmq.rocketmq.messages.delayed import DelayedSender
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender
@@ -377,6 +378,15 @@ class RocketMQLog:
         except TopicError:
             self.forget(queue.topic)
             raise missing_topic(queue.topic) from None
+
+    def append_delayed(self, rows: Mapping[MessageQueue, pa.RecordBatch]) -> None:
+        """See `Log.append_delayed`. Also raises what `append` raises. A row whose answer was lost may come twice."""
+        for queue in rows:
+            check_topic(queue.topic, writing=True)
+            self.require(queue)
+            self.refuse_hidden_static(queue.topic)
+        sender = DelayedSender(self._client)
+        sender.send([entry for queue, some in rows.items() for entry in sender.encoded(queue, [some])])
 
 
 def _filter_error(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:

@@ -25,7 +25,7 @@ from orderedmq.rocketmq.wire.rights import Refusal, Right
 
 #: A queue id that no topic has (MAX_QUEUES).
 _NO_QUEUE: Final = 2**31 - 1
-#: A name that no message's key, no producer group and no broker has.
+#: A name that no message's key and no producer group has.
 _NO_KEY: Final = "orderedmq-rights"
 
 
@@ -142,7 +142,8 @@ class _Broker:
         if group is not None:
             refused = self._refused(message_requests.pull(self._queue, self._group, 0, 1))
             return refused if refused is not None and refused.right is not None and refused.right.kind == "Topic" else None
-        name, unused = _probe(), self._queue._replace(broker_name=_NO_KEY)
+        # A Proxy does not answer a request for a broker that there is not.
+        name, unused = _probe(), self._queue._replace(queue_id=_NO_QUEUE)
         refused = self._refused(group_requests.lock(self._group, name, [unused]))
         if refused is None:
             self._refused(group_requests.unlock(self._group, name, [unused]))

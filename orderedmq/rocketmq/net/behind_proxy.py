@@ -61,6 +61,9 @@ def _refuse_local_mode(ask: Ask, brokers: Sequence[str]) -> None:
         try:
             ask(max_offset(MessageQueue(_AT_EVERY_BROKER, name, 0)))
         except OrderedMQError as error:
+            if isinstance(error, RocketMQError) and error.denied:
+                # A broker refused what was passed on to it, or a Proxy that checks accounts did: neither shows local mode.
+                return
             raise RocketMQError(
                 RocketMQCondition.NOT_SUPPORTED,
                 f"namesrvAddr leads to a RocketMQ Proxy that passes no requests on to broker {name!r}: it runs in local mode, so name the "

@@ -198,6 +198,7 @@ def send_back(queue: MessageQueue, group: str, position: int, *, delay_level: in
             "originTopic": queue.topic,
             "unitMode": "false",
             "maxReconsumeTimes": java_text(max_reconsume_times),
+            BROKER_NAME: queue.broker_name,
         },
         repeatable=False,
     )

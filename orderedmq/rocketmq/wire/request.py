@@ -93,8 +93,8 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
     said = f"{server} answers the {request.what} with code {response.code}" + (f": {remark}" if remark else "")
     code = response.code
     if code == ResponseCode.SYSTEM_ERROR:
-        # ACL 1.0 and a nameserver that waits for its brokers have no code of their own; the remark identifies them.
-        if "AclException" in remark:
+        # ACL 1.0, a Proxy and a nameserver that waits for its brokers have no code of their own for this; the remark identifies them.
+        if "AclException" in remark or rights.is_refusal(remark):
             code = ResponseCode.NO_PERMISSION
         elif "name server not ready" in remark:
             code = ResponseCode.SERVICE_NOT_AVAILABLE
@@ -152,5 +152,13 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
             | ResponseCode.FILTER_DATA_NOT_LATEST
         ):
             return RocketMQError(RocketMQCondition.FILTER, f"the subscription of {request.resource} is not usable: {said}")
+        case ResponseCode.SYSTEM_ERROR if remark.startswith("group not found"):
+            # A Proxy of 5.5 says so to a member of a group whose settings it cannot get from a broker.
+            return RocketMQError(
+                RocketMQCondition.SERVER_ERROR,
+                f"{said}; a RocketMQ Proxy finds no such group: brokers may not create it (autoCreateSubscriptionGroup), or they check "
+                "accounts and the Proxy has none (innerClientAuthenticationCredentials, enableAclRpcHookForClusterMode): give it one, or name "
+                "the nameserver's address (usually port 9876)",
+            )
         case _:
             return RocketMQError(RocketMQCondition.SERVER_ERROR, said)

@@ -28,6 +28,10 @@ _ACL_2: Final = re.compile(
 )
 _ACL_1: Final = re.compile(r"No default permission for (?P<kind>topic|group):(?P<name>[^\s,;]+)")
 _ADMIN: Final = re.compile(r"Need admin permission")
+#: What a Proxy says of an account that it does not let in, or that lacks a right (DefaultAuthenticationHandler, AclAuthorizationHandler).
+_BY_PROXY: Final = re.compile(
+    r"User:\S+ (is not found|is disabled|has no permission to access )|check signature failed|username cannot be null"
+)
 
 #: The action that ACL 2.0 requires for a request. Where one of several is enough, it is the one that the roles below have anyway.
 _ACTIONS: Final[Mapping[RequestCode, Mapping[Kind, Action]]] = {
@@ -98,6 +102,11 @@ def refusal(code: RequestCode, remark: str) -> Refusal | None:
     kind = kinds[found["kind"].lower()]
     right = Right(kind, found["name"], _ACTIONS.get(code, {}).get(kind, "Get"))
     return Refusal(1, right) if second is None else Refusal(2, right, second["account"], _INSTEAD.get(code))
+
+
+def is_refusal(remark: str) -> bool:
+    """Whether a remark is about an account. A Proxy has no code of its own for that (AbstractRemotingActivity.writeErrResponse)."""
+    return _BY_PROXY.match(remark) is not None
 
 
 def spell(rights: Iterable[Right], acl: int) -> str:

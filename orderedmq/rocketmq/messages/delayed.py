@@ -1,0 +1,223 @@
+"""Sends delayed rows one by one: a broker does not delay a message of a batch. They have no order, so many are in flight at a time.
+
+A message that waits lies in a topic of the broker's own, which other producers fill as well, so it cannot be found in its queue:
+one whose answer was lost is sent again, and may come twice (core/delays.py).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from orderedmq.conditions import UnavailableCondition
+from orderedmq.core import delays
+from orderedmq.core.delays import DEFAULT_LEVELS, LEVEL, TIME, DelayLimits
+from orderedmq.core.message_rows import normalise
+from orderedmq.errors import RocketMQError, RocketMQUnavailableError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codec import properties as names
+from orderedmq.rocketmq.codec.encode import SendBody, encode
+from orderedmq.rocketmq.codec.message_id import UniqueKeys
+from orderedmq.rocketmq.messages.sender import PRODUCER_GROUP, send_request
+from orderedmq.rocketmq.net.backoff import RETRY
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.wire import message_requests
+
+#: The most requests to one broker in flight, and about the most bytes of their bodies.
+WINDOW: Final = 32
+_WINDOW_BYTES: Final = 4 * 1024 * 1024
+#: V5_0_0 (MQVersion): the first broker with the time wheel.
+_HAS_WHEEL: Final = 413
+#: Seconds for a broker to say what it accepts.
+ASK_TIMEOUT: Final = 10.0
+#: Seconds for a request, and for a row with all its retries.
+_SEND_TIMEOUT: Final = 15.0
+_PATIENCE: Final = 60.0
+#: The remark of a broker that has too many messages for one moment.
+_FLOW_CONTROL: Final = "timer message is under flow control"
+_HOST: Final = b"\x7f\x00\x00\x01"
+
+
+class Entry(NamedTuple):
+    """A request to send, and the number of its row among the delayed rows of its queue."""
+
+    queue: MessageQueue
+    row: int
+    body: SendBody
+
+
+#: Names the rights that an account lacks, if an error is about that.
+Explain = Callable[[BaseException, MessageQueue], BaseException]
+
+
+def limits_of(client: Client, queue: MessageQueue, seconds: float = ASK_TIMEOUT) -> DelayLimits:
+    """Return what the queue's broker accepts. Where its settings may not be read, or by a proxy, the version decides."""
+    deadline = Deadline.after(seconds)
+    try:
+        version, settings = client.call(
+            message_requests.broker_config(), deadline, topic=queue.topic, broker_name=queue.broker_name
+        )
+    except RocketMQError:
+        asked = message_requests.max_offset(queue)
+        told = replace(asked, parse=lambda response: response.version)
+        version, settings = client.call(told, deadline, topic=queue.topic, broker_name=queue.broker_name), {}
+    return limits(queue.broker_name, version, settings)
+
+
+def limits(broker: str, version: int, settings: Mapping[str, str]) -> DelayLimits:
+    """Return what a broker of this version (MQVersion) accepts; ``settings`` are empty if they are unknown."""
+    levels = len(settings["messageDelayLevel"].split()) if "messageDelayLevel" in settings else DEFAULT_LEVELS
+    seconds = settings.get("timerMaxDelaySec", "")
+    most = int(seconds) * 1000 if seconds.isdecimal() else None
+    no_time = None
+    if version < _HAS_WHEEL:
+        no_time = "it is older than RocketMQ 5.0, and would deliver such a message at once"
+    elif settings.get("timerWheelEnable") == "false":
+        no_time = "its setting timerWheelEnable is false"
+    return DelayLimits(broker, levels, no_time, most)
+
+
+class DelayedSender:
+    """Encodes and sends delayed rows. Used by one thread."""
+
+    def __init__(
+        self,
+        client: Client,
+        whose: str = "",
+        *,
+        group: str = PRODUCER_GROUP,
+        patience: float = _PATIENCE,
+        send_timeout: float = _SEND_TIMEOUT,
+        explain: Explain = lambda error, _: error,
+    ) -> None:
+        """``whose``: whose rows they are, for errors: " (partition 0)". ``group``: the producer group that the requests name."""
+        self._client = client
+        self._whose = whose
+        self._group = group
+        self._patience = patience
+        self._send_timeout = send_timeout
+        self._explain = explain
+        #: Per topic and broker: what it accepts.
+        self._limits: dict[tuple[str, str], DelayLimits] = {}
+        self._keys = UniqueKeys(_HOST, os.getpid(), int.from_bytes(os.urandom(4), "big"))
+
+    def encoded(self, queue: MessageQueue, batches: Sequence[pa.RecordBatch]) -> list[Entry]:
+        """Return the requests for rows with the columns of `core.delays`, all checked.
+
+        Raises OptionError UNSUPPORTED, MessageError BAD_DELAY, BAD_PROPERTY, PROPERTIES_TOO_LARGE, and RocketMQUnavailableError.
+        """
+        where = self._where(queue)
+        place = queue.topic, queue.broker_name
+        if place not in self._limits:
+            self._limits[place] = limits_of(self._client, queue, self._patience)
+        out: list[Entry] = []
+        row = 0
+        for rows in batches:
+            now = time.time_ns() // 1_000_000
+            self._limits[place].require(rows, where, row, now)
+            extra: dict[str, pa.Array | str] = {
+                name: delays.values(rows, column).cast(pa.int64()).cast(pa.string())
+                for name, column in ((names.DELAY, LEVEL), (names.TIMER_DELIVER_MS, TIME))
+                if column in rows.schema.names
+            }
+            checked = normalise(rows, where, row)
+            keys = self._keys.take(rows.num_rows, now)
+            bodies = encode(checked, keys, where, extra=extra, first=row, reserve=names.DELAYS_SHARE, alone=True)
+            out += [Entry(queue, row + body.first, body) for body in bodies]
+            row += rows.num_rows
+        return out
+
+    def send(self, entries: Iterable[Entry]) -> None:
+        """Send requests until each is stored. Raises what brokers answer, and RocketMQUnavailableError; rows may be sent then."""
+        by_broker: dict[str, list[Entry]] = {}
+        for entry in entries:
+            by_broker.setdefault(entry.queue.broker_name, []).append(entry)
+        for asked in by_broker.values():
+            for window in _windows(asked):
+                self._send_window(window)
+
+    def _where(self, queue: MessageQueue) -> str:
+        return f"the delayed rows of queue {queue}{self._whose}"
+
+    def _send_window(self, waiting: list[Entry]) -> None:
+        """Send requests to one broker until each is stored. One without an answer is sent again."""
+        failures, since = 0, time.monotonic()
+        while waiting:
+            failed, error = self._send_once(waiting)
+            if error is None:
+                return
+            now = time.monotonic()
+            if len(failed) < len(waiting):
+                failures, since = 0, now
+            if error.sub != UnavailableCondition.BUSY:
+                self._client.doubt(waiting[0].queue.topic)
+            if now - since > self._patience:
+                raise error
+            failures += 1
+            time.sleep(RETRY.delay(failures, random.random()))
+            waiting = failed
+
+    def _send_once(self, waiting: list[Entry]) -> tuple[list[Entry], RocketMQUnavailableError | None]:
+        """Return the requests that failed in a way that another try may cure, and the last such error."""
+        queue = waiting[0].queue
+        deadline = Deadline.after(self._send_timeout)
+        try:
+            address = self._client.address(queue.topic, queue.broker_name, deadline)
+            connection = self._client.connection(address, deadline)
+        except RocketMQUnavailableError as error:
+            return waiting, error
+        trace = self._client.trace
+        requests = [send_request(one.queue, one.body, self._group, trace) for one in waiting]
+        asked = connection.send_all([(request, None) for request in requests], deadline)
+        failed: list[Entry] = []
+        last: RocketMQUnavailableError | None = None
+        refused: BaseException | None = None
+        for one, pending in zip(waiting, asked):
+            try:
+                pending.result()
+            except RocketMQUnavailableError as error:
+                failed.append(one)
+                last = error
+                if error.outcome_unknown:
+                    # The others on this connection would wait in vain, too.
+                    connection.close()
+            except RocketMQError as error:
+                if _FLOW_CONTROL in error.message:
+                    failed.append(one)
+                    last = RocketMQUnavailableError(UnavailableCondition.BUSY, error.message)
+                else:
+                    refused = refused or self._refusal(one, error)
+        if refused is not None:
+            raise refused
+        return failed, last
+
+    def _refusal(self, one: Entry, error: RocketMQError) -> BaseException:
+        if error.denied:
+            return self._explain(error, one.queue)
+        return RocketMQError(
+            error.sub,
+            f"row {one.row} of {self._where(one.queue)} is refused by the broker, and rows before it have been sent: {error.message}; its "
+            "delay may lie too far ahead (timerMaxDelaySec), the broker's time wheel be off (timerWheelEnable), the row be too large, or a "
+            "Proxy want message.type=MIXED of the topic",
+        )
+
+
+def _windows(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+    """Yield what is in flight at a time."""
+    window: list[Entry] = []
+    size = 0
+    for one in entries:
+        if window and (len(window) == WINDOW or size + len(one.body.body) > _WINDOW_BYTES):
+            yield window
+            window, size = [], 0
+        window.append(one)
+        size += len(one.body.body)
+    if window:
+        yield window
