@@ -199,6 +199,8 @@ def test_what_a_broker_would_change_or_deliver_at_once_is_refused() -> None:
 class FakeCluster:
     """Answers each send by what ``fates`` says for its body; None: it is stored."""
 
+    trace = None
+
     def __init__(self) -> None:
         self.stored: list[str] = []
         self.sent: list[tuple[str, str]] = []

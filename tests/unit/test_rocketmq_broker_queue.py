@@ -134,6 +134,8 @@ class FakePending:
 class FakeClient:
     """Always the same broker."""
 
+    trace = None
+
     def __init__(self) -> None:
         self.used = FakeConnection()
         self.doubts = 0
