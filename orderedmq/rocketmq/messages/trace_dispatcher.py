@@ -113,7 +113,7 @@ class TraceDispatcher:
             return
         cost = max(time.time_ns() // 1_000_000 - born, 0)
         success = result.status is SendStatus.SEND_OK
-        one = Sent(queue.topic, group, region, "", body, born, cost, result.message_id, success)
+        one = Sent(queue.topic, group, region, "", body, born, cost, fields.get("msgId", ""), success)
         self._add(_Item(body.rows, len(body.body), one, queue))
 
     def called(self, call: TracedCall) -> None:
