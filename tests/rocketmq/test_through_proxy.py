@@ -27,6 +27,7 @@ from orderedmq.cli import app
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.membership import Subscription
+from orderedmq.core.message_trace import TracedCall, TracedMessage
 from orderedmq.core.parking import Order, Put, Ticket, companion, parked_queue, parked_topic
 from orderedmq.endpoint import TlsOptions
 from orderedmq.errors import RocketMQError, TopicError
@@ -407,6 +408,20 @@ def test_the_command_produces_and_peeks_through_a_proxy(direct: Broker, proxy: P
     assert sent.exit_code == 0, sent.output
     peeked = run.invoke(app, ["--namesrv", proxy.address, "--json", "peek", "typed-in"])
     assert len(peeked.output.splitlines()) == 2, peeked.output
+
+
+def test_calls_are_traced_through_a_proxy_and_sends_are_not_since_it_wants_no_traces_of_them(
+    direct: Broker, through: Broker
+) -> None:
+    """Its setting traceOn is false by default; Java's producers obey it, too."""
+    for topic in ("traced", "its-traces"):
+        direct.admin.create_topic(topic, 1)
+    traced = through.traced("its-traces")
+    traced.log.append(direct.log.queues("traced")[0], rows([b"a"]))
+    assert traced.trace is not None
+    traced.trace(TracedCall("billing", "DefaultRegion", "REQUEST", 1, (TracedMessage("ID", None, 0),)))
+    [trace] = until(lambda: bodies(direct, "its-traces")[0], "the trace is there", 60.0)
+    assert trace == "SubBefore\x011\x01DefaultRegion\x01billing\x01REQUEST\x01ID\x010\x01null\x02"
 
 
 def test_a_message_is_not_parked_where_the_parking_lot_cannot_be_made(direct: Broker, through: Broker) -> None:

@@ -49,8 +49,8 @@ class Trace(NamedTuple):
 class Sent(NamedTuple):
     """A request that a broker has answered.
 
-    ``born`` in ms since 1970, ``cost`` in ms. ``message_ids``: the broker's ids of the messages, joined by commas.
-    ``store_host``: the broker's address.
+    ``born`` in ms since 1970, ``cost`` in ms. ``message_ids``: the broker's ids of the messages, joined by commas; "" if they are
+    not known. ``store_host``: the broker's address.
     """
 
     topic: str
