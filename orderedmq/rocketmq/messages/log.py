@@ -7,6 +7,7 @@ brokers themselves decide then.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.conditions import OptionCondition, RocketMQCondition
+from orderedmq.conditions import DataLossCondition, OptionCondition, RocketMQCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.errors import (
+    DataLossError,
     OptionError,
     RocketMQError,
     RocketMQUnavailableError,
@@ -38,6 +40,7 @@ from orderedmq.rocketmq.messages.puller import Puller
 from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, parse_anchor
 from orderedmq.rocketmq.net import access
+from orderedmq.rocketmq.net.backoff import RETRY
 from orderedmq.rocketmq.net.behind_proxy import raise_not_through_proxy
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
@@ -59,6 +62,9 @@ ONLY_INCARNATION: Final = ""
 #: A limit in bytes that fits fewer average messages than this is measured, not estimated.
 _EXACT_MESSAGES: Final = 64
 _US_PER_MS: Final = 1000
+#: Seconds for which messages that a broker leaves out are pulled again. It skips what it cannot read (DefaultMessageStore.getMessage),
+#: also for a moment after a start.
+HOLE_PATIENCE: Final = 15.0
 
 
 class RocketMQLog:
@@ -299,7 +305,7 @@ class RocketMQLog:
         """See `Log.pull`. Checks the ``anchor`` every 10 s."""
         select_schema(columns)
         pull = partial(self._puller.pull, queue, offset, max_messages, max_bytes, columns, until)
-        return self._shown(self._pulled(queue, anchor, pull))
+        return self._shown(self._pulled(queue, anchor, partial(self._pull_again, queue, offset, pull)))
 
     def pull_matching(
         self,
@@ -340,6 +346,22 @@ class RocketMQLog:
                 self.forget(queue.topic)
                 self.require(queue)
             raise
+
+    def _pull_again(self, queue: MessageQueue, offset: int, pull: Callable[[], T]) -> T:
+        """Pull, again while the broker leaves messages out though it says that the queue begins before them."""
+        deadline, failures = Deadline.after(HOLE_PATIENCE), 0
+        while True:
+            try:
+                return pull()
+            except DataLossError as error:
+                failures += 1
+                delay = RETRY.delay(failures, random.random())
+                if error.sub != DataLossCondition.AGED_OUT or time.monotonic() + delay >= deadline:
+                    raise
+                least, limit = message_requests.min_offset(queue), Deadline.after(REQUEST_TIMEOUT)
+                if self._client.call(least, limit, topic=queue.topic, broker_name=queue.broker_name) > offset:
+                    raise
+            time.sleep(delay)
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
         """See `Log.require_filter`. Every broker of the topics checks SQL. Tags need no check."""

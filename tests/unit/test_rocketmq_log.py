@@ -1,0 +1,66 @@
+"""What the log makes of messages that a broker leaves out, without a server."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from orderedmq.errors import DataLossError, aged_out
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.messages import log as module
+from orderedmq.rocketmq.messages.log import RocketMQLog
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+ROWS = pa.record_batch({"queue_offset": [7]})
+
+
+class Broker:
+    """A client and a puller: ``left_out`` pulls at offset 7 find messages from 9 on only. ``least``: where the queue begins."""
+
+    names = NO_NAMESPACES
+
+    def __init__(self, left_out: int, least: int) -> None:
+        self.left_out, self.least = left_out, least
+        self.pulls = 0
+
+    def call(self, request: Any, deadline: float, *, topic: str, broker_name: str) -> int:
+        return self.least
+
+    def knows(self, queue: MessageQueue) -> bool:
+        return True
+
+    def pull(self, *_: object) -> pa.RecordBatch:
+        self.pulls += 1
+        if self.pulls <= self.left_out:
+            raise aged_out(QUEUE, 7, 9)
+        return ROWS
+
+    def read(self) -> pa.RecordBatch:
+        log = RocketMQLog(cast(Client, self))
+        log._puller = cast(Any, self)
+        return log.pull(QUEUE, 7, 10, 1000, ("queue_offset",))
+
+
+def test_messages_that_a_broker_leaves_out_and_still_has_are_pulled_again() -> None:
+    """A broker that has just been started skips messages that it cannot read yet."""
+    assert Broker(left_out=2, least=0).read() == ROWS
+
+
+def test_messages_before_a_queues_beginning_are_gone_at_once() -> None:
+    broker = Broker(left_out=2, least=9)
+    with pytest.raises(DataLossError, match="AGED_OUT"):
+        broker.read()
+    assert broker.pulls == 1
+
+
+def test_a_hole_that_stays_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HOLE_PATIENCE", 0.2)
+    begun = time.monotonic()
+    with pytest.raises(DataLossError, match="AGED_OUT"):
+        Broker(left_out=1 << 30, least=0).read()
+    assert time.monotonic() - begun >= 0.1
