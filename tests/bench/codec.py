@@ -21,7 +21,8 @@ from orderedmq.rocketmq.codec.encode import encode
 from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
-from tests.stored_messages import Stored, usual
+from tests.bench.rocketmq_data import mixed_messages
+from tests.stored_messages import Stored, text, usual
 
 RESPONSE = 32
 GROUPS = (1024, 4096, 16384)
@@ -56,6 +57,23 @@ def decoding() -> Ways:
         ]
     )
     ways["decode, two producers"] = rows, lambda: decode(two, DEFAULT_COLUMNS, "broker-a")
+    mixed = responses(
+        [
+            Stored(
+                offset=number,
+                body=row["body"],
+                properties=text(
+                    *row["properties"],
+                    *((name, row[column]) for name, column in (("KEYS", "keys"), ("TAGS", "tags")) if row[column]),
+                    ("UNIQ_KEY", f"0A010203F4D2ABCDEF010000{number:08X}"),
+                    ("__SHARDINGKEY", row["sharding_key"]),
+                    last=False,
+                ),
+            )
+            for number, row in enumerate(mixed_messages(rows).to_pylist())
+        ]
+    )
+    ways["decode, mixed messages"] = rows, lambda: decode(mixed, DEFAULT_COLUMNS, "broker-a")
     single = given[: 4096 // RESPONSE]
     ways["decode, a response at a time"] = 4096, lambda: [decode([one], DEFAULT_COLUMNS, "broker-a") for one in single]
     ways["decode, one at a time"] = 4096, lambda: list(decode_exactly(single, "broker-a", everything))

@@ -129,7 +129,7 @@ def table(runs: Sequence[Run], cases: Iterable[str], title: Callable[[str], str]
             ratio = spread([one.ratio for one in figures], _ratio)
             lines.append(f"| {title(last.case)}: {last.what} | {both} {last.unit} | {ratio} | {aim} |")
         used.update(dict.fromkeys(run.note for run in quoted(runs, case)))
-    return "\n".join([*lines, "", f"Runs, UTC: {', '.join(used)}."])
+    return "\n".join([*lines, "", f"Runs, UTC: {', '.join(sorted(used))}."])
 
 
 # --- documents

@@ -30,7 +30,8 @@ from tests.bench.figures import ROOT, Figure
 from tests.bench.measure import Bench, Skipped, interleaved, median, status
 from tests.bench.one_task import CHUNK, read_away, whole_queue
 from tests.bench.raw_pull import STEP, raw_pull
-from tests.bench.rocketmq_rig import QUEUES, RAISED, Rig, fill, messages, mixed_messages, rig
+from tests.bench.rocketmq_data import messages, mixed_messages
+from tests.bench.rocketmq_rig import QUEUES, RAISED, Rig, fill, rig
 from tests.bench.throughput import COLUMNS, KEYED
 
 MANY: Final = 64

@@ -96,6 +96,14 @@ def test_one_message_that_is_not_alike_is_not_cut(odd: bytes) -> None:
             assert cut(mixed) is None or odd.count(b"\x01") == 2
 
 
+@pytest.mark.parametrize("empty", [b"KEYS\x01kkkkkkkkk\x02a\x01\x02", b"KEYS\x01\x02a\x01vvvvvvvvv\x02"])
+def test_an_empty_value_is_not_cut_beside_a_long_one(empty: bytes) -> None:
+    texts = [text(("KEYS", f"k{n % 12}"), ("a", f"v{n % 11}")) for n in range(60)]
+    assert cut(texts) == right(texts)
+    for place in (0, 30, 59):
+        assert cut([*texts[:place], empty, *texts[place + 1 :]]) is None
+
+
 def test_lengths_that_no_sample_has_are_searched_for_unless_they_are_many() -> None:
     def texts(lengths: list[int]) -> list[bytes]:
         return [

@@ -404,6 +404,27 @@ def test_behind_the_end_is_named_also_of_an_empty_queue(broker: FakeBroker) -> N
     assert "store" not in caught.value.message
 
 
+def test_a_replica_that_failed_is_not_read_again_for_a_while_though_its_master_suggests_it(broker: FakeBroker) -> None:
+    broker.suggested = 1
+    puller = puller_of(broker)
+    assert puller.pull(QUEUE, 10, 32, 1 << 30, COLUMNS).num_rows == 32
+    broker.instead[42] = [RocketMQUnavailableError(UnavailableCondition.BUSY, "slaveReadEnable is false")]
+    broker.asked.clear()
+    assert everything(puller, 42) == list(range(42, 5000))
+    assert {replica for begin, _, replica in broker.asked if begin > 42 + 1024} == {0}
+
+
+def test_a_limit_that_was_raised_is_learned_from_an_answer_with_what_was_asked_for(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    puller = puller_of(broker)
+    assert puller.pull(QUEUE, 10, 320, 1 << 30, COLUMNS).num_rows == 320
+    monkeypatch.setattr("orderedmq.rocketmq.messages.fetch._STEP_AGE", 0.0)
+    broker.limit = 1024
+    assert puller.pull(QUEUE, 330, 500, 1 << 30, COLUMNS).num_rows == 500
+    assert puller._known[QUEUE].step == 500
+
+
 def test_a_replica_is_read_when_the_broker_says_so_and_left_when_it_has_nothing(broker: FakeBroker) -> None:
     broker.suggested = 1
     puller = puller_of(broker)

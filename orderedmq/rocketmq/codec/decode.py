@@ -1,10 +1,10 @@
 """Decodes pull responses into a RecordBatch of exactly the requested columns. Pure.
 
-Join the responses of many pulls before decoding: array operations have a fixed cost, which pays off from some dozens of
-messages on and best at 16k. Uniform responses (V1 records of one topic with the same kinds of hosts and regular properties;
-bodies may be compressed) are decoded by column. All others take the exact path, which defines the right result
-(row_decoder.py). Rows are in the order of the responses. A pull may return fewer messages than requested, and has gaps where
-messages were filtered out. So continue at the response's nextBeginOffset, not at the last row's offset + 1.
+Decode the responses of many pulls at once: array operations have a fixed cost, which pays off from some dozens of messages on
+and best at 16k. Parts of one buffer are decoded where they are. Uniform responses (V1 records of one topic with the same kinds
+of hosts and regular properties; bodies may be compressed) are decoded by column. All others take the exact path, which defines
+the right result (row_decoder.py). Rows are in the order of the responses. A pull may return fewer messages than requested, and
+has gaps where messages were filtered out. So continue at the response's nextBeginOffset, not at the last row's offset + 1.
 """
 
 from __future__ import annotations
