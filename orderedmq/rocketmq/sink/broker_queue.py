@@ -37,6 +37,7 @@ from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.connection import Connection
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks, Entry, Numbers
+from orderedmq.rocketmq.sink.boundaries import Boundaries
 from orderedmq.rocketmq.sink.lookback import PROBE
 from orderedmq.rocketmq.sink.message_stamp import COLUMNS, Writer, find_messages, lock_key
 from orderedmq.rocketmq.sink.queue_writer import Start
@@ -104,6 +105,7 @@ class RocketMQQueue:
         if writer is not None:
             self._bookmarks = Bookmarks(client, writer.sink, queue.topic, writer.group)
             self._entry = Entry.of(writer)
+            self._boundaries = Boundaries(client, queue, writer.sink)
         self._entered = False
         # What was read under the lock and is still to be used.
         self._numbers: Numbers | None = None
@@ -303,6 +305,9 @@ class RocketMQQueue:
         return self._ask(message_requests.max_offset(self.queue))
 
     def read(self, begin: int, end: int) -> Iterator[pa.RecordBatch]:
+        if end - begin == 2 and (pair := self._boundaries.pair(begin)) is not None:
+            yield pair
+            return
         failures = 0
         while begin < end:
             try:

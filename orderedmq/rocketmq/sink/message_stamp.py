@@ -23,6 +23,7 @@ import base64
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -110,6 +111,7 @@ def sink_name(sink_id: str) -> str:
     return "#" + blake2b(sink_id.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
 
 
+@lru_cache(maxsize=16)
 def sink_digest(sink: str) -> str:
     """Return what stands for the sink in a stamp: 11 characters."""
     return base64.urlsafe_b64encode(blake2b(sink.encode("utf-8", "surrogatepass"), digest_size=8).digest()).decode().rstrip("=")

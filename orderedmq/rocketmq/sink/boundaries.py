@@ -1,0 +1,105 @@
+"""Reads ahead for a look-back: the messages where requests begin, many in one round trip.
+
+A task that comes to a queue late in a batch walks back over the requests that other tasks have sent there (lookback.py), and reads
+the two messages around the beginning of each. One by one, that is a round trip for each request. Here samples of the queue say where
+requests begin, and all messages there are pulled at once.
+
+Nothing else depends on it: messages do not change, so a pair that was read ahead is what a pull would return. A pair that was not
+foreseen is left to that pull, and so is everything after a fault.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from orderedmq.errors import OrderedMQError
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codec.decode import decode
+from orderedmq.rocketmq.codec.row_decoder import Unreadable
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import Deadline
+from orderedmq.rocketmq.net.lane import Lane
+from orderedmq.rocketmq.sink.message_stamp import COLUMNS, read_stamp
+from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
+from orderedmq.rocketmq.wire.pull_frames import PullTemplate
+from orderedmq.rocketmq.wire.rights import TOOLS_GROUP
+
+#: Messages between two samples: a full request of small messages has some 4,000.
+STRIDE: Final = 2048
+#: Samples of one round trip.
+SAMPLES: Final = 64
+#: Round trips for the beginnings of requests that the samples, and then the messages around these beginnings, have shown.
+_ROUNDS: Final = 4
+#: Seconds for all of it.
+_TIMEOUT: Final = 5.0
+
+
+class Boundaries:
+    """Pairs of messages of one queue. Used by one thread at a time."""
+
+    def __init__(self, client: Client, queue: MessageQueue, sink: str) -> None:
+        self._client = client
+        self._queue = queue
+        self._sink = sink
+        self._pairs: dict[int, pa.RecordBatch] = {}
+        self._asked = 0
+        #: Beginnings from here on were looked for.
+        self._lowest: int | None = None
+
+    def pair(self, begin: int) -> pa.RecordBatch | None:
+        """Return the messages ``begin`` and ``begin`` + 1 with `message_stamp.COLUMNS`; None if they were not read ahead."""
+        self._asked += 1
+        # One request is usual. Whoever asks for a second one is on the way down.
+        if begin not in self._pairs and self._asked > 1 and (self._lowest is None or begin < self._lowest):
+            try:
+                self._read_ahead(begin)
+            except (OrderedMQError, Unreadable):
+                self._lowest = 0
+        return self._pairs.pop(begin, None)
+
+    def _read_ahead(self, begin: int) -> None:
+        lowest = self._lowest = max(0, begin - SAMPLES * STRIDE)
+        deadline = Deadline.after(_TIMEOUT)
+        address = self._client.address(self._queue.topic, self._queue.broker_name, deadline, any_replica=True)
+        lane = self._client.lane(address, deadline)
+        try:
+            template = PullTemplate(self._queue, TOOLS_GROUP, None, lane.credentials, lane.names)
+            samples = [(offset, 1) for offset in range(begin - STRIDE, lowest, -STRIDE)]
+            found = self._pull(lane, template, [(begin, 2), *samples], deadline)
+            known: set[int] = set()
+            for _ in range(_ROUNDS):
+                new = {first - 1 for first in self._beginnings(found) if lowest < first <= begin} - known
+                if not new:
+                    break
+                known |= new
+                found = self._pull(lane, template, [(offset, 2) for offset in sorted(new)], deadline)
+        finally:
+            self._client.give_back(lane)
+
+    def _pull(self, lane: Lane, template: PullTemplate, ranges: list[tuple[int, int]], deadline: float) -> pa.RecordBatch:
+        """Return the messages of some ranges, and keep the pairs among them. Raises OrderedMQError, Unreadable."""
+        bodies = {}
+        lane.ask(template, ranges, deadline)
+        while lane.in_flight:
+            for offset, _, result in lane.receive(1.0):
+                if not isinstance(result, PullResult):
+                    raise result
+                if result.status is PullStatus.FOUND:
+                    bodies[offset] = result.body
+        batch, _ = decode([memoryview(bodies[offset]) for offset in sorted(bodies)], COLUMNS, self._queue.broker_name)
+        offsets = batch.column("queue_offset").to_pylist()
+        for row in range(len(offsets) - 1):
+            if offsets[row + 1] == offsets[row] + 1:
+                self._pairs[offsets[row]] = batch.slice(row, 2)
+        return batch
+
+    def _beginnings(self, messages: pa.RecordBatch) -> set[int]:
+        """Return where the messages' requests begin, as far as they are the sink's."""
+        out = set()
+        for offset, pairs in zip(messages.column("queue_offset").to_pylist(), messages.column("properties").to_pylist()):
+            stamp = read_stamp({name: value or "" for name, value in pairs or ()}, self._sink)
+            if stamp is not None:
+                out.add(stamp._replace(offset=offset).begin)
+        return out
