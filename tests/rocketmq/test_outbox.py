@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ from orderedmq.errors import GroupError, MessageError, RocketMQError, SinkError,
 from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, MessageQueue, OffsetRange
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.messages.log import RocketMQLog
 from orderedmq.rocketmq.sink.bookmarks import Bookmarks
 from orderedmq.rocketmq.sink.message_stamp import bookmark_group, read_stamp
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
@@ -256,6 +258,30 @@ def test_the_history_of_an_old_topic_is_not_read(usual: World, network: Network)
         # The first batch asks whether the sink was forgotten; later ones find the batch before.
         assert pulls <= (2048 // 32 + 4 if number == 0 else 2), (number, pulls)
     assert usual.bodies()[20_000:] == numbered(40) * 4
+
+
+def test_a_late_task_looks_over_what_others_sent_in_few_round_trips(usual: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And finds what an earlier attempt of its own has sent between."""
+    monkeypatch.setattr("orderedmq.rocketmq.codec.encode.TARGET_BYTES", 10_000)
+    monkeypatch.setattr("orderedmq.rocketmq.sink.boundaries.STRIDE", 40)
+    outbox = usual.outbox()
+    ours, others = numbered(300, 10_000, "z"), [numbered(2000, 2000 * partition) for partition in range(2)]
+    receipts = [usual.write(others[0], outbox=outbox, job="j")]
+    usual.write(ours, partition=2, outbox=outbox, job="j")
+    receipts.append(usual.write(others[1], partition=1, outbox=outbox, job="j"))
+    real, pulls = RocketMQLog.pull, []
+
+    def counted(self: RocketMQLog, *given: Any) -> pa.RecordBatch:
+        pulls.append(given)
+        return real(self, *given)
+
+    monkeypatch.setattr(RocketMQLog, "pull", counted)
+    again = usual.write(ours, partition=2, outbox=outbox, job="j")
+    # Of some 45 requests, those of our own are read whole.
+    assert len(pulls) < 25, pulls
+    monkeypatch.undo()
+    outbox.publish(usual.batch(job="j"), [*receipts, again])
+    assert sorted(usual.bodies()) == sorted([*others[0], *ours, *others[1]])
 
 
 @pytest.mark.parametrize("deleted", [True, False], ids=["group deleted", "bookmark lost"])
