@@ -14,11 +14,13 @@ from orderedmq.rocketmq.local.jars import DEFAULT_VERSION
 from orderedmq.rocketmq.local.probe import ask, find_free_port
 from orderedmq.rocketmq.local.servers import Broker as BrokerServer
 from orderedmq.rocketmq.local.servers import Cluster
+from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.wire.codes import RequestCode
+from orderedmq.rocketmq.wire.message_requests import max_offset
 from tests.quick_spark import QUICK_SERVER
 from tests.rocketmq.proxy import Network
 from tests.rocketmq.replicated import SYNC
-from tests.waits import until
+from tests.waits import soon, until
 
 ROWS = 5000
 UPDATE_BROKER_CONFIG = 25
@@ -115,9 +117,12 @@ def test_what_a_killed_master_acknowledged_is_read_from_its_replica_and_there_wh
     replicated: tuple[Cluster, BrokerServer], network: Network
 ) -> None:
     """With SYNC_MASTER and SYNC_FLUSH. The short version of the storms in test_cluster_storm.py."""
-    servers, _ = replicated
-    with orderedmq.connect(namesrv_addr=network.address) as broker:
+    servers, replica = replicated
+    with orderedmq.connect(namesrv_addr=network.address) as broker, Client(servers.address) as client:
         topic = Topic(broker, "t")
+        # A replica that has just started connects to its master some seconds later. Until then the master acknowledges alone.
+        end = max_offset(topic.queue)
+        until(lambda: client.call_address(replica.address, end, soon()) == ROWS, "the replica has all messages")
         servers.broker.kill()
         before = pulls(network)[1]
         assert topic.read() == topic.bodies
