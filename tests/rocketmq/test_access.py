@@ -381,7 +381,7 @@ FIXED = {
     "source that parked before": "decided",
     "source with a parking lot": "decided",
     **dict.fromkeys(("group describe with parked messages", "parked list", "parked hold", "top"), "held"),
-    **dict.fromkeys(("produce"), "invoices"),
+    "produce": "invoices",
     "group seek": "shipping",
     "dlq list": "returns",
     "dlq replay": "returns",
