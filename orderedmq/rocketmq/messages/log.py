@@ -19,12 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from orderedmq.broker import QueueBounds, TopicInfo
-from orderedmq.conditions import DataLossCondition, OptionCondition, RocketMQCondition
+from orderedmq.conditions import DataLossCondition, RocketMQCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import DEFAULT_PULL, PullSettings
 from orderedmq.errors import (
     DataLossError,
-    OptionError,
     RocketMQError,
     RocketMQUnavailableError,
     TopicError,
@@ -33,6 +32,7 @@ from orderedmq.errors import (
 )
 from orderedmq.model import MessageQueue, OffsetRange, check_topic, missing_topic, select_schema
 from orderedmq.pulls import pulls
+from orderedmq.rocketmq.messages import filter_check
 from orderedmq.rocketmq.messages.batch_trim import TAIL_LOSS
 from orderedmq.rocketmq.messages.delayed import DelayedSender
 from orderedmq.rocketmq.messages.offset_search import find_first
@@ -41,12 +41,11 @@ from orderedmq.rocketmq.messages.sender import Sender
 from orderedmq.rocketmq.messages.topic_anchor import find_anchor, is_same_topic, parse_anchor
 from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.backoff import RETRY
-from orderedmq.rocketmq.net.behind_proxy import raise_not_through_proxy
 from orderedmq.rocketmq.net.client import NAMESERVER_TIMEOUT, Client
 from orderedmq.rocketmq.net.connection import Pending
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues, existing
-from orderedmq.rocketmq.wire import group_requests, message_requests, rights
+from orderedmq.rocketmq.wire import message_requests, rights
 from orderedmq.rocketmq.wire.route import Route, user_topics
 
 T = TypeVar("T")
@@ -364,23 +363,8 @@ class RocketMQLog:
             time.sleep(delay)
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
-        """See `Log.require_filter`. Every broker of the topics checks SQL. Tags need no check."""
-        if not matching.sql:
-            return
-        deadline = Deadline.after(REQUEST_TIMEOUT)
-        if self._client.behind_proxy(deadline):
-            # It says that any SQL is right (ClientManagerActivity.checkClientConfig), and brokers ignore SQL that is wrong.
-            raise_not_through_proxy("option filterSql")
-        asked: set[str] = set()
-        for topic in topics:
-            wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
-            request = group_requests.check_client_config("orderedmq", rights.TOOLS_GROUP, wanted)
-            for name in sorted({queue.broker_name for queue in self.route(topic).subscribe_set()} - asked):
-                asked.add(name)
-                try:
-                    self._client.call(request, deadline, topic=topic, broker_name=name)
-                except RocketMQError as error:
-                    raise _filter_error(error, matching, name) from error
+        """See `Log.require_filter`."""
+        filter_check.require(self._client, matching, {topic: self.route(topic) for topic in topics} if matching.sql else {})
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """See `Log.require_rights`. Checks only if the client has an account."""
@@ -409,18 +393,3 @@ class RocketMQLog:
             self.refuse_hidden_static(queue.topic)
         sender = DelayedSender(self._client)
         sender.send([entry for queue, some in rows.items() for entry in sender.encoded(queue, [some])])
-
-
-def _filter_error(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
-    """Return the error that a broker's refusal of a filter stands for (ClientManageProcessor.checkClientConfig)."""
-    if error.sub == RocketMQCondition.FILTER:
-        return OptionError(
-            OptionCondition.INVALID, f"option filterSql: {matching.sql!r} is not valid SQL for RocketMQ: {error.message}"
-        )
-    if error.sub == RocketMQCondition.SERVER_ERROR and "not support" in error.message:
-        return OptionError(
-            OptionCondition.UNSUPPORTED,
-            f"option filterSql is not supported by broker {broker_name!r}, whose setting enablePropertyFilter is false: set it to true and "
-            "restart the broker, use tags, or filter the DataFrame (DataFrame.filter)",
-        )
-    return error

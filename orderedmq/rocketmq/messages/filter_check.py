@@ -1,0 +1,52 @@
+"""Asks brokers whether they can apply a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from orderedmq.conditions import OptionCondition, RocketMQCondition
+from orderedmq.core.filters import Filter
+from orderedmq.errors import OptionError, RocketMQError
+from orderedmq.rocketmq.net.behind_proxy import raise_not_through_proxy
+from orderedmq.rocketmq.net.client import Client
+from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
+from orderedmq.rocketmq.wire import group_requests, rights
+from orderedmq.rocketmq.wire.route import Route
+
+
+def require(client: Client, matching: Filter, routes: Mapping[str, Route]) -> None:
+    """Check a filter of messages of topics, which are given with their routes.
+
+    Every broker of the topics checks SQL. Tags need no check. Raises OptionError INVALID or UNSUPPORTED, RocketMQError.
+    """
+    if not matching.sql:
+        return
+    deadline = Deadline.after(REQUEST_TIMEOUT)
+    if client.behind_proxy(deadline):
+        # It says that any SQL is right (ClientManagerActivity.checkClientConfig), and brokers ignore SQL that is wrong.
+        raise_not_through_proxy("option filterSql")
+    asked: set[str] = set()
+    for topic, route in routes.items():
+        wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
+        request = group_requests.check_client_config("orderedmq", rights.TOOLS_GROUP, wanted)
+        for name in sorted({queue.broker_name for queue in route.subscribe_set()} - asked):
+            asked.add(name)
+            try:
+                client.call(request, deadline, topic=topic, broker_name=name)
+            except RocketMQError as error:
+                raise _filter_error(error, matching, name) from error
+
+
+def _filter_error(error: RocketMQError, matching: Filter, broker_name: str) -> RocketMQError | OptionError:
+    """Return the error that a broker's refusal of a filter stands for (ClientManageProcessor.checkClientConfig)."""
+    if error.sub == RocketMQCondition.FILTER:
+        return OptionError(
+            OptionCondition.INVALID, f"option filterSql: {matching.sql!r} is not valid SQL for RocketMQ: {error.message}"
+        )
+    if error.sub == RocketMQCondition.SERVER_ERROR and "not support" in error.message:
+        return OptionError(
+            OptionCondition.UNSUPPORTED,
+            f"option filterSql is not supported by broker {broker_name!r}, whose setting enablePropertyFilter is false: set it to true and "
+            "restart the broker, use tags, or filter the DataFrame (DataFrame.filter)",
+        )
+    return error
