@@ -39,13 +39,13 @@ from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
 
 #: The most pulls in flight for one queue: enough for a broker to work while a piece is decoded.
-IN_FLIGHT: Final = 512
+IN_FLIGHT: Final = 256
 #: Of large messages fewer are in flight: no more than about these bytes, but at least this number of pulls.
 _COMING_BYTES: Final = 6 * 1024 * 1024
 _ALWAYS_IN_FLIGHT: Final = 32
 #: Messages or bytes of a piece, at least, if more follow: decoding many at once costs less for each, and takes as long as a broker
 #: needs for the pulls that are in flight meanwhile.
-PIECE: Final = 16384
+PIECE: Final = 8192
 PIECE_BYTES: Final = 6 * 1024 * 1024
 #: Messages that the first pull requests, to learn how many a broker returns.
 MOST_MESSAGES: Final = 1024
