@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the tests of RocketMQ servers with servers of each release",
     )
     parser.addoption("--every-byte", action="store_true", help="damage each byte of a store once, instead of a sample")
-    parser.addoption("--seeds", type=int, help="how many seeds to simulate (default 2500, with --slow 10000)")
+    parser.addoption("--seeds", type=int, help="how many seeds to simulate (default 1500, with --slow 10000)")
     parser.addoption("--slow", action="store_true", help="run the tests that are marked as slow, too")
 
 

@@ -32,8 +32,8 @@ VARYING = re.compile(r"(?<=belong to query )[0-9a-f]{6}|(?<=ends in )\d+(?= s)")
 #: Needs a cluster: tests/rocketmq/test_notebook.py runs it.
 ON_A_CLUSTER = FOLDER / "04-rocketmq.ipynb"
 WITHOUT_A_CLUSTER = [path for path in NOTEBOOKS if path != ON_A_CLUSTER]
-#: Takes 20 s of CPU; tests/spark/test_shared.py tests what it shows.
-LONG = FOLDER / "02-hand-over.ipynb"
+#: Take 20 s and more; tests/spark/test_shared.py and tests/spark/test_key_order.py test what they show.
+LONG = (FOLDER / "02-hand-over.ipynb", FOLDER / "05-order-per-key.ipynb")
 #: Seconds that a cell may sleep. A listener, which is in another process, sleeps as long as it says.
 SLEEP = 0.05
 
@@ -78,7 +78,7 @@ def test_what_a_cell_printed_is_the_same_wherever_the_kernel_cut_it() -> None:
     assert said([whole]) == said([cut]) == ["paid\nshipped\n"]
 
 
-@pytest.mark.parametrize("path", [path for path in WITHOUT_A_CLUSTER if path != LONG], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [path for path in WITHOUT_A_CLUSTER if path not in LONG], ids=lambda path: path.stem)
 @pytest.mark.timeout(400)
 def test_a_notebooks_cells_say_what_its_kept_outputs_say(
     path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
