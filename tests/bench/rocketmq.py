@@ -7,6 +7,7 @@ have the brokers return 1,024 messages of a pull in place of 32, to Java's clien
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+import psutil
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -182,9 +184,16 @@ def sink(bench: Bench) -> list[Figure]:
     made = rig(bench)
     rows = 100_000 if bench.quick else 1_000_000
 
+    def given(count: int) -> DataFrame:
+        return bench.null_source(KEYED, count, QUEUES).selectExpr("*", "'created' AS tags", "sharding_key AS keys")
+
     def written() -> dict[str, float]:
-        given = bench.null_source(KEYED, rows, QUEUES).selectExpr("*", "'created' AS tags", "sharding_key AS keys")
-        return bench.drain(given, "orderedmq", rows, namesrvAddr=made.address, topic="sent")
+        return bench.drain(given(rows), "orderedmq", rows, namesrvAddr=made.address, topic="sent")
+
+    def dropped() -> dict[str, float]:
+        """The CPU of a row for a sink that drops it, in µs: what more rows take, so without the query's start."""
+        used = [_spark_cpu(partial(bench.drain, given(count), "null_sink", count)) for count in (rows // 10, rows)]
+        return {"cpu": (used[1] - used[0]) / (rows - rows // 10) * 1e6}
 
     found = interleaved(
         bench.rounds,
@@ -192,9 +201,11 @@ def sink(bench: Bench) -> list[Figure]:
             "ours": partial(made.with_brokers, rows, written),
             "batch": partial(made.with_brokers, rows // 2, partial(made.java.speed, "batch", "sent", rows // 2)),
             "ordered": partial(made.with_brokers, rows // 25, partial(made.java.speed, "ordered", "sent", rows // 25)),
+            "null": dropped,
         },
     )
     case = "RocketMQ: sink"
+    cores, spark = os.cpu_count() or 1, found["null"]["cpu"]
     inside, whole = (1000 * found["ours"][measure] for measure in ("micro-batch", "whole query"))
     broker, batch, ordered = found["ours"]["broker"], found["batch"], found["ordered"]
     batches, sends = (
@@ -204,10 +215,29 @@ def sink(bench: Bench) -> list[Figure]:
     return [
         _against(inside, batch["speed"], f"with a sharding key, {batches}", 0.9, case),
         _against(inside, ordered["speed"], f"with a sharding key, {sends}", 20.0, case),
+        _against(
+            inside, cores / (spark + broker) * 1000, f"against what the CPU of {cores} cores allows a free sink", None, case
+        ),
         _against(whole, batch["speed"], f"whole query, {batches}", None, case),
+        _cpu("CPU of Spark for a sink that drops rows", spark, None, case),
         _cpu(f"CPU of the brokers, {batches}", broker, batch["broker"], case),
         _cpu(f"CPU of the brokers, {sends}", broker, ordered["broker"], case),
     ]
+
+
+def _spark_cpu(run: Callable[[], object]) -> float:
+    """The CPU seconds that this process and those below it use in a run, with those that end meanwhile."""
+
+    def used() -> float:
+        total = 0.0
+        for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += sum(process.cpu_times()[:4])
+        return total
+
+    before = used()
+    run()
+    return used() - before
 
 
 # --- small and many
