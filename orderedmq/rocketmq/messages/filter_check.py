@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 
 from orderedmq.conditions import OptionCondition, RocketMQCondition
 from orderedmq.core.filters import Filter
@@ -14,8 +14,8 @@ from orderedmq.rocketmq.wire import group_requests, rights
 from orderedmq.rocketmq.wire.route import Route
 
 
-def require(client: Client, matching: Filter, routes: Mapping[str, Route]) -> None:
-    """Check a filter of messages of topics, which are given with their routes.
+def require(client: Client, matching: Filter, topics: Iterable[str], route: Callable[[str], Route]) -> None:
+    """Check a filter of topics' messages. ``route`` returns a topic's route.
 
     Every broker of the topics checks SQL. Tags need no check. Raises OptionError INVALID or UNSUPPORTED, RocketMQError.
     """
@@ -26,10 +26,10 @@ def require(client: Client, matching: Filter, routes: Mapping[str, Route]) -> No
         # It says that any SQL is right (ClientManagerActivity.checkClientConfig), and brokers ignore SQL that is wrong.
         raise_not_through_proxy("option filterSql")
     asked: set[str] = set()
-    for topic, route in routes.items():
+    for topic in topics:
         wanted = group_requests.TopicSubscription(topic, matching.expression, matching.kind)
         request = group_requests.check_client_config("orderedmq", rights.TOOLS_GROUP, wanted)
-        for name in sorted({queue.broker_name for queue in route.subscribe_set()} - asked):
+        for name in sorted({queue.broker_name for queue in route(topic).subscribe_set()} - asked):
             asked.add(name)
             try:
                 client.call(request, deadline, topic=topic, broker_name=name)

@@ -364,7 +364,7 @@ class RocketMQLog:
 
     def require_filter(self, matching: Filter, topics: Sequence[str]) -> None:
         """See `Log.require_filter`."""
-        filter_check.require(self._client, matching, {topic: self.route(topic) for topic in topics} if matching.sql else {})
+        filter_check.require(self._client, matching, topics, self.route)
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """See `Log.require_rights`. Checks only if the client has an account."""
