@@ -4,10 +4,12 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PREPARED := $(VENV)/.spark-prepared
 DOCS := $(VENV)/.docs
 DIST := $(VENV)/.dist
-# Two processes run the tests, one scope at a time each (tests/scopes.py); ARGS="-n0" runs all in one process.
-SIDE_BY_SIDE := -n 2 --no-loadscope-reorder
+# Two processes run the tests, one scope at a time each, and a third computes in the time that they leave (tests/scopes.py);
+# ARGS="-n0" runs all in one process.
+SIDE_BY_SIDE := -n 3 --no-loadscope-reorder
 # Spark comes as source: pip builds a wheel of it and unpacks it again. Most of that time went into compressing its jars.
 UNCOMPRESSED := $(VENV)/uncompressed.cfg
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -16,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-svg rocketmq check test test-all lint docs dist simulate bench bench-rocketmq bench-report clean
+.PHONY: help setup demo demo-svg ui-picture rocketmq check browser test test-all lint docs dist simulate bench bench-rocketmq bench-kafka bench-report clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +46,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "setup: done"
 
-demo: $(STAMP) ## play a year of flights through ordered queues, kill the job half-way, resume, audit
+# Without it the demo starts later, and nothing else is different.
+$(PREPARED): $(STAMP)
+	@echo "demo: letting Spark start sooner, once"
+	@$(BIN)/orderedmq spark prepare || true
+	@touch $@
+
+demo: $(PREPARED) ## play a year of flights through ordered queues, kill the job half-way, resume, audit
 	@$(BIN)/orderedmq demo
 
 rocketmq: $(STAMP) ## run a RocketMQ on this machine until Ctrl-C; ARGS="--port 9999" is passed to it
@@ -57,10 +65,20 @@ check: $(STAMP) ## lint, types and the tests that need neither Spark nor a serve
 check-tests: $(STAMP)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -q -m "not spark and not rocketmq" --seeds 500 tests/unit tests/contract tests/sim/test_simulation.py $(ARGS)
 
-test: $(STAMP) ## run the tests and print the time of each folder; ARGS="-k name" runs only those
+# Debian's packages. Where they cannot be had, the tests in tests/browser are skipped, but not in CI.
+browser: ## install Chromium and its driver, which tests of the web page need, if they are missing and apt-get can
+	@if command -v chromedriver >/dev/null; then exit 0; fi; \
+	root=; if [ "$$(id -u)" != 0 ]; then root="sudo -n"; fi; \
+	echo "browser: installing chromium and chromium-driver"; \
+	if ! { command -v apt-get && $$root apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive $$root apt-get -qq install --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1; then \
+	  echo "browser: apt-get cannot install them here; install Chromium and chromedriver yourself, or the tests of the page are skipped" >&2; \
+	fi
+
+test: $(STAMP) browser ## run the tests and print the time of each folder; ARGS="-k name" runs only those
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
-test-all: $(STAMP) ## run also slow tests, every release of RocketMQ, and damage to each byte of a store
+test-all: $(STAMP) browser ## run also slow tests, every release of RocketMQ, and damage to each byte of a store
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --all-versions --every-byte --slow $(ARGS)
 
 lint: $(STAMP) ## ruff and strict mypy
@@ -87,8 +105,11 @@ $(DIST): $(STAMP)
 	@$(PIP) install --constraint constraints.txt --no-build-isolation --editable '.[dist]'
 	@touch $@
 
-demo-svg: $(STAMP) ## record the demo as docs/demo.svg, the picture in the README
+demo-svg: $(PREPARED) ## record the demo as docs/demo.svg, the picture in the README
 	@$(BIN)/python docs/record_demo.py
+
+ui-picture: $(STAMP) browser ## take docs/ui.png, the picture of the web page in the README
+	@$(BIN)/python docs/picture_ui.py
 
 simulate: $(STAMP) ## run queries of a group through simulated faults; SEEDS=100000 says how many seeds
 	@$(BIN)/python -m tests.sim --seeds $(or $(SEEDS),10000)
@@ -99,7 +120,10 @@ bench: $(STAMP) ## measure source, sink and broker against their ceilings
 bench-rocketmq: $(STAMP) ## measure what runs over RocketMQ; RUNS=3 says how many times
 	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m tests.bench.run --rocketmq || exit 1; done
 
-bench-report: $(STAMP) ## print the ranges of the kept runs of bench and bench-rocketmq
+bench-kafka: $(STAMP) ## measure Spark's Kafka connector beside source and sink; RUNS=3 says how many times
+	@for run in $$(seq $(or $(RUNS),1)); do $(BIN)/python -m tests.bench.run --kafka || exit 1; done
+
+bench-report: $(STAMP) ## print the ranges of the kept runs of all three
 	@$(BIN)/python -m tests.bench.run --report
 
 clean: ## remove .venv and all that tools leave behind

@@ -32,9 +32,9 @@ class DefaultSource(DataSource):
         return planned_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from ordered_source.batch_reader import BatchReader
+        from ordered_source.pushed_filters import reader_class
 
-        return BatchReader(self.options, schema)
+        return reader_class()(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from ordered_source.stream_reader import StreamReader

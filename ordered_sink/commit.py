@@ -17,12 +17,12 @@ from pyspark.sql.types import StructType
 from ordered_sink.columns import Plan, plan_columns
 from ordered_sink.keys import count_shared
 from ordered_sink.writer import Written, target_queues, write
-from orderedmq.broker import Published
+from orderedmq.broker import Broker, Published
 from orderedmq.concise import concise_calls
 from orderedmq.conditions import MessageCondition, SinkCondition, StoreCondition
 from orderedmq.connections import reach
 from orderedmq.core.selector import selector
-from orderedmq.errors import MessageError, SinkError, StoreError
+from orderedmq.errors import MessageError, RocketMQError, SinkError, StoreError
 from orderedmq.model import DEFAULT_COMPRESSION
 from orderedmq.options.sink import NO_KEY, SinkOptions
 
@@ -49,23 +49,34 @@ class _Planned:
         # A user's function is loaded here once, so that a mistake shows before any task starts.
         selector(self.options.selector, 0)
         with reach(self.options.endpoint) as broker:
-            if self.plan.delays:
-                broker.outbox.require_delays(self.plan.delays, self.options.topic)
-            if self.options.trace_topic is not None:
-                broker.traced(self.options.trace_topic)
-            if self.options.topic is not None:
-                try:
-                    target_queues(broker, self.options.topic, self.options)
-                except StoreError as error:
-                    if error.sub != StoreCondition.MISSING or self.options.topic_queue_nums is None:
-                        raise
-                    broker.admin.create_topic(
-                        self.options.topic,
-                        self.options.topic_queue_nums,
-                        compression=self.options.compression or DEFAULT_COMPRESSION,
-                    )
-            self.identity = broker.identity
+            try:
+                self.identity = self._prepare(broker)
+            except RocketMQError as error:
+                # A Proxy that checks accounts refuses even routes, and names one right.
+                if error.denied and self.options.topic is not None:
+                    identified = streaming or self.options.txn_app_id is not None
+                    broker.outbox.require_rights(self.options.topic, self.options.sink_group, identified=identified)
+                raise
         self.job = uuid.uuid4().hex
+
+    def _prepare(self, broker: Broker) -> str:
+        """Check what the broker can do, make the topic if it is missing and may be made, and return the broker's identity."""
+        if self.plan.delays:
+            broker.outbox.require_delays(self.plan.delays, self.options.topic)
+        if self.options.trace_topic is not None:
+            broker.traced(self.options.trace_topic)
+        if self.options.topic is not None:
+            try:
+                target_queues(broker, self.options.topic, self.options)
+            except StoreError as error:
+                if error.sub != StoreCondition.MISSING or self.options.topic_queue_nums is None:
+                    raise
+                broker.admin.create_topic(
+                    self.options.topic,
+                    self.options.topic_queue_nums,
+                    compression=self.options.compression or DEFAULT_COMPRESSION,
+                )
+        return broker.identity
 
     def write(self, rows: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return write(rows, self.options, self.plan, self.identity, self.job, streaming=self.streaming)

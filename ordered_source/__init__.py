@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ordered_source.lag_listener import LagListener
     from ordered_source.listener.concurrently import consume_concurrently
+    from ordered_source.listener.dead_letter import dead_letter
     from ordered_source.listener.shell import consume_orderly
     from orderedmq.core.concurrently import ConsumeConcurrentlyContext, ConsumeConcurrentlyStatus
     from orderedmq.core.listener import ConsumeOrderlyContext, ConsumeOrderlyStatus
 
 __all__ = [
     "ConsumeConcurrentlyContext", "ConsumeConcurrentlyStatus", "ConsumeOrderlyContext", "ConsumeOrderlyStatus", "LagListener",
-    "consume_concurrently", "consume_orderly",
+    "consume_concurrently", "consume_orderly", "dead_letter",
 ]  # fmt: skip
 
 _HOMES = {
@@ -29,6 +30,7 @@ _HOMES = {
     "LagListener": "ordered_source.lag_listener",
     "consume_concurrently": "ordered_source.listener.concurrently",
     "consume_orderly": "ordered_source.listener.shell",
+    "dead_letter": "ordered_source.listener.dead_letter",
 }
 
 

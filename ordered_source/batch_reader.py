@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -17,6 +18,7 @@ from orderedmq.broker import Broker, Log, QueueBounds
 from orderedmq.concise import concise_calls
 from orderedmq.conditions import OffsetCondition
 from orderedmq.connections import reach
+from orderedmq.core.pruning import Pruning
 from orderedmq.errors import DataLossError, OffsetError, queue_deleted
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.options.offsets_json import EARLIEST
@@ -33,6 +35,8 @@ class BatchReader(DataSourceReader):
         self.options = SourceOptions.parse(options, streaming=False)
         self.columns = chosen_columns(schema)
         self.schema = schema
+        #: What a filter that Spark pushed down leaves.
+        self.pruning = Pruning()
         with reach(self.options.endpoint) as broker:
             plan.check(broker, self.options)
 
@@ -41,7 +45,7 @@ class BatchReader(DataSourceReader):
         with reach(options.endpoint) as broker:
             topics = plan.topics(broker, options)
             anchors = {topic.name: topic.incarnation for topic in topics}
-            spans = self._spans(broker, plan.queues_of(broker, topics))
+            spans = self._pruned(broker, self._spans(broker, plan.queues_of(broker, topics)))
             identity = broker.identity
         out: list[InputPartition] = [
             QueuePartition(
@@ -116,6 +120,14 @@ class BatchReader(DataSourceReader):
             self._fail_or_warn(loss)
         return OffsetRange(begin, max(begin, end))
 
+    def _pruned(self, broker: Broker, spans: Mapping[MessageQueue, OffsetRange]) -> dict[MessageQueue, OffsetRange]:
+        """Return the parts of the ranges that can have messages that fit the pushed filters."""
+        source, slack = broker.log.reading(self.options.pull_settings), broker.capabilities.store_time_slack
+        parts = {
+            queue: self.pruning.part(queue, span, slack, partial(_offset_at, source, queue)) for queue, span in spans.items()
+        }
+        return {queue: part for queue, part in parts.items() if part is not None}
+
     def _fail_or_warn(self, error: DataLossError) -> None:
         data_loss.fail_or_warn(error, fail=self.options.fail_on_data_loss)
 
@@ -123,6 +135,14 @@ class BatchReader(DataSourceReader):
         if not isinstance(partition, QueuePartition):
             return iter(())
         return partition_reader.read(partition, self.columns, to_arrow_schema(self.schema, timezone="UTC"))
+
+
+def _offset_at(source: Log, queue: MessageQueue, timestamp: int) -> int | None:
+    """Return where messages of a time begin; None if a message on the way is lost: whoever reads it says so."""
+    try:
+        return source.offset_at(queue, timestamp)
+    except DataLossError:
+        return None
 
 
 def _is_explicit(starting: StartingOffsets, queue: MessageQueue) -> bool:

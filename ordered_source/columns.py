@@ -25,7 +25,8 @@ from orderedmq.schema import unknown_column
 #: The source's own column: the lock under which a row was read (`lock_token.encode`). Null without a group.
 LOCK_TOKEN: Final = "lock_token"
 
-_TYPES: Final[dict[str, DataType]] = {
+#: The types of all columns that the source gives.
+COLUMN_TYPES: Final[dict[str, DataType]] = {
     "topic": StringType(),
     "broker_name": StringType(),
     "queue_id": IntegerType(),
@@ -46,13 +47,13 @@ _TYPES: Final[dict[str, DataType]] = {
 def full_schema(include_properties: bool, include_lock_token: bool = False) -> StructType:
     """Return the schema of a read without a user's schema."""
     names = (*DEFAULT_COLUMNS, *(("properties",) if include_properties else ()), *((LOCK_TOKEN,) if include_lock_token else ()))
-    return StructType([StructField(name, _TYPES[name]) for name in names])
+    return StructType([StructField(name, COLUMN_TYPES[name]) for name in names])
 
 
 def chosen_columns(schema: StructType) -> tuple[str, ...]:
     """Return the columns named by a user's schema. Raises SchemaError UNKNOWN_COLUMN or WRONG_TYPE."""
     for field in schema.fields:
-        expected = _TYPES.get(field.name)
+        expected = COLUMN_TYPES.get(field.name)
         if expected is None:
             raise unknown_column(field.name)
         if field.dataType != expected:

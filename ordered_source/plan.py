@@ -14,7 +14,7 @@ from orderedmq.concise import concise
 from orderedmq.conditions import OffsetCondition, OptionCondition, TopicCondition
 from orderedmq.connections import reach
 from orderedmq.core.parking import parked_topic
-from orderedmq.errors import OffsetError, OptionError, TopicError
+from orderedmq.errors import OffsetError, OptionError, RocketMQError, TopicError
 from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST
 from orderedmq.options.source import EndingOffsets, SourceOptions, StartingOffsets
@@ -37,17 +37,26 @@ def check(broker: Broker, options: SourceOptions) -> None:
     Raises TopicError MISSING, RocketMQError NO_PERMISSION, OptionError for a filter that a broker cannot apply, GroupError
     BAD_NAME for a group whose parking lots cannot be named.
     """
-    found = topics(broker, options)
-    names = [topic.name for topic in found]
+    try:
+        found = topics(broker, options)
+    except RocketMQError as error:
+        # Brokers give routes to everybody. A Proxy that checks accounts does not, and names one right.
+        if error.denied and options.topics:
+            _require_rights(broker, options, sorted(options.topics))
+        raise
+    _require_rights(broker, options, [topic.name for topic in found])
+    if options.matching is not None:
+        broker.log.require_filter(options.matching, [topic.name for topic in found])
+
+
+def _require_rights(broker: Broker, options: SourceOptions, names: list[str]) -> None:
     if options.parking_lot is not None:
         assert options.consumer_group is not None
-        names += [parked_topic(options.consumer_group, topic.name) for topic in found]
+        names = names + [parked_topic(options.consumer_group, name) for name in names]
     if options.retry_topic:
         # It may not exist yet.
         names = list(dict.fromkeys([*names, retry_topic(options)]))
     broker.log.require_rights(names, options.consumer_group)
-    if options.matching is not None:
-        broker.log.require_filter(options.matching, [topic.name for topic in found])
 
 
 def topics(broker: Broker, options: SourceOptions) -> list[TopicInfo]:

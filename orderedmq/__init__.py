@@ -2,7 +2,8 @@
 
 ``spark.readStream.format("orderedmq")`` and ``df.writeStream.format("orderedmq")`` need no import. This module has the rest:
 ``connect`` opens a connection to a broker, ``Producer`` writes messages from Python, ``prepare_spark`` sets up Java and Python
-for Spark, ``register`` makes the format known where Spark cannot find it. ``OrderedMQError`` is the base of all errors.
+for Spark, ``tuned`` also lets a session start sooner, ``register`` makes the format known where Spark cannot find it.
+``OrderedMQError`` is the base of all errors.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ if TYPE_CHECKING:
     from orderedmq.connections import connect
     from orderedmq.endpoint import Credentials, TlsOptions
     from orderedmq.java import prepare_spark
+    from orderedmq.startup.tuning import tuned
     from orderedmq.tools.producer import Producer
 
 __version__ = "0.1.0"
-__all__ = ["Credentials", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register"]
+__all__ = ["Credentials", "OrderedMQError", "Producer", "TlsOptions", "connect", "prepare_spark", "register", "tuned"]
 
 #: Names that are loaded on first use: they import pyarrow, which Spark's look-up of data sources should not load.
 _HOMES = {
     "connect": "orderedmq.connections",
     "Producer": "orderedmq.tools.producer",
     "prepare_spark": "orderedmq.java",
+    "tuned": "orderedmq.startup.tuning",
     "Credentials": "orderedmq.endpoint",
     "TlsOptions": "orderedmq.endpoint",
 }

@@ -2,8 +2,7 @@
 
 Rules: source and sink use only this interface, and never branch on the kind of broker (``Capabilities`` says what differs by
 nature). Every mutation of a group carries the lock token under which it is made. The token of a parking lot is guarded by the
-lock of its queue (`core.parking.guarding`): a broker compares the epochs of that lock. The contract suite (tests/contract) checks
-each broker.
+lock of its queue (`core.parking.guarding`): a broker compares that lock's epochs. tests/contract checks each broker.
 """
 
 from __future__ import annotations
@@ -284,10 +283,9 @@ class Groups(Protocol):
     def send_back(self, token: LockToken, messages: Sequence[tuple[int, int]], max_reconsume_times: int) -> int:
         """Have the broker put copies of messages of the token's queue into the retry topic %RETRY%<group>, each after a delay.
 
-        ``messages``: offsets and delay levels, 1 to 18, or below 0 for a dead letter. One that was retried
-        ``max_reconsume_times`` times becomes a dead letter, too. Return how many were sent back, the first of them, at least
-        one. A message that is sent back twice comes twice. Raises LockError LOST, DataLossError AGED_OUT if a message is gone,
-        OptionError UNSUPPORTED where brokers have no retry topics.
+        ``messages``: offsets and delay levels, 1 to 18, or below 0 for a dead letter. One that was retried ``max_reconsume_times``
+        times becomes a dead letter, too. Return how many were sent back, the first of them, at least one. One that is sent back twice
+        comes twice. Raises LockError LOST, DataLossError AGED_OUT, OptionError UNSUPPORTED where brokers have no retry topics.
         """
 
     def reset_number(self, group: str) -> int:
@@ -317,6 +315,9 @@ class Outbox(Protocol):
 
     def require_delays(self, columns: Sequence[str], topic: str | None) -> None:
         """Raises OptionError UNSUPPORTED if the topic's brokers cannot deliver rows later, as these columns (`core.delays`) say."""
+
+    def require_rights(self, topic: str, group: str | None, *, identified: bool) -> None:
+        """As `Log.require_rights`, to write, where a server refuses even routes. ``identified``: batches have a `SinkBatch.sink_id`."""
 
     def open(self, batch: SinkBatch, partition: int) -> Staging:
         """Return a staging area for one attempt of one task."""

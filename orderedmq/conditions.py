@@ -113,6 +113,7 @@ class StoreFullCondition(StrEnum):
 class JavaCondition(StrEnum):
     MISSING = "MISSING"
     TOO_OLD = "TOO_OLD"
+    NO_ARCHIVE = "NO_ARCHIVE"
 
 
 class RocketMQCondition(StrEnum):

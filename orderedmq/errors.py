@@ -179,7 +179,7 @@ class StoreFullError(StoreError):
 
 
 class JavaError(ErrorOf[JavaCondition]):
-    """Spark needs a Java runtime and the machine has none that is new enough."""
+    """Spark needs a Java runtime and the machine has none that is new enough; or Java made no archive of Spark's classes."""
 
     family = "ORDEREDMQ_JAVA"
     conditions = JavaCondition

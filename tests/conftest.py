@@ -13,9 +13,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from orderedmq.java import ensure_java
-from tests import quick_spark, report, scopes
+from tests import quick_spark, report, scopes, weights
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,9 +70,12 @@ _PREPARING = pytest.StashKey[subprocess.Popen[bytes] | None]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start preparing Spark if any test starts it; earlier tests run meanwhile."""
+    """Start preparing Spark if any test starts it; earlier tests run meanwhile. From here on a process may give way to others."""
     wanted = not session.config.option.collectonly and any(map(scopes.starts_spark, session.items))
     session.config.stash[_PREPARING] = quick_spark.begin() if wanted else None
+    # Not before: all processes wait for each other's collections.
+    if scopes.gives_way(getattr(session.config, "workerinput", {"workerid": "gw0"})["workerid"]):
+        weights.give_way(scopes.NICENESS)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -97,6 +101,16 @@ class Scopes(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return scopes.scope_of(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Give a process the next scope; to one that gives way, the next that computes, unless it is alone."""
+        if scopes.gives_way(node.gateway.id) and any(one is not node and not one.shutting_down for one in self.nodes):
+            found = next(filter(scopes.computes, self.workqueue), None)
+            if found is None:
+                node.shutdown()
+                return
+            self.workqueue.move_to_end(found, last=False)
+        super()._assign_work_unit(node)
 
 
 @pytest.hookimpl(optionalhook=True)

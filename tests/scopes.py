@@ -1,12 +1,16 @@
 """The scopes of a parallel run: tests that start the same servers or drivers run in one process, one after the other.
 
-Each folder is a scope. tests/rocketmq is two, each with servers of its own: modules marked ``spark`` are the second. A module that
+Each folder is a scope. tests/rocketmq is two, each with servers of its own: modules marked ``spark`` are the second. tests/contract is
+two: its tests on the embedded broker need no servers. A module that
 shares nothing with others is a scope, to fill the time that the others leave: unit tests, and what starts only drivers of its own.
+
+Two processes run any scope. While their tests wait for servers and locks, a third computes, in the CPU time that they leave.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -14,11 +18,33 @@ from typing import Final
 import pytest
 
 _ROOT: Final = Path(__file__).parents[1]
-#: An order that keeps two processes busy to the end. sim comes late: its background processes take CPU that servers with short
-#: locks need.
-_ORDER: Final = ("rocketmq", "contract", "faults", "rocketmq with Spark", "spark", "sim")
+_EMBEDDED: Final = "contract on the embedded broker"
+#: An order that keeps two processes busy to the end. sim comes late: its seeds have run beside the others by then.
+_ORDER: Final = ("rocketmq", "contract", "faults", "rocketmq with Spark", "spark", _EMBEDDED, "sim")
 #: Modules of tests/spark that do not use the shared session.
-ALONE: Final = ("tests/spark/test_connect.py", "tests/spark/test_demo.py", "tests/spark/test_registration.py")
+ALONE: Final = (
+    "tests/spark/test_against_kafka.py",
+    "tests/spark/test_demo.py",
+    "tests/spark/test_registration.py",
+    "tests/spark/test_startup.py",
+)
+#: Modules that start a Spark Connect server, which has one port.
+CONNECT: Final = ("tests/spark/test_connect.py", "tests/spark/test_pipeline.py")
+
+#: Processes that run any scope; those above give way to them.
+_FULL: Final = 2
+#: Of a process that gives way. It gets a tenth of a core where a machine has no time to spare, so no test of it runs into its timeout.
+NICENESS: Final = 10
+
+
+def gives_way(worker: str) -> bool:
+    """Whether a process of pytest-xdist ("gw2") gives way to the others, and runs only what computes."""
+    return int(worker.removeprefix("gw")) >= _FULL
+
+
+def computes(scope: str) -> bool:
+    """Whether the tests of a scope compute: they start neither servers nor Spark, and no lock of theirs ends on a busy machine."""
+    return scope in ("sim", _EMBEDDED) or scope.startswith("tests/unit/")
 
 
 def scope_of(nodeid: str) -> str:
@@ -27,6 +53,10 @@ def scope_of(nodeid: str) -> str:
     folder = module.split("/")[1]
     if folder == "unit" or module in ALONE:
         return module
+    if module in CONNECT:
+        return "Spark Connect"
+    if folder == "contract" and re.search(r"\[embedded\b", nodeid):
+        return _EMBEDDED
     return f"{folder} with Spark" if folder == "rocketmq" and _is_marked(module) else folder
 
 

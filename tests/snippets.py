@@ -1,7 +1,8 @@
 """Finds the Python snippets of the documents, and runs those of a page one after another, as a reader would.
 
-A comment in the line before a snippet exempts it from this: ``<!-- needs: rocketmq -->`` (tests/rocketmq has servers), or
-``<!-- tested: tests/…::test_… -->`` (that test runs it).
+A comment in the line before a snippet exempts it from this: ``<!-- needs: rocketmq -->`` (tests/rocketmq has servers),
+or ``<!-- tested: tests/…::test_… -->`` (that test runs it). ``<!-- page tested: tests/…::test_… -->`` says so for all snippets of a
+page.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCUMENTS: Final = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+_PAGE: Final = re.compile(r"^<!-- page ([^\n]*) -->$", re.MULTILINE)
 _FENCE: Final = re.compile(r"^(?:<!-- ([^\n]*) -->\n+)?( *)```python\n(.*?)^\2```$", re.MULTILINE | re.DOTALL)
 
 
@@ -44,8 +46,14 @@ class Snippet(NamedTuple):
 
 def snippets(path: Path) -> list[Snippet]:
     text = path.read_text()
+    of_page = _PAGE.search(text)
     return [
-        Snippet(path, text.count("\n", 0, found.start(3)) + 1, textwrap.dedent(found[3]), found[1] or "")
+        Snippet(
+            path,
+            text.count("\n", 0, found.start(3)) + 1,
+            textwrap.dedent(found[3]),
+            found[1] or (of_page[1] if of_page else ""),
+        )
         for found in _FENCE.finditer(text)
     ]
 
@@ -61,6 +69,11 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def execute(one: Snippet, names: dict[str, Any]) -> None:
+    """Run a snippet with these global names. Its lines keep their numbers in the document, for tracebacks."""
+    exec(compile("\n" * (one.line - 1) + one.code, name(one.path), "exec"), names)
+
+
 def run(some: Sequence[Snippet], spark: SparkSession, folder: Path, replaced: Mapping[str, str] | None = None) -> None:
     """Run the snippets of a page in the tests' session, with ``data/`` inside ``folder``. Queries left running must not fail."""
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -73,8 +86,7 @@ def run(some: Sequence[Snippet], spark: SparkSession, folder: Path, replaced: Ma
             code = one.code
             for text, other in texts.items():
                 code = code.replace(text, other)
-            # The lines keep their numbers in the document, for tracebacks.
-            exec(compile("\n" * (one.line - 1) + code, name(one.path), "exec"), names)
+            execute(one._replace(code=code), names)
         for query in spark.streams.active:
             query.processAllAvailable()
             assert query.exception() is None

@@ -17,11 +17,10 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from ordered_source.columns import LOCK_TOKEN
 from ordered_source.listener import by_key, key_shell
 from ordered_source.listener.by_key import ByKey
 from ordered_source.listener.messages import Window
-from ordered_source.listener.tasks import NEEDED, OUTCOME_SCHEMA, OUTCOMES, lock_of, put_aside, require_columns
+from ordered_source.listener.tasks import NEEDED, OUTCOME_SCHEMA, OUTCOMES, by_queue, lock_of, put_aside, require_columns
 from ordered_source.listener.tracing import NO_TRACING, Tracing
 from ordered_source.lock_token import Lock
 from orderedmq.concise import concise
@@ -159,7 +158,7 @@ def consume(
     current: _Consumer | None = None
     for batch in batches:
         decided: list[Outcome] = []
-        for queue, text, rows in _by_queue(batch):
+        for queue, text, rows in by_queue(batch):
             if current is None or (current.queue, current.text) != (queue, text):
                 if current is not None:
                     decided += current.finish()
@@ -232,26 +231,6 @@ class _Consumer:
         if outcomes:
             out += outcomes
             self._window.forget(self._engine.floor)
-
-
-def _by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, str | None, pa.RecordBatch]]:
-    """Split a batch's rows where the queue or the lock changes. A task has one of each, unless rows were shuffled."""
-    if not batch.num_rows:
-        return
-    names = ("topic", "broker_name", "queue_id", LOCK_TOKEN)
-    columns = [batch.column(name) for name in names]
-    rows = batch.select([name for name in batch.schema.names if name != LOCK_TOKEN])
-    if all(len(column.unique()) == 1 for column in columns):
-        topic, broker, queue_id, text = (column[0].as_py() for column in columns)
-        yield MessageQueue(topic, broker, queue_id), text, rows
-        return
-    begin = 0
-    keys = list(zip(*(column.to_pylist() for column in columns)))
-    for index in range(1, len(keys) + 1):
-        if index == len(keys) or keys[index] != keys[begin]:
-            topic, broker, queue_id, text = keys[begin]
-            yield MessageQueue(topic, broker, queue_id), text, rows.slice(begin, index - begin)
-            begin = index
 
 
 def _table(outcomes: Sequence[Outcome]) -> pa.RecordBatch:

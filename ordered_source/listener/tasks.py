@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -97,13 +97,46 @@ def lock_of(
     return lock
 
 
+def by_queue(batch: pa.RecordBatch) -> Iterator[tuple[MessageQueue, str | None, pa.RecordBatch]]:
+    """Split a batch's rows where the queue or the lock changes. A task has one of each, unless rows were shuffled."""
+    if not batch.num_rows:
+        return
+    names = ("topic", "broker_name", "queue_id", LOCK_TOKEN)
+    columns = [batch.column(name) for name in names]
+    rows = batch.select([name for name in batch.schema.names if name != LOCK_TOKEN])
+    if all(len(column.unique()) == 1 for column in columns):
+        topic, broker, queue_id, text = (column[0].as_py() for column in columns)
+        yield MessageQueue(topic, broker, queue_id), text, rows
+        return
+    begin = 0
+    keys = list(zip(*(column.to_pylist() for column in columns)))
+    for index in range(1, len(keys) + 1):
+        if index == len(keys) or keys[index] != keys[begin]:
+            topic, broker, queue_id, text = keys[begin]
+            yield MessageQueue(topic, broker, queue_id), text, rows.slice(begin, index - begin)
+            begin = index
+
+
 def put_aside(broker: Broker, token: LockToken, messages: Sequence[Message], error: str | None, retries: int) -> str | None:
     """Write messages to the dead letters. Return None, or the error's text if the write fails. Raises LockError.
 
     ``retries`` is added to their ``reconsume_times``.
     """
+    try:
+        write_letters(broker, token, messages, [error] * len(messages), retries)
+    except LockError:
+        raise
+    except OrderedMQError as refused:
+        return str(refused)
+    return None
+
+
+def write_letters(
+    broker: Broker, token: LockToken, messages: Sequence[Message], errors: Sequence[str | None], retries: int = 0
+) -> None:
+    """Write messages of the token's queue to the dead letters, each with its error. Raises what `Groups.dead_letter` raises."""
     letters = []
-    for message in messages:
+    for message, error in zip(messages, errors, strict=True):
         found = {name: getattr(message, name, None) for name in ("tags", "keys", "sharding_key", "properties", "message_id")}
         properties = dead_letter_properties(
             token.queue,
@@ -115,10 +148,4 @@ def put_aside(broker: Broker, token: LockToken, messages: Sequence[Message], err
         )
         letters.append({"body": message.body, **found, "properties": list(properties.items())})
     rows = pa.RecordBatch.from_pylist(letters, schema=PRODUCER_SCHEMA)
-    try:
-        broker.groups.dead_letter(token, rows, [message.queue_offset for message in messages])
-    except LockError:
-        raise
-    except OrderedMQError as refused:
-        return str(refused)
-    return None
+    broker.groups.dead_letter(token, rows, [message.queue_offset for message in messages])

@@ -1,4 +1,4 @@
-"""The command ``orderedmq``: topics, messages, groups, locks, parked messages and dead letters of a broker, the audit, and the demo.
+"""The command ``orderedmq``: topics, messages, groups, locks, parked messages and dead letters of a broker, its web page, audit, demo.
 
 Rule: a command's module, with pyarrow and its other imports, is loaded only for that command, its own help or its own
 completion. ``--version``, ``--help`` and the completion of a command's name load no command's module.
@@ -24,6 +24,7 @@ GROUPS: Final = {
     "parked": ("parked", "Parked messages: keys that wait because a message of them failed. List, retry, drop and hold."),
     "dlq": ("dlq", "Dead letters: messages that a listener gave up. List and replay."),
     "rocketmq": ("rocketmq", "Run RocketMQ on this machine."),
+    "spark": ("spark", "Let Spark start sooner."),
 }
 #: The other commands: module and first paragraph of the help text.
 COMMANDS: Final = {
@@ -33,6 +34,10 @@ COMMANDS: Final = {
         "Show the first or last messages of a topic, or those from an offset on. Several queues: in the order of arrival.",
     ),
     "top": ("top", "Watch the queues of consumer groups: offset, lag, speed, owner. Ends with q or Ctrl-C."),
+    "ui": (
+        "ui",
+        "Serve a web page that shows groups, topics, messages, parked messages and dead letters. Ends with Ctrl-C.",
+    ),
     "audit": (
         "audit",
         "Compare two topics, or a topic and a table, per sharding key. Exit code 1 if anything is lost, duplicated or out of order.",

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orderedmq.cli import completion
-from orderedmq.cli.shell import REFUSED, Column, Shell, command, number
+from orderedmq.cli.shell import REFUSED, Column, Shell, command
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
+from orderedmq.tools.readable import number
 
 if TYPE_CHECKING:
     from orderedmq.broker import Broker

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 
-from orderedmq.cli.shell import REFUSED, Column, Shell, command, number, size
+from orderedmq.cli.shell import REFUSED, Column, Shell, command
 from orderedmq.conditions import OptionCondition
 from orderedmq.embedded.check import examine
 from orderedmq.errors import OptionError
 from orderedmq.options.declared import DEFAULT_DIRECTORY
+from orderedmq.tools.readable import number, size
 
 
 def add_to(app: typer.Typer) -> None:

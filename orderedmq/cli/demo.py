@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from orderedmq.cli.shell import REFUSED, Shell, command, size
+from orderedmq.cli.shell import REFUSED, Shell, command
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError
+from orderedmq.tools.readable import size
 
 if TYPE_CHECKING:
     from orderedmq.demo.play import Demo, Progress
@@ -67,7 +68,8 @@ def demo(
         shell,
         "killed",
         asdict(first),
-        f"SIGKILL to the job{in_flight}, with {first.committed} batches and {first.events:,} events behind it"
+        f"first batch after {first.first_batch_after:.1f} s; SIGKILL to the job{in_flight}, with {first.committed} batches and "
+        f"{first.events:,} events behind it"
         if first.killed_in is not None
         else "the job was done before it could be killed",
         first.seconds,

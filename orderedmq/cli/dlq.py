@@ -9,12 +9,12 @@ import typer
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
-from orderedmq.cli.messages import body_fields, body_text
-from orderedmq.cli.shell import Column, Shell, command, commands, escaped, moment, short_moment
+from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset
 from orderedmq.model import check_group
 from orderedmq.tools.dead_letters import DeadLetter, Replayed, dead_letter_queue, read, replay, replayed_to
+from orderedmq.tools.readable import body_fields, body_text, moment, preview, short_moment
 
 app = commands("Dead letters: messages that a listener gave up. List and replay.")
 
@@ -41,11 +41,6 @@ def _row(letter: DeadLetter, replayed: int) -> dict[str, Any]:
         "properties": dict(letter.properties),
         **body_fields(letter.body),
     }
-
-
-def _preview(text: str) -> str:
-    line = " ".join(escaped(text[: _PREVIEW + 1]).splitlines())
-    return line if len(line) <= _PREVIEW else f"{line[: _PREVIEW - 1]}…"
 
 
 @command(app, "list")
@@ -75,7 +70,10 @@ def list_letters(
             for piece in read(broker.log, queue, begin, min(end, begin + count)):
                 rows += [_row(letter, replayed) for letter in piece]
     if not shell.json:
-        rows = [{**row, "body": _preview(body_text(row)), "error": row["error"] and _preview(row["error"])} for row in rows]
+        rows = [
+            {**row, "body": preview(body_text(row), _PREVIEW), "error": row["error"] and preview(row["error"], _PREVIEW)}
+            for row in rows
+        ]
     columns = (
         Column("offset", "offset", right=True),
         *queue_names.columns(rows),

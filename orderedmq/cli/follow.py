@@ -10,10 +10,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from orderedmq.broker import Log
-from orderedmq.cli.shell import Shell, console, escaped
+from orderedmq.cli.shell import Shell, console
 from orderedmq.conditions import DataLossCondition
 from orderedmq.errors import DataLossError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+from orderedmq.tools.readable import escaped
 
 #: Seconds between two polls of a broker that has no cheap sign of a change, and of one that has.
 _LOOK: Final = 0.5

@@ -10,16 +10,18 @@ import typer
 
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.cli import completion, queue_names
-from orderedmq.cli.owners import owner_columns, owners_of, short_names
+from orderedmq.cli.owners import owner_columns
 from orderedmq.cli.queue_names import queue_fields
-from orderedmq.cli.shell import Column, Shell, command, commands, duration, number, yes_no
+from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.core.offsets import offsets_to_json
 from orderedmq.core.parked_rows import Lot
-from orderedmq.core.pull_settings import PullSettings
 from orderedmq.model import check_group, check_topic
+from orderedmq.tools import seek as tools
 from orderedmq.tools.group_state import GroupQueue, group_queues, own_offsets
+from orderedmq.tools.owner_names import owners_of, short_names
 from orderedmq.tools.parked import LotReader, due_in
-from orderedmq.tools.seek import parse_target, queues_to_seek, require_choice, resolve
+from orderedmq.tools.readable import duration, number, yes_no
+from orderedmq.tools.seek import parse_target
 
 app = commands("Show the offsets and lag of consumer groups; seek and delete.")
 
@@ -205,27 +207,24 @@ def seek(
         check_topic(name, writing=False)
     target = parse_target(to, "--to")
     with shell.broker() as broker:
-        queues = queues_to_seek(broker, group, target, topic or ())
-        offsets = resolve(broker.log.reading(PullSettings(group)), target, queues)
-        before = broker.groups.offsets(group, queues)
-        if not dry_run:
-            reset = broker.admin.seek(group, offsets, force=force, parked=parked)
-        else:
-            reset = broker.groups.reset_number(group)
-            if not force:
-                broker.admin.require_unused(group)
-            if parked is None:
-                require_choice(broker, group, queues)
+        done = tools.seek(broker, group, target, topic or (), force=force, parked=parked, dry_run=dry_run)
     rows = [
-        {"group": group, **queue_fields(queue), "old": before.get(queue), "new": offset, "reset": reset, "dry_run": dry_run}
-        for queue, offset in offsets.items()
+        {
+            "group": group,
+            **queue_fields(queue),
+            "old": done.old.get(queue),
+            "new": offset,
+            "reset": done.reset,
+            "dry_run": dry_run,
+        }
+        for queue, offset in done.new.items()
     ]
     columns = (
         *queue_names.columns(rows),
         Column("old", "old offset", number, right=True),
         Column("new", "new offset", number, right=True),
     )
-    title = f"group {group} would go to" if dry_run else f"group {group}, reset {reset}"
+    title = f"group {group} would go to" if dry_run else f"group {group}, reset {done.reset}"
     shell.show(rows, columns, title=title, none="no queues")
 
 

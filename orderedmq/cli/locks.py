@@ -8,10 +8,11 @@ import typer
 
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group, owner_fields
-from orderedmq.cli.owners import owner_columns, owners_of, short_names
+from orderedmq.cli.owners import owner_columns
 from orderedmq.cli.queue_names import queue_fields
 from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.model import check_group
+from orderedmq.tools.owner_names import owners_of, short_names
 
 app = commands("Show the owners of queues; release locks.")
 

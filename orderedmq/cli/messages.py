@@ -14,13 +14,14 @@ import typer
 from orderedmq.broker import Log, QueueBounds
 from orderedmq.cli import queue_names
 from orderedmq.cli.follow import Lines, arrivals
-from orderedmq.cli.shell import Column, Shell, command, moment, short_moment
+from orderedmq.cli.shell import Column, Shell, command
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError, no_such_offset
 from orderedmq.model import MessageQueue
 from orderedmq.pulls import pulls
 from orderedmq.text import text_of
+from orderedmq.tools.readable import body_fields, body_text, moment, short_moment
 
 _COLUMNS = (
     "topic",
@@ -211,16 +212,3 @@ def _readable(row: dict[str, Any]) -> dict[str, Any]:
         row["properties"] = dict(row["properties"] or ())
     where = {"topic": row.pop("topic"), "broker": row.pop("broker_name"), "queue_id": row.pop("queue_id")}
     return {**where, **row, **body_fields(body)}
-
-
-def body_fields(body: bytes) -> dict[str, Any]:
-    """Return a body as text if it is UTF-8, else in hexadecimal digits."""
-    try:
-        return {"body": body.decode()}
-    except UnicodeDecodeError:
-        return {"body_hex": body.hex(), "body": None}
-
-
-def body_text(row: dict[str, Any]) -> str:
-    """Return the text of a row's body for a table."""
-    return f"0x{row['body_hex']}" if row["body"] is None else row["body"]

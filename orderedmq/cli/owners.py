@@ -1,52 +1,11 @@
-"""Short names of owners and members that tell them apart. Pure.
-
-A client id is long because it is unique: a query's 32 digits, its host, its process, a random number. A table shows the
-shortest name of each client that no other client in the table has. JSON has the whole id.
-"""
+"""The columns of tables that show a queue's owner."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
-from orderedmq.cli.shell import Column, duration, yes_no
-
-#: ``<query>@<host>-<pid>-<random>``; over RocketMQ with ``orderedmq-`` before it.
-_OURS = re.compile(r"(?:orderedmq-)?(?P<query>.+)@(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}")
-_DIGITS = re.compile(r"[0-9a-f]{32}")
-_SHORT = 8
-
-
-def owners_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return the owners of rows, with the names of their queries."""
-    return {row["owner"]: row.get("query_name") for row in rows if row.get("owner") is not None}
-
-
-def short_names(clients: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the shortest name of each client that no other one has.
-
-    ``clients``: client ids, with query names if they have one.
-    """
-    left = {client: _names(client, name) for client, name in clients.items()}
-    while True:
-        seen = Counter(names[0] for names in left.values())
-        double = [names for names in left.values() if seen[names[0]] > 1 and len(names) > 1]
-        if not double:
-            return {client: names[0] for client, names in left.items()}
-        for names in double:
-            del names[0]
-
-
-def _names(client: str, name: str | None) -> list[str]:
-    """Return the names of a client, from the shortest to its id."""
-    ours = _OURS.fullmatch(client)
-    if ours is None:
-        # A consumer in Java is <ip>@<pid>#<time>.
-        return [*([name] if name else []), *([client.partition("#")[0]] if "#" in client else []), client]
-    query = name or (ours["query"][:_SHORT] if _DIGITS.fullmatch(ours["query"]) else ours["query"])
-    return [query, f"{query}-{ours['pid']}", f"{query}@{ours['host']}-{ours['pid']}", client]
+from orderedmq.cli.shell import Column
+from orderedmq.tools.readable import duration, yes_no
 
 
 def owner_columns(short: Mapping[str, str]) -> tuple[Column, ...]:

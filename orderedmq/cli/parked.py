@@ -12,11 +12,12 @@ from orderedmq.broker import Broker
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.queue_names import queue_fields
-from orderedmq.cli.shell import Column, Shell, command, commands, duration, escaped, moment, number
+from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.cli.topics import Yes
 from orderedmq.core.parking import OrderAction
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
+from orderedmq.tools.readable import duration, escaped, moment, number, preview
 
 app = commands("Parked messages: keys that wait because a message of them failed. List, retry, drop and hold.")
 
@@ -67,18 +68,19 @@ def _shown(row: dict[str, Any], one: ParkedKey, now: float) -> dict[str, Any]:
     """Return the row for people, who see times as durations, and the offset of a message without a key in the place of its key."""
     age = duration(max(0.0, now - one.ticket.stored / 1e6)) if one.ticket.stored else None
     key = f"offset {one.offset}" if one.key is None else one.key
-    return {**row, "sharding_key": key, "due": _due(row), "oldest": age, "error": row["error"] and _preview(row["error"])}
+    return {
+        **row,
+        "sharding_key": key,
+        "due": _due(row),
+        "oldest": age,
+        "error": row["error"] and preview(row["error"], _PREVIEW),
+    }
 
 
 def _due(row: dict[str, Any]) -> str:
     if row["state"] != "waiting":
         return str(row["state"])
     return f"in {duration(row['due_in'])}" if row["due_in"] else "now"
-
-
-def _preview(text: str) -> str:
-    line = " ".join(escaped(text[: _PREVIEW + 1]).splitlines())
-    return line if len(line) <= _PREVIEW else f"{line[: _PREVIEW - 1]}…"
 
 
 @command(app, "list")

@@ -17,7 +17,7 @@ from orderedmq.broker import Broker
 from orderedmq.cli import interrupts
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
 from orderedmq.cli.lines import Form, messages, read_lines
-from orderedmq.cli.shell import Shell, command, number, size
+from orderedmq.cli.shell import Shell, command
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition, StoreCondition, TopicCondition
 from orderedmq.core.delays import LEVEL, TIME, delays_nothing
@@ -28,6 +28,7 @@ from orderedmq.model import MAX_QUEUES, is_reserved, missing_topic
 from orderedmq.options.values import parse_timestamp
 from orderedmq.text import is_text
 from orderedmq.tools.producer import Producer
+from orderedmq.tools.readable import number, size
 
 
 def add_to(app: typer.Typer) -> None:

@@ -15,19 +15,20 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, NamedTuple, NoReturn, ParamSpec
 
 import typer
 
 from orderedmq.cli.shared_options import PATH_HELP, JsonOption, NamespaceOption, NamesrvOption, path_option
-from orderedmq.conditions import GroupCondition, OptionCondition, StoreCondition, TopicCondition
+from orderedmq.conditions import OptionCondition
 from orderedmq.endpoint import Endpoint
-from orderedmq.errors import GroupError, OptionError, OrderedMQError, StoreError, TopicError
+from orderedmq.errors import OptionError, OrderedMQError
 from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
 from orderedmq.options.endpoint import ACCOUNT, account, parse_endpoint
 from orderedmq.options.values import parse_path
+from orderedmq.tools.failures import Kind, kind_of
+from orderedmq.tools.readable import CONTROL, escaped, number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +50,7 @@ EXIT_CODES: Final = (
     "130 interrupted."
 )
 
+_CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refused": REFUSED}
 #: The command's flags and variables in place of options of the source and the sink. Only option names that are not plain words.
 _TYPED: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
 _OPTION: Final = re.compile(rf"\b(?:options? )?({'|'.join(_TYPED)})\b")
@@ -125,7 +127,7 @@ class Shell:
 
     def emit(self, row: Mapping[str, Any]) -> None:
         """Print one JSON object, its control characters as ``\\u009b``."""
-        typer.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(row, ensure_ascii=False)))
+        typer.echo(CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(row, ensure_ascii=False)))
 
     def say(self, text: str) -> None:
         """Print a line for people, unless the output is JSON."""
@@ -341,62 +343,9 @@ def typed(message: str) -> str:
 
 
 def code_of(error: OrderedMQError) -> int:
-    misnamed = (TopicCondition.BAD_NAME, TopicCondition.RESERVED, TopicCondition.AMBIGUOUS, GroupCondition.BAD_NAME)
-    if isinstance(error, OptionError) or error.sub in misnamed:
-        return USAGE
-    absent = (StoreCondition.MISSING, TopicCondition.MISSING, TopicCondition.NO_SUCH_QUEUE, GroupCondition.MISSING)
-    # The class is asked for, too: members of two enumerations are equal if their texts are.
-    if isinstance(error, StoreError | TopicError | GroupError) and error.sub in absent:
-        return MISSING
-    return REFUSED
+    return _CODES[kind_of(error)]
 
 
 def _fail(text: str, code: int) -> NoReturn:
     typer.echo(f"orderedmq: {text}", err=True)
     raise typer.Exit(code)
-
-
-# How values look in tables.
-
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
-
-
-def escaped(text: str) -> str:
-    r"""Return text with control characters as ``\x1b``, because a terminal obeys those in a message. Line ends and tabs stay."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def size(value: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:,.0f} {unit}" if unit == "B" else f"{value:,.1f} {unit}"
-        value /= 1024
-    return f"{value:,.1f} TiB"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} m"
-    return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86400:.0f} d"
-
-
-def yes_no(value: bool) -> str:
-    return "yes" if value else "no"
-
-
-def moment(micros: int | None) -> str | None:
-    """Return a time of a broker (µs since 1970) as text in UTC."""
-    if micros is None:
-        return None
-    return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def short_moment(text: str) -> str:
-    """Return a text of ``moment`` in short, for a table."""
-    return f"{text[:10]} {text[11:19]}"

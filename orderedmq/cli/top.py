@@ -15,14 +15,16 @@ import typer
 from orderedmq.broker import Broker
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import OFFSET_COLUMNS, parked_columns, queue_row
-from orderedmq.cli.owners import owner_columns, owners_of, short_names
-from orderedmq.cli.shell import Column, Shell, command, console, number, table
+from orderedmq.cli.owners import owner_columns
+from orderedmq.cli.shell import Column, Shell, command, console, table
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import GroupError, OptionError
 from orderedmq.model import check_group
 from orderedmq.options.values import parse_duration
 from orderedmq.tools.group_state import Rates, group_queues
+from orderedmq.tools.owner_names import owners_of, short_names
 from orderedmq.tools.parked import LotReader
+from orderedmq.tools.readable import number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,12 +10,13 @@ import typer
 from orderedmq.broker import Keep, TopicInfo
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.queue_names import queue_fields
-from orderedmq.cli.shell import Column, Shell, command, commands, duration, moment, number, short_moment, size
+from orderedmq.cli.shell import Column, Shell, command, commands
 from orderedmq.conditions import OptionCondition, TopicCondition
 from orderedmq.errors import OptionError, TopicError
 from orderedmq.model import MAX_QUEUES, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST, parse_offsets_json
 from orderedmq.options.values import invalid, parse_duration, parse_size, shown
+from orderedmq.tools.readable import duration, moment, number, short_moment, size
 
 T = TypeVar("T")
 

@@ -61,6 +61,14 @@ def lots_left(topic: str, lots: Sequence[str], why: str) -> str:
     return f"topic {topic!r} is deleted, but not its parking lots ({', '.join(lots)}): {why}; then delete them, too (orderedmq topic delete)"
 
 
+def lots_kept(group: str, lots: Sequence[str], why: str) -> str:
+    """Return what an error says after a group's parking lots were not deleted, for the reason ``why``; its settings already are."""
+    return (
+        f"the parking lots of group {group!r} ({', '.join(lots)}) are not deleted, and its offsets are kept: {why}; then delete the group "
+        "again (orderedmq group delete)"
+    )
+
+
 def is_parking_lot(topic: str, group: str) -> TopicError:
     """A topic of parking lots has no settings, and its messages are those that its group's queries park and process."""
     return TopicError(

@@ -1,9 +1,9 @@
 """The demo's streaming query: reads flights and writes turnarounds, in a process of its own so that it can be killed.
 
-    python -m orderedmq.demo.job STORE CHECKPOINT QUEUES EVENTS_PER_BATCH
+    python -m orderedmq.demo.job STORE CHECKPOINT QUEUES EVENTS_PER_BATCH START
 
 STORE is the absolute directory of an embedded broker, or a cluster's nameservers. An account comes from the environment, as for
-the command.
+the command. START is "tuned", or "plain" for a session without ``orderedmq.tuned``, to compare.
 
 The state of an aircraft must survive a restart, so Spark keeps it, in one group per queue and not per aircraft. A queue is the
 unit of order and has all events of its aircraft. So a batch takes a few calls on columns instead of thousands on rows (a
@@ -20,8 +20,9 @@ from typing import Any, Final
 
 from orderedmq.demo import IN, OUT
 from orderedmq.demo.turnaround import follow
-from orderedmq.java import ensure_java
+from orderedmq.java import prepare_spark
 from orderedmq.options.endpoint import account
+from orderedmq.startup.tuning import tuned
 
 #: The folder of Spark's own files, in the working directory: a killed Spark leaves them behind.
 SCRATCH: Final = "spark"
@@ -39,8 +40,7 @@ def queue_by_queue(_key: Any, frames: Iterator[Any], state: Any) -> Iterator[Any
     yield messages.to_pandas()
 
 
-def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> None:
-    ensure_java()
+def main(store: str, checkpoint: str, queues: str, events_per_batch: str, start: str) -> None:
     # Set before the JVM starts, which hands its environment on to the workers.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -48,7 +48,7 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> Non
     from pyspark.sql.streaming.state import GroupStateTimeout
 
     scratch = os.path.abspath(SCRATCH)
-    spark = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .appName("orderedmq-demo")
         .config("spark.driver.memory", "1g")
@@ -59,8 +59,12 @@ def main(store: str, checkpoint: str, queues: str, events_per_batch: str) -> Non
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.local.dir", scratch)
         .config("spark.sql.warehouse.dir", scratch)
-        .getOrCreate()
     )
+    if start == "tuned":
+        builder = tuned(builder)
+    else:
+        prepare_spark()
+    spark = builder.getOrCreate()
     java: Any = spark._jvm
     # The parent process needs this to kill the whole job.
     print(json.dumps({"jvm": java.java.lang.ProcessHandle.current().pid()}), flush=True)  # noqa: T201

@@ -68,7 +68,7 @@ class Ran:
 class Demo:
     """One demo in a folder of its own, where store, checkpoint and Spark's log stay.
 
-    ``cluster`` is used in place of a store.
+    ``cluster`` is used in place of a store. ``tuned``: whether the job starts with ``orderedmq.tuned``.
     """
 
     folder: Path
@@ -76,6 +76,7 @@ class Demo:
     queues: int = 8
     batches: int = 10
     cluster: Endpoint | None = None
+    tuned: bool = True
     events: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -211,7 +212,8 @@ class _Job:
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
         }
-        arguments = (demo.endpoint, demo.checkpoint, demo.queues, -(-demo.events // demo.batches))
+        start = "tuned" if demo.tuned else "plain"
+        arguments = (demo.endpoint, demo.checkpoint, demo.queues, -(-demo.events // demo.batches), start)
         with open(demo.log, "ab") as log:
             self._driver = subprocess.Popen(
                 [sys.executable, "-m", "orderedmq.demo.job", *map(str, arguments)],

@@ -262,7 +262,8 @@ class EmbeddedAdmin:
             said = [layout.member_from_json(value) for _, value in txn.scan("members", prefix)]
         names = runs.query_names(store.path) | {member.client_id: member.name for member in said if member.name is not None}
         now = self._clock.instant()
-        alive = {lock.client_id: members.alive(lock.client_id) for _, _, lock in found if lock.held}
+        # Each client is asked for once, however many queues it has.
+        alive = {client_id: members.alive(client_id) for client_id in {lock.client_id for _, _, lock in found if lock.held}}
         return [
             LockInfo(
                 name,

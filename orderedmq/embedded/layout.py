@@ -23,6 +23,7 @@ A queue key is the topic, a NUL and the queue's number. The longest key has 127 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import struct
@@ -50,6 +51,9 @@ DATABASES: Final = (
     "batches",
     "parked",
 )
+
+#: Keys and locks that are kept decoded: whoever watches a group reads the same ones again and again.
+_KEPT: Final = 4096
 
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
@@ -132,6 +136,7 @@ def group_key(group: str, queue: MessageQueue) -> bytes:
     return group.encode() + b"\0" + queue_key(queue)
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def group_of(key: bytes) -> tuple[str, MessageQueue]:
     group, _, rest = key.partition(b"\0")
     return group.decode(), queue_of(rest)
@@ -153,6 +158,7 @@ def lock_to_json(lock: QueueLock) -> bytes:
     return json.dumps(asdict(lock)).encode()
 
 
+@functools.lru_cache(maxsize=_KEPT)
 def lock_from_json(value: bytes) -> QueueLock:
     # Decoded here: json would first detect the encoding of the bytes.
     fields = json.loads(value.decode())

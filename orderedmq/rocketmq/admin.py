@@ -109,10 +109,7 @@ class RocketMQAdmin(GroupAdmin):
         lots = self._lots(topic=name)
         # The topic first: only its deletion shows whether the account may delete it, and no message is lost that it may not.
         delete_topic(self._client, self._log, name, masters.values())
-        try:
-            self._delete_lots(lots, masters)
-        except RocketMQError as error:
-            raise type(error)(error.sub, lots_left(name, sorted(lots), error.message)) from error
+        self._delete_lots(lots, masters, partial(lots_left, name))
         for master, groups in sinks.items():
             for group in groups:
                 with contextlib.suppress(RocketMQError):

@@ -11,14 +11,14 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from orderedmq.broker import LockInfo, MemberInfo
 from orderedmq.conditions import LockCondition
 from orderedmq.core.lock import LOCK_LIFE
 from orderedmq.core.parking import AtSeek, leader_of
-from orderedmq.core.parking_errors import delete_with_parked, is_parking_lot, seek_with_parked
+from orderedmq.core.parking_errors import delete_with_parked, is_parking_lot, lots_kept, seek_with_parked
 from orderedmq.errors import GroupError, LockError, RocketMQError, TopicError, in_use, missing_group, outside_queue
 from orderedmq.model import RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.group import lock_rules
@@ -164,9 +164,17 @@ class GroupAdmin(ParkedAdmin):
             if not force:
                 self._require_none_parked(group, self._queues_of(lots), delete_with_parked)
             if lots:
-                self._delete_lots(lots, every_master(self._client))
-            for address in self._numbers.masters().values():
-                self._client.call_address(address, admin_requests.delete_group(group), Deadline.after(GROUP_TIMEOUT))
+                masters = every_master(self._client)
+                # The settings first: only their deletion shows whether the account may delete the group, and nothing parked is lost
+                # that it may not. The offsets last: they say what is parked, if the account may not delete the lots.
+                self._delete_group(group, offsets=False)
+                self._delete_lots(lots, masters, partial(lots_kept, group))
+            self._delete_group(group, offsets=True)
+
+    def _delete_group(self, group: str, *, offsets: bool) -> None:
+        for address in self._numbers.masters().values():
+            request = admin_requests.delete_group(group, offsets=offsets)
+            self._client.call_address(address, request, Deadline.after(GROUP_TIMEOUT))
 
     def release(self, group: str, queues: Sequence[MessageQueue], *, force: bool = False) -> list[MessageQueue]:
         """See `Admin.release`. Only members' locks can be taken away.

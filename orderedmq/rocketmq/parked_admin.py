@@ -78,21 +78,39 @@ class ParkedAdmin:
         if used:
             raise error(group, sum(used.values()), [leader_of(group, lot) for lot in used])
 
-    def _delete_lots(self, names: Mapping[str, tuple[str, str]], masters: Mapping[str, str]) -> None:
-        """Delete topics of parking lots, their own lots, and the groups' offsets of them. Raises RocketMQUnavailableError."""
-        for name, (group, _) in names.items():
-            self._delete_lots(self._lots(topic=name), masters)
-            offsets = self._numbers.read(group, self._queues_of([name]))
-            # Before 5.0 offsets outlive their topic. In a new lot of that name they would hide what is parked.
-            self._numbers.write(group, {lot: 0 for lot, offset in offsets.items() if offset})
+    def _delete_lots(
+        self,
+        names: Mapping[str, tuple[str, str]],
+        masters: Mapping[str, str],
+        explain: Callable[[Sequence[str], str], str] | None = None,
+    ) -> None:
+        """Delete topics of parking lots, their own lots, and the groups' offsets of them. Raises RocketMQUnavailableError.
+
+        ``explain`` makes an error's message from the topics that are left and the reason.
+        """
+        left = sorted(names)
+        while left:
             try:
-                delete_topic(self._client, self._log, name, masters.values())
+                self._delete_lot(left[0], names[left[0]][0], masters)
             except RocketMQError as error:
-                if error.denied:
-                    # If the lot stays, what the group has settled in it stays settled.
-                    with contextlib.suppress(TopicError):
-                        self._numbers.write(group, offsets)
-                raise
+                if explain is None:
+                    raise
+                raise type(error)(error.sub, explain(left, error.message)) from error
+            del left[0]
+
+    def _delete_lot(self, name: str, group: str, masters: Mapping[str, str]) -> None:
+        self._delete_lots(self._lots(topic=name), masters)
+        offsets = self._numbers.read(group, self._queues_of([name]))
+        # Before 5.0 offsets outlive their topic. In a new lot of that name they would hide what is parked.
+        cleared = self._numbers.clear(group, [lot for lot, offset in offsets.items() if offset])
+        try:
+            delete_topic(self._client, self._log, name, masters.values())
+        except RocketMQError as error:
+            if error.denied:
+                # If the lot stays, what the group has settled in it stays settled.
+                with contextlib.suppress(TopicError):
+                    self._numbers.write(group, {lot: offsets[lot] for lot in cleared})
+            raise
 
 
 def refuse_parking_lot(name: str) -> None:

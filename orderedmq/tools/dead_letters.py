@@ -24,7 +24,7 @@ from orderedmq.core import listener as noted
 from orderedmq.core.lock import LockToken, Refusal
 from orderedmq.core.selector import Keying
 from orderedmq.core.sharding_key import is_number
-from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, TopicError, no_such_offset
+from orderedmq.errors import LockError, MessageError, OffsetError, OptionError, RocketMQError, TopicError, no_such_offset
 from orderedmq.model import DEAD_LETTER_PREFIX, PRODUCER_SCHEMA, MessageQueue, check_group, check_topic
 from orderedmq.pulls import pulls
 
@@ -78,6 +78,14 @@ class DeadLetter:
             "sharding_key": self.sharding_key,
             "properties": list(self.properties.items()) or None,
         }
+
+
+@dataclass(frozen=True)
+class LetterCount:
+    """The dead letters of a group: those that are stored, and those that a replay of all would send."""
+
+    stored: int
+    waiting: int
 
 
 @dataclass
@@ -138,6 +146,22 @@ def replayed_to(broker: Broker, queue: MessageQueue) -> int:
     """Return the offset at which the next replay of all letters begins."""
     first = broker.log.bounds([queue])[queue].min_offset
     return max(broker.groups.offsets(REPLAY_GROUP, [queue]).get(queue, first), first)
+
+
+def count(broker: Broker, group: str) -> LetterCount | None:
+    """Return how many dead letters the group has; None if the account may not see them."""
+    try:
+        queue = broker.log.queues(DEAD_LETTER_PREFIX + group)[0]
+        at = broker.log.bounds([queue])[queue]
+        return LetterCount(at.max_offset - at.min_offset, at.max_offset - replayed_to(broker, queue))
+    except TopicError as error:
+        if error.sub != TopicCondition.MISSING:
+            raise
+        return LetterCount(0, 0)
+    except RocketMQError as error:
+        if not error.denied:
+            raise
+        return None
 
 
 def replay(

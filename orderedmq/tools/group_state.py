@@ -19,14 +19,22 @@ RATE_WINDOW: Final = 10.0
 
 @dataclass(frozen=True)
 class GroupQueue:
-    """A group's state of one queue. ``offset`` None: nothing was committed. ``lock`` None: the queue has no owner."""
+    """A group's state of one queue. ``offset`` None: nothing was committed. ``lock`` None: the queue has no owner.
+
+    ``begin``: the offset of the queue's first message. ``gone``: messages from the group's offset on that retention has deleted.
+    """
 
     group: str
     queue: MessageQueue
     offset: int | None
+    begin: int
     end: int
     lag: int
     lock: LockInfo | None
+
+    @property
+    def gone(self) -> int:
+        return 0 if self.offset is None else max(0, self.begin - self.offset)
 
 
 def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) -> list[GroupQueue]:
@@ -43,7 +51,7 @@ def group_queues(broker: Broker, group: str, also: Iterable[MessageQueue] = ()) 
         # Messages that retention has deleted are no lag: they cannot be processed any more.
         following = max(at.min_offset if offset is None else offset, at.min_offset)
         held = lock if lock is not None and lock.held else None
-        found.append(GroupQueue(group, queue, offset, at.max_offset, max(0, at.max_offset - following), held))
+        found.append(GroupQueue(group, queue, offset, at.min_offset, at.max_offset, max(0, at.max_offset - following), held))
     return found
 
 

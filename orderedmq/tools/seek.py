@@ -1,4 +1,4 @@
-"""The target of a seek: turns ``--to`` into an offset for each queue, and asks what becomes of parked messages."""
+"""A seek: turns ``--to`` into an offset for each queue, asks what becomes of parked messages, and shows or sets the offsets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Final, Literal
 
 from orderedmq.broker import Broker, Log
 from orderedmq.conditions import OffsetCondition, OptionCondition
-from orderedmq.core.parking import leader_of, origin
+from orderedmq.core.parking import AtSeek, leader_of, origin
 from orderedmq.core.parking_errors import is_parking_lot, seek_with_parked
+from orderedmq.core.pull_settings import PullSettings
 from orderedmq.errors import OffsetError, OptionError, no_such_offset, no_such_queue
 from orderedmq.model import LAST_MS, MessageQueue
 from orderedmq.options.offsets_json import EARLIEST, LATEST, OFFSETS_EXAMPLE, parse_offsets_json
@@ -31,6 +32,34 @@ class Target:
     kind: Literal["earliest", "latest", "timestamp", "json"]
     timestamp: int = 0
     offsets: Mapping[MessageQueue, int] | None = None
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A seek that was done, or would be. ``old`` has no queue without an offset. ``reset``: the group's reset number."""
+
+    old: Mapping[MessageQueue, int]
+    new: Mapping[MessageQueue, int]
+    reset: int
+
+
+def seek(
+    broker: Broker, group: str, target: Target, topics: Sequence[str], *, force: bool, parked: AtSeek, dry_run: bool
+) -> Sought:
+    """Set the group's offsets to ``target``. ``dry_run``: only say what would be set; what a seek refuses is refused.
+
+    Raises the errors of `queues_to_seek`, `resolve` and `Admin.seek`.
+    """
+    queues = queues_to_seek(broker, group, target, topics)
+    new = resolve(broker.log.reading(PullSettings(group)), target, queues)
+    old = broker.groups.offsets(group, queues)
+    if not dry_run:
+        return Sought(old, new, broker.admin.seek(group, new, force=force, parked=parked))
+    if not force:
+        broker.admin.require_unused(group)
+    if parked is None:
+        require_choice(broker, group, queues)
+    return Sought(old, new, broker.groups.reset_number(group))
 
 
 def parse_target(text: str, option: str) -> Target:

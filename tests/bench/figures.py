@@ -1,15 +1,15 @@
 """What the bench measures, line by line, and the runs that are kept: their ranges, and the tables that documents quote.
 
 ``docs/bench-results.json`` has the newest runs: when each was, how busy the machine was before it, and its figures. A document has
-a table between the comments ``<!-- bench: CASE ... -->`` and ``<!-- end of bench -->``. A figure of several runs is quoted as the
-range of their medians. No Spark, no brokers: tests hold documents to the runs.
+a table between the comments ``<!-- bench: CASE ... -->`` and ``<!-- end of bench -->``; that of Kafka's cases says who is ahead. A
+figure of several runs is quoted as the range of their medians. No Spark, no brokers: tests hold documents to the runs.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +17,17 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = ROOT / "docs" / "bench-results.json"
 PAGE: Final = ROOT / "docs" / "performance.md"
+AGAINST_KAFKA: Final = ROOT / "docs" / "guides" / "against-kafka.md"
 README: Final = ROOT / "README.md"
 #: Runs that are kept, and how many of them, the newest, documents quote for a case.
 KEPT: Final = 12
 QUOTED: Final = 3
 
 _TABLE: Final = re.compile(r"(?<=<!-- bench: )([^\n]*)( -->\n).*?(?=<!-- end of bench -->)", re.DOTALL)
+#: Cases that compare with another product, with default settings and tuned.
+VERSUS: Final = "kafka-"
+#: Stands where a table has no run yet.
+_NO_RUN: Final = "No run is kept yet."
 #: The README's figure is the first of this case.
 _README_CASE: Final = "rocketmq-source"
 _README: Final = re.compile(r"(?<=the same queues, locks and offsets; ).*?(?= RocketMQ's Java pull consumer)")
@@ -30,7 +35,11 @@ _README: Final = re.compile(r"(?<=the same queues, locks and offsets; ).*?(?= Ro
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. ``ratio`` is judged: at least ``target``, or at most if ``low``; without a target it is shown only."""
+    """One line of the table. ``ratio`` is judged: at least ``target``, or at most if ``low``; without a target it is shown only.
+
+    ``ours_default`` and ``peer_default``: with default settings, where ``ours`` and ``peer`` are tuned. Then ``ratio`` is that of
+    the better ones.
+    """
 
     case: str
     what: str
@@ -40,6 +49,8 @@ class Figure:
     ratio: float | None = None
     target: float | None = None
     low: bool = False
+    ours_default: float | None = None
+    peer_default: float | None = None
 
     @property
     def met(self) -> bool | None:
@@ -52,13 +63,14 @@ class Figure:
 class Run:
     """One run: its date (UTC, to the minute), the load average and the share of the cores in use before it, figures by case.
 
-    What was not measured is None.
+    ``software``: the releases that were measured beside this project. What was not measured is None.
     """
 
     date: str
     load: float | None = None
     busy: float | None = None
     cases: dict[str, list[Figure]] = field(default_factory=dict)
+    software: str | None = None
 
     @property
     def note(self) -> str:
@@ -115,8 +127,10 @@ def by_line(runs: Sequence[Run], case: str) -> list[list[Figure]]:
     return [[figure for run in found for figure in run.cases[case] if figure.what == one.what] for one in found[-1].cases[case]]
 
 
-def table(runs: Sequence[Run], cases: Iterable[str], title: Callable[[str], str] = str) -> str:
-    """Return the range of each figure with a peer, as a Markdown table, and when the runs were."""
+def table(runs: Sequence[Run], cases: Collection[str], title: Callable[[str], str] = str) -> str:
+    """Return the range of each figure with a peer, as a Markdown table, and when the runs were; or that there is no run."""
+    if not any(quoted(runs, case) for case in cases):
+        return _NO_RUN
     lines = ["| case | ours / peer | ratio | aim |", "|---|---|---|---|"]
     used: dict[str, None] = {}
     for case in cases:
@@ -132,6 +146,47 @@ def table(runs: Sequence[Run], cases: Iterable[str], title: Callable[[str], str]
     return "\n".join([*lines, "", f"Runs, UTC: {', '.join(sorted(used))}."])
 
 
+def versus(runs: Sequence[Run], cases: Iterable[str]) -> str:
+    """Return the ranges of cases that compare with another product, who is ahead, and when the runs were, as Markdown."""
+    lines = [
+        "| case | Kafka, default | Kafka, tuned | orderedmq, default | orderedmq, tuned | ahead |",
+        "|---|---|---|---|---|---|",
+    ]
+    without, used, software = [], dict[str, None](), dict[str, None]()
+    for case in cases:
+        for figures in by_line(runs, case):
+            last = figures[-1]
+            if last.peer is None:
+                without.append(f"{last.what}: {spread([one.ours for one in figures])} {last.unit}")
+                continue
+            cells = [f"{last.case}: {last.what}, {last.unit}"]
+            for tuned, default in (("peer", "peer_default"), ("ours", "ours_default")):
+                values = [spread([getattr(one, name) for one in figures]) for name in (default, tuned)]
+                # The same way twice: there was nothing to tune.
+                cells += values if values[0] != values[1] else [values[0], ""]
+            lines.append(f"| {' | '.join([*cells, _ahead(figures)])} |")
+        used.update(dict.fromkeys(run.note for run in quoted(runs, case)))
+        software.update(dict.fromkeys(run.software for run in quoted(runs, case) if run.software))
+    if not used:
+        return _NO_RUN
+    notes = [
+        *(f"{one[0].upper()}{one[1:]}." for one in without),
+        f"{'; '.join(software)}. Runs, UTC: {', '.join(sorted(used))}.",
+    ]
+    return "\n".join([*lines, "", " ".join(notes)])
+
+
+def _ahead(figures: Sequence[Figure]) -> str:
+    """Return who is better by how much in all of the runs, "orderedmq 1.8 to 1.9 times", or that it differs."""
+    if any(one.ratio is None for one in figures):
+        return ""
+    gains = [1 / one.ratio if one.low else one.ratio for one in figures if one.ratio]
+    if min(gains) < 1 < max(gains):
+        return "neither"
+    name, gains = ("orderedmq", gains) if min(gains) >= 1 else ("Kafka", [1 / gain for gain in gains])
+    return f"{name} {spread(gains, _ratio)} times"
+
+
 # --- documents
 
 
@@ -139,7 +194,11 @@ def fill_page(text: str, runs: Sequence[Run]) -> str:
     """Return a page with its tables written anew."""
 
     def fill(found: re.Match[str]) -> str:
-        rows = table(runs, found[1].split(), lambda case: case.removeprefix("RocketMQ: "))
+        cases = found[1].split()
+        if cases[0].startswith(VERSUS):
+            rows = versus(runs, cases)
+        else:
+            rows = table(runs, cases, lambda case: case.removeprefix("RocketMQ: "))
         return f"{found[1]}{found[2]}\n{rows}\n\n"
 
     return _TABLE.sub(fill, text)
@@ -155,18 +214,24 @@ def fill_readme(text: str, runs: Sequence[Run]) -> str:
 def write_documents() -> None:
     """Write the kept runs' figures into the documents."""
     runs = read_runs()
-    PAGE.write_text(fill_page(PAGE.read_text(), runs))
+    for page in (PAGE, AGAINST_KAFKA):
+        page.write_text(fill_page(page.read_text(), runs))
     README.write_text(fill_readme(README.read_text(), runs))
 
 
 HEAD: Final = ("case", "what", "ours", "peer", "unit", "ratio", "target", "met")
 
 
+def _both(tuned: float | None, default: float | None) -> str:
+    """A value, and in brackets what default settings give."""
+    return " ".join(filter(None, ("" if tuned is None else _number(tuned), "" if default is None else f"({_number(default)})")))
+
+
 def _cells(figure: Figure) -> tuple[str, ...]:
     sign = "≤" if figure.low else "≥"
     met = {None: "", True: "yes", False: "NO"}[figure.met]
     return (
-        figure.case, figure.what, _number(figure.ours), "" if figure.peer is None else _number(figure.peer), figure.unit,
+        figure.case, figure.what, _both(figure.ours, figure.ours_default), _both(figure.peer, figure.peer_default), figure.unit,
         "" if figure.ratio is None else f"{figure.ratio:.2f}",
         "" if figure.target is None else f"{sign} {figure.target}", met,
     )  # fmt: skip

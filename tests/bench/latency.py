@@ -29,24 +29,31 @@ Way: TypeAlias = tuple[str, str, str, dict[str, str]]
 
 
 @contextlib.contextmanager
-def _producer(connect: Callable[[], Broker], topic: str, every: float) -> Iterator[None]:
-    """Ten rows into the only queue of a topic, each ``every`` seconds."""
+def ticking(call: Callable[[], object], every: float) -> Iterator[None]:
+    """Call ``call`` each ``every`` seconds, in a thread."""
     stop = threading.Event()
 
-    def produce() -> None:
-        with connect() as broker:
-            (queue,) = broker.log.queues(topic)
-            made = data.messages(ROWS)
-            while not stop.wait(every):
-                broker.log.append(queue, made)
+    def tick() -> None:
+        while not stop.wait(every):
+            call()
 
-    thread = threading.Thread(target=produce)
+    thread = threading.Thread(target=tick)
     thread.start()
     try:
         yield
     finally:
         stop.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def producing(connect: Callable[[], Broker], topic: str, every: float) -> Iterator[None]:
+    """Ten rows into the only queue of a topic, each ``every`` seconds."""
+    made = data.messages(ROWS)
+    with connect() as broker:
+        (queue,) = broker.log.queues(topic)
+        with ticking(lambda: broker.log.append(queue, made), every):
+            yield
 
 
 def _store(bench: Bench, topic: str = "t") -> Path:
@@ -88,7 +95,7 @@ def against_null(
     for label, sink, null_sink, options in ways:
         null = partial(bench.null_source, COLUMNS, ROWS, 1, every)
         count = batches // 4 if bench.quick else batches
-        with _producer(connect, topic, every):
+        with producing(connect, topic, every):
             found = interleaved(
                 1 if bench.quick else 3,
                 {

@@ -8,7 +8,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,9 @@ class Bench:
         self.rounds = 2 if quick else 5
         self.rows = 400_000 if quick else 4_000_000
         self._number = 0
+        #: Jars that the session has on its class path, and what the cases measured that is not this project's.
+        self._jars: list[Path] = []
+        self.software: str | None = None
         #: What cases make for each other, by name; and what is to be closed at the end, the last one first.
         self.shared: dict[str, Any] = {}
         self.closing = contextlib.ExitStack()
@@ -59,6 +62,11 @@ class Bench:
         """A path that nobody has used."""
         self._number += 1
         return self.folder / f"{name}-{self._number}"
+
+    def add_jars(self, jars: Sequence[Path]) -> None:
+        """Have the session load ``jars``, which has to be asked for before the session is used."""
+        assert "spark" not in self.__dict__, "the session runs without these jars"
+        self._jars += jars
 
     def close(self) -> None:
         self.closing.close()
@@ -73,8 +81,11 @@ class Bench:
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = SparkSession.builder
+        if self._jars:
+            builder = builder.config("spark.jars", ",".join(map(str, self._jars)))
         spark = (
-            SparkSession.builder.master("local[2]")
+            builder.master("local[2]")
             .appName("orderedmq-bench")
             .config("spark.driver.memory", "2g")
             .config("spark.ui.enabled", "false")
@@ -89,13 +100,16 @@ class Bench:
         spark.dataSource.register(peers.NullSink)
         return spark
 
-    def null_source(self, schema: str, rows: int, queues: int, every: float = 0) -> DataFrame:
+    def null_source(self, schema: str, rows: int, queues: int, every: float = 0, most: int = 0) -> DataFrame:
         reader = self.spark.readStream.format("null_source").schema(schema)
-        return reader.options(rows=str(rows), queues=str(queues), every=str(every)).load()
+        return reader.options(rows=str(rows), queues=str(queues), every=str(every), most=str(most)).load()
 
-    def source(self, schema: str, path: Path, topic: str, **options: Any) -> DataFrame:
+    def source(self, schema: str | None, path: Path, topic: str, **options: Any) -> DataFrame:
+        """Stream a topic of a store, for a group of its own. Without a schema it has all columns."""
         self._number += 1
-        reader = self.spark.readStream.format("orderedmq").schema(schema)
+        reader = self.spark.readStream.format("orderedmq")
+        if schema is not None:
+            reader = reader.schema(schema)
         return reader.options(path=str(path), topic=topic, consumerGroup=f"bench-{self._number}", **options).load()
 
     def start(self, rows: DataFrame, sink: str, *, available_now: bool = False, **options: Any) -> StreamingQuery:
@@ -103,15 +117,19 @@ class Bench:
         return (writer.trigger(availableNow=True) if available_now else writer).start()
 
     def drain(self, rows: DataFrame, sink: str, expected: int, **options: Any) -> dict[str, float]:
-        """Million rows a second of one run with availableNow: inside the micro-batch, and of the whole query."""
+        """Million rows a second of one run with availableNow: inside its micro-batches, of all but the first, and of the whole query.
+
+        The first micro-batch of a query starts and imports what the later ones find there.
+        """
         begin = time.perf_counter()
         query = self.start(rows, sink, available_now=True, **options)
         query.awaitTermination()
         seconds = time.perf_counter() - begin
         batches = [progress for progress in query.recentProgress if progress.numInputRows]
         assert sum(progress.numInputRows for progress in batches) == expected, "a run read other rows than planned"
-        inside = sum(progress.durationMs["addBatch"] for progress in batches) / 1000
-        return {"micro-batch": expected / inside / 1e6, "whole query": expected / seconds / 1e6}
+        first, *later = [(progress.numInputRows, progress.durationMs["addBatch"] * 1000) for progress in batches]
+        found = {"micro-batch": _speed([first, *later]), "first": _speed([first]), "whole query": expected / seconds / 1e6}
+        return {**found, "later": _speed(later)} if later else found
 
     def paced(self, rows: DataFrame, sink: str, batches: int, **options: Any) -> dict[str, float]:
         """Milliseconds per phase of micro-batches that have rows, of a query with the default trigger."""
@@ -131,6 +149,12 @@ class Bench:
             phase: median([float(one.get(phase, 0)) for one in seen[3:]])
             for phase in ("triggerExecution", "addBatch", "latestOffset", "queryPlanning", "walCommit", "commitOffsets")
         }
+
+
+def _speed(batches: Sequence[tuple[int, int]]) -> float:
+    """Million rows a second of micro-batches: rows, and microseconds."""
+    rows, micros = map(sum, zip(*batches))
+    return rows / micros
 
 
 def status(field: str) -> int:

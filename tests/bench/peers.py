@@ -36,7 +36,10 @@ class _Span(InputPartition):
 
 
 class NullSource(DataSource):
-    """Options: ``rows`` in all, in ``queues`` partitions; or, with ``every`` (seconds), ``rows`` more in each interval."""
+    """Options: ``rows`` in all, in ``queues`` partitions; or, with ``every`` (seconds), ``rows`` more in each interval.
+
+    ``most``: rows of a micro-batch at most; 0 for no limit.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -54,6 +57,7 @@ class _NullReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows = int(options["rows"])
         self._queues = int(options["queues"])
         self._every = float(options.get("every", 0))
+        self._most = int(options.get("most", 0))
         self._since = time.monotonic()
         self._schema = schema
 
@@ -71,6 +75,8 @@ class _NullReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._every:
             there *= int((time.monotonic() - self._since) / self._every)
         share = there // self._queues
+        if self._most:
+            share = min(share, start.get("0", 0) + self._most // self._queues)
         return {str(queue): share for queue in range(self._queues)} if share else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

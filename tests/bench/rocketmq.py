@@ -7,7 +7,6 @@ have the brokers return 1,024 messages of a pull in place of 32, to Java's clien
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import psutil
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
@@ -31,12 +29,15 @@ from tests.bench import latency
 from tests.bench.figures import ROOT, Figure
 from tests.bench.measure import Bench, Skipped, interleaved, median, status
 from tests.bench.one_task import CHUNK, read_away, whole_queue
+from tests.bench.process_cpu import JVM, PYTHON, ProcessCpu
 from tests.bench.raw_pull import STEP, raw_pull
 from tests.bench.rocketmq_data import messages, mixed_messages
-from tests.bench.rocketmq_rig import QUEUES, RAISED, Rig, fill, rig
+from tests.bench.rocketmq_rig import QUEUES, RAISED, WARM_ROWS, Rig, fill, rig, warm
 from tests.bench.throughput import COLUMNS, KEYED
 
 MANY: Final = 64
+#: Micro-batches of a query that writes.
+BATCHES: Final = 3
 #: Messages of a raw pull under a raised limit: with these, an answer is below 256 KiB.
 RAISED_STEP: Final = 512
 
@@ -181,63 +182,121 @@ def _source(bench: Bench, made: Rig, case: str, aim: float | None, batch: int = 
 
 
 def sink(bench: Bench) -> list[Figure]:
+    """Micro-batches of a query that runs, and the first one, over brokers that have served for a while."""
     made = rig(bench)
     rows = 100_000 if bench.quick else 1_000_000
-
-    def given(count: int) -> DataFrame:
-        return bench.null_source(KEYED, count, QUEUES).selectExpr("*", "'created' AS tags", "sharding_key AS keys")
+    cold = warm(made, "sent")
 
     def written() -> dict[str, float]:
-        return bench.drain(given(rows), "orderedmq", rows, namesrvAddr=made.address, topic="sent")
+        every = BATCHES * rows
+        return bench.drain(_given(bench, every, rows), "orderedmq", every, namesrvAddr=made.address, topic="sent")
 
     def dropped() -> dict[str, float]:
         """The CPU of a row for a sink that drops it, in µs: what more rows take, so without the query's start."""
-        used = [_spark_cpu(partial(bench.drain, given(count), "null_sink", count)) for count in (rows // 10, rows)]
+        used = [
+            _spark_cpu(made, partial(bench.drain, _given(bench, count), "null_sink", count)) for count in (rows // 10, rows)
+        ]
         return {"cpu": (used[1] - used[0]) / (rows - rows // 10) * 1e6}
 
     found = interleaved(
         bench.rounds,
         {
-            "ours": partial(made.with_brokers, rows, written),
-            "batch": partial(made.with_brokers, rows // 2, partial(made.java.speed, "batch", "sent", rows // 2)),
+            "ours": partial(made.with_brokers, BATCHES * rows, written),
+            "batch": partial(made.with_brokers, rows, partial(made.java.speed, "batch", "sent", rows)),
             "ordered": partial(made.with_brokers, rows // 25, partial(made.java.speed, "ordered", "sent", rows // 25)),
             "null": dropped,
         },
     )
     case = "RocketMQ: sink"
     cores, spark = os.cpu_count() or 1, found["null"]["cpu"]
-    inside, whole = (1000 * found["ours"][measure] for measure in ("micro-batch", "whole query"))
+    later, first, whole = (1000 * found["ours"][measure] for measure in ("later", "first", "whole query"))
     broker, batch, ordered = found["ours"]["broker"], found["batch"], found["ordered"]
     batches, sends = (
         f"against Java's batches of 1000, 4 threads{made.note}",
         f"against Java's ordered send, 8 threads{made.note}",
     )
+    allowed = cores / (spark + broker) * 1000
     return [
-        _against(inside, batch["speed"], f"with a sharding key, {batches}", 0.9, case),
-        _against(inside, ordered["speed"], f"with a sharding key, {sends}", 20.0, case),
-        _against(
-            inside, cores / (spark + broker) * 1000, f"against what the CPU of {cores} cores allows a free sink", None, case
-        ),
+        _against(later, batch["speed"], f"with a sharding key, later micro-batches, {batches}", 0.9, case),
+        _against(later, ordered["speed"], f"with a sharding key, later micro-batches, {sends}", 20.0, case),
+        _against(first, batch["speed"], f"with a sharding key, first micro-batch, {batches}", None, case),
+        _against(later, allowed, f"later micro-batches, against what the CPU of {cores} cores allows a free sink", None, case),
         _against(whole, batch["speed"], f"whole query, {batches}", None, case),
         _cpu("CPU of Spark for a sink that drops rows", spark, None, case),
         _cpu(f"CPU of the brokers, {batches}", broker, batch["broker"], case),
         _cpu(f"CPU of the brokers, {sends}", broker, ordered["broker"], case),
+        Figure(
+            case,
+            f"CPU of new brokers for a batch of {WARM_ROWS:,} rows, the first against the {len(cold)}th",
+            cold[0],
+            "s",
+            cold[-1],
+            cold[0] / cold[-1],
+        ),
     ]
 
 
-def _spark_cpu(run: Callable[[], object]) -> float:
-    """The CPU seconds that this process and those below it use in a run, with those that end meanwhile."""
+def _given(bench: Bench, rows: int, most: int = 0) -> DataFrame:
+    """Rows with a tag, a key and a sharding key, at most ``most`` in a micro-batch; 0: all in one."""
+    source = bench.null_source(KEYED, rows, QUEUES, most=most)
+    return source.selectExpr("*", "'created' AS tags", "sharding_key AS keys")
 
-    def used() -> float:
-        total = 0.0
-        for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += sum(process.cpu_times()[:4])
-        return total
 
-    before = used()
-    run()
-    return used() - before
+def trace(bench: Bench) -> list[Figure]:
+    """The sink with RocketMQ's message trace, as fast as it can, against the sink without it."""
+    made = rig(bench)
+    rows, topic = 100_000 if bench.quick else 400_000, bench.fresh("traces").name
+    made.broker.admin.create_topic(topic, QUEUES)
+    queues = made.broker.log.queues(topic)
+
+    def ends() -> dict[MessageQueue, int]:
+        return {queue: bounds.max_offset for queue, bounds in made.broker.log.bounds(queues).items()}
+
+    def written(**options: Any) -> dict[str, float]:
+        before, began, found = ends(), made.brokers_cpu(), dict[str, float]()
+
+        def run() -> None:
+            sent = {"namesrvAddr": made.address, "topic": "sent", **options}
+            found.update(bench.drain(_given(bench, rows), "orderedmq", rows, **sent))
+            # Traces are sent beside the query, and after it.
+            last = None
+            while last != (last := ends()):
+                time.sleep(1.0)
+
+        found["cpu"] = _spark_cpu(made, run) / rows * 1e6
+        found["broker"] = (made.brokers_cpu() - began) / rows * 1e6
+        found["traces"] = sum(_count_traces(made.broker, queue, before[queue], end) for queue, end in ends().items())
+        return found
+
+    traced = partial(written, enableMsgTrace=True, customizedTraceTopic=topic)
+    found = interleaved(bench.rounds, {"with": traced, "without": written})
+    mine, peer = found["with"], found["without"]
+    case = "RocketMQ: message trace"
+    return [
+        _against(1000 * mine["micro-batch"], 1000 * peer["micro-batch"], "the sink, against the sink without it", None, case),
+        Figure(case, "traces written, of the rows sent at that speed", mine["traces"], "rows", rows, mine["traces"] / rows),
+        _cpu("CPU of Spark, our process included, against without it", mine["cpu"], peer["cpu"], case),
+        _cpu("CPU of the brokers, against without it", mine["broker"], peer["broker"], case),
+    ]
+
+
+def _count_traces(broker: Broker, queue: MessageQueue, at: int, end: int) -> int:
+    """How many traces the messages of a range have: a control character ends each of them."""
+    count = 0
+    while at < end:
+        bodies = broker.log.pull(queue, at, min(CHUNK, end - at), 1 << 40, ("body",)).column(0).to_pylist()
+        count += sum(body.count(b"\x02") for body in bodies)
+        at += len(bodies)
+    return count
+
+
+def _spark_cpu(made: Rig, run: Callable[[], object]) -> float:
+    """The CPU seconds that Spark's JVM and Python's processes use in a run, without the servers."""
+    with ProcessCpu({server.pid: "servers" for server in made.cluster.servers}) as cpu:
+        before = cpu.now()
+        run()
+        used = cpu.since(before)
+    return used[JVM] + used[PYTHON]
 
 
 # --- small and many

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
 import orderedmq
-from orderedmq.broker import Broker
+from orderedmq.broker import Broker, SinkBatch
 from orderedmq.errors import JavaError, ServersError
+from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.local.probe import ask
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.net.client import Client
@@ -27,6 +29,10 @@ STEP: Final = 100_000
 RAISED: Final = 1024
 _DEFAULT: Final = 32
 _UPDATE_BROKER_CONFIG: Final = 25
+#: Rows of a small batch, how many of them, and tasks of each, after which a broker no longer compiles what it does for a sink.
+WARM_ROWS: Final = 16_000
+_WARM: Final = 40
+_TASKS: Final = 4
 
 
 @dataclass
@@ -55,6 +61,12 @@ class Rig:
         """What ``call`` returns, and the microseconds of the brokers' CPU per row."""
         began = self.brokers_cpu()
         return {**call(), "broker": (self.brokers_cpu() - began) / rows * 1e6}
+
+    def brokers_cpu_of(self, call: Callable[[], None]) -> float:
+        """CPU seconds that the brokers use meanwhile."""
+        began = self.brokers_cpu()
+        call()
+        return self.brokers_cpu() - began
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
@@ -104,3 +116,26 @@ def fill(broker: Broker, topic: str, each: int, make: Callable[[int], pa.RecordB
     for queue in broker.log.queues(topic):
         for begin in range(0, each, STEP):
             broker.log.append(queue, made.slice(0, min(STEP, each - begin)))
+
+
+def warm(made: Rig, topic: str) -> list[float]:
+    """Write small batches with identity, as a sink does, until the brokers' JVMs have compiled what they do for one.
+
+    Returns the brokers' CPU seconds of each batch.
+    """
+    queues = made.broker.log.queues(topic)
+    rows = messages(WARM_ROWS // _TASKS // len(queues))
+    return [
+        made.brokers_cpu_of(partial(_write, made.broker, SinkBatch("warm", one, None, None, "", topic), queues, rows))
+        for one in range(_WARM)
+    ]
+
+
+def _write(broker: Broker, batch: SinkBatch, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> None:
+    receipts = []
+    for partition in range(_TASKS):
+        staging = broker.outbox.open(batch, partition)
+        for queue in queues:
+            staging.add(queue, rows)
+        receipts.append(staging.receipt())
+    broker.outbox.publish(batch, receipts)

@@ -17,15 +17,23 @@ from typing import Final
 
 import psutil
 
-from tests.bench import groups, key_order, latency, rocketmq, stores, throughput
-from tests.bench.figures import QUOTED, Figure, Run, keep, read_runs, shown, table, write_documents
+from tests.bench import filters, groups, kafka, kafka_small, key_order, latency, rocketmq, start, stores, throughput, web_page
+from tests.bench.figures import QUOTED, VERSUS, Figure, Run, keep, read_runs, shown, table, versus, write_documents
 from tests.bench.measure import Bench, Skipped
 
 CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
+    # The first ones: the session needs Kafka's jars from its start.
+    "kafka-read": kafka.read,
+    "kafka-write": kafka.write,
+    "kafka-copy": kafka.copy,
+    "kafka-small-batches": kafka_small.small_batches,
+    "kafka-start": kafka_small.start,
+    "kafka-restart": kafka_small.restart,
     "many-queues": stores.many_queues,
     "size": stores.size,
     "memory": stores.memory,
     "small-batches": stores.small_batches,
+    "filters": filters.figures,
     "source": throughput.source,
     "sink": throughput.sink,
     "both": throughput.both,
@@ -35,10 +43,13 @@ CASES: Final[dict[str, Callable[[Bench], list[Figure]]]] = {
     "hand-over": groups.hand_over,
     "listener": groups.listener,
     "order-per-key": key_order.figures,
+    "web-page": web_page.figures,
+    "start": start.figures,
     "rocketmq-pull": rocketmq.pull,
     "rocketmq-pull-mixed": rocketmq.pull_mixed,
     "rocketmq-source": rocketmq.source,
     "rocketmq-sink": rocketmq.sink,
+    "rocketmq-trace": rocketmq.trace,
     "rocketmq-micro-batch": rocketmq.micro_batch,
     "rocketmq-queues": rocketmq.many_queues,
     "rocketmq-memory": rocketmq.memory,
@@ -55,19 +66,25 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, the figures mean little")
     parser.add_argument("--only", action="append", default=[], choices=list(CASES), help="run this case (may be repeated)")
     parser.add_argument("--rocketmq", action="store_true", help="run all cases over RocketMQ")
+    parser.add_argument("--kafka", action="store_true", help="run all cases beside Kafka, which no run without it has")
     parser.add_argument("--report", action="store_true", help="print the ranges over the kept runs, measure nothing")
     asked = parser.parse_args()
     if asked.report:
-        print(f"Of the newest {QUOTED} runs of each case:\n\n{table(read_runs(), CASES)}")
+        runs, beside = read_runs(), [name for name in CASES if name.startswith(VERSUS)]
+        print(f"Of the newest {QUOTED} runs of each case:\n\n{table(runs, [name for name in CASES if name not in beside])}")
+        print(f"\n{versus(runs, beside)}")
         return
-    chosen = [name for name in CASES if name in asked.only or (asked.rocketmq and name.startswith("rocketmq-"))]
+    families = [family for family in ("kafka", "rocketmq") if getattr(asked, family)]
+    chosen = [name for name in CASES if name in asked.only or name.partition("-")[0] in families]
+    # The session of Kafka's cases has Kafka's jars, so the others run without them unless both are asked for.
+    chosen = chosen or [name for name in CASES if not name.startswith(VERSUS)]
     date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
     run = Run(date, round(os.getloadavg()[0], 2), round(psutil.cpu_percent(_LOOK) / 100, 3))
     print(f"{run.date} UTC: load {run.load}, {run.busy:.0%} of the cores in use before the run", flush=True)
     bench = Bench(Path(tempfile.mkdtemp(prefix="orderedmq-bench-")), quick=asked.quick)
     begin = time.perf_counter()
     try:
-        for name in chosen or CASES:
+        for name in chosen:
             _measure(bench, run, name)
     finally:
         bench.close()
@@ -84,6 +101,7 @@ def _measure(bench: Bench, run: Run, name: str) -> None:
         return
     print(f"\n{name} ({time.perf_counter() - begin:.0f} s)\n{shown(figures)}", flush=True)
     run.cases[name] = figures
+    run.software = bench.software
     if not bench.quick:
         keep(run)
         write_documents()

@@ -19,6 +19,7 @@ from orderedmq.core.lock import Client, LockToken
 from orderedmq.embedded.broker import EmbeddedBroker
 from orderedmq.embedded.check import check
 from orderedmq.rocketmq.local.jars import VERSIONS
+from tests import scopes
 from tests.contract.rocketmq import SERVERS, RocketMQPlace, lacks
 from tests.contract.support import FakeClock, Place, locked, queues_of, rows
 
@@ -64,6 +65,10 @@ KINDS = ("embedded", *(_ROCKETMQ + version for version in VERSIONS))
 _USUAL = (VERSIONS[0], VERSIONS[-1])
 
 
+#: Scopes whose tests have begun.
+_begun: set[str] = set()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "needs(*features): skipped for kinds of brokers that lack one of these; see support.needs"
@@ -91,9 +96,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Prepare the servers at the folder's first test, not earlier: another process may run this folder."""
-    if not SERVERS.prepared:
-        versions = dict.fromkeys(version for other in item.session.items if (version := _version(other)) is not None)
+    """Prepare the servers at the first test of a scope that needs them, not earlier: another process may run it."""
+    scope = scopes.mine(item)
+    if scope in _begun:
+        return
+    _begun.add(scope)
+    mine = [other for other in item.session.items if scopes.mine(other) == scope]
+    versions = dict.fromkeys(version for other in mine if (version := _version(other)) is not None)
+    if versions and not SERVERS.prepared:
         factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
         SERVERS.prepare(factory.mktemp("contract-rocketmq"), versions)
 
@@ -102,7 +112,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
     """Stop the servers after the folder's last test: idle servers take CPU from the tests of other folders."""
     yield
-    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+    if SERVERS.prepared and (nextitem is None or Path(__file__).parent not in nextitem.path.parents):
         SERVERS.close()
 
 

@@ -18,10 +18,13 @@ import pytest
 from orderedmq.errors import ServersError
 from orderedmq.rocketmq.local.jars import DEFAULT_VERSION, VERSIONS, fetch_jars
 from orderedmq.rocketmq.local.servers import TIME_WHEEL, Cluster
+from orderedmq.rocketmq.sink.broker_queue import Timing
 from tests import scopes
 from tests.jars import jars_required
 from tests.quick_spark import QUICK_SERVER
+from tests.rocketmq.outbox_world import World
 from tests.rocketmq.peers import Peers
+from tests.rocketmq.proxy import Network
 
 #: Of these fixtures each has servers.
 _CLUSTERS = ("cluster", "two_brokers", "quick_locks", "aging", "newest", "every_version")
@@ -243,6 +246,26 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peers]:
         made = Peers(tmp_path_factory.mktemp("peers"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def timing() -> Timing:
+    """Of the outboxes of ``usual``. A module that needs another has a fixture of this name."""
+    return Timing()
+
+
+@pytest.fixture
+def usual(cluster: Cluster, timing: Timing) -> Iterator[World]:
+    """A topic and a sink of the test's own."""
+    with World(cluster, timing) as made:
+        yield made
+
+
+@pytest.fixture
+def network(usual: World) -> Iterator[Network]:
+    """A network before the servers of ``usual``, which spoils connections."""
+    with Network.before(usual.cluster) as made:
+        yield made
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from ordered_sink.commit import BatchWriter
+from ordered_sink.commit import BatchWriter, StreamWriter
 from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
 from orderedmq.core.filters import Filter
 from orderedmq.core.lock import LockToken
@@ -533,6 +533,45 @@ def test_an_error_names_all_rights_that_are_missing(guarded: Cluster, accounts: 
             assert re.search(right.among, needed), (right, said)
 
 
+def planned_sink(place: Place, account: Credentials, group: str | None) -> str:
+    """A query that is planned and then writes."""
+    options = {"namesrvAddr": place.address, "accessKey": account.access_key, "secretKey": account.secret_key}
+    named = {"sinkGroup": group} if group is not None else {}
+    columns = StructType().add("body", "string").add("sharding_key", "string")
+    StreamWriter({**options, **named, "topic": "invoices"}, columns, False)
+    return roles.sink(place, account, "invoices", group)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("rows", "act"),
+    [
+        (("source of", *_SOURCE_AT_PROXY), lambda place, account: roles.source(place, account, consumerGroup="billing")),
+        (
+            ("sink to `invoices`, `sinkGroup", _AT_PROXY),
+            lambda place, account: planned_sink(place, account, "billing-out"),
+        ),
+        (("sink to `invoices`, without", _AT_PROXY), lambda place, account: planned_sink(place, account, None)),
+    ],
+    ids=["source", "sink with sinkGroup", "sink"],
+)
+def test_an_error_names_all_rights_that_are_missing_at_a_proxy_that_checks_accounts(
+    guarded: Cluster, proxied: Through, accounts: Accounts, rows: tuple[str, ...], act: Callable[[Place, Credentials], object]
+) -> None:
+    every = rights(guarded.version, *rows)
+    resources = list(dict.fromkeys(right.resource for right in every))
+    assert "Topic:SELF_TEST_TOPIC" in resources
+    # None, all of one resource, all but one.
+    for given in [set[str](), *({one} for one in resources), *({*resources} - {one} for one in resources)]:
+        account = accounts.make([right for right in every if right.resource in given])
+        said = refusal(lambda: act(proxied, account))  # noqa: B023 (called at once)
+        assert said is not None
+        lacking = said.partition(" lacks ")[2].partition(" needs ")[0]
+        for right in every:
+            assert bool(re.search(right.among, lacking)) is (right.resource not in given), (right, given, said)
+    assert refusal(lambda: act(proxied, accounts.make(every))) is None
+
+
 def left_behind(cluster: Cluster) -> tuple[set[str], dict[str, int]]:
     """What a broker keeps of groups (settings, offsets, topics of retries), and how many messages these topics have."""
     configured = ask(cluster, ADMIN, admin.groups())
@@ -614,6 +653,36 @@ def test_a_deletion_that_is_refused_keeps_what_is_parked(guarded: Cluster, accou
             GroupOffsets(broker._checked).write("billing", {lot: 0})
             broker.admin.delete_topic(lot.topic)
             assert lot.topic not in {topic.name for topic in broker.log.topics()}
+
+
+@pytest.mark.timeout(300)
+def test_a_group_whose_deletion_is_refused_keeps_what_is_parked(guarded: Cluster, accounts: Accounts) -> None:
+    """ACL 1.0 refuses all of it; with ACL 2.0 the account lacks Delete on the group, and then on its parking lots."""
+    name = f"n-{uuid.uuid4().hex[:8]}"
+    every = rights(guarded.version, "`group delete billing`", "`group delete`, of", billing=name)
+    lots = f"%PARKED%{name}%orders"
+    roles.hold(guarded, ADMIN, name)
+
+    def delete(*missing: Right) -> str | None:
+        def act() -> tuple[Credentials, str | None]:
+            account = accounts.make([right for right in every if right not in missing])
+            return account, refusal(lambda: roles.command(guarded, account, "group", "delete", name, "--force"))
+
+        return remembered(act)[1]
+
+    with RocketMQBroker(guarded.address, credentials=ADMIN) as broker:
+        [lot] = broker.log.queues(lots)
+        for kept in (f"Group:{name}", f"Topic:{lots}"):
+            said = delete(Right(kept, "Delete"), Right("admin", "true"))
+            assert said is not None
+            assert "ORDEREDMQ_ROCKETMQ.NO_PERMISSION" in said
+            assert broker.log.bounds([lot])[lot].max_offset == 1
+            assert broker.groups.offsets(name, [QUEUE]) == {QUEUE: 1}
+            if guarded.version.startswith("5") and kept.startswith("Topic"):
+                assert f"the parking lots of group '{name}' ({lots}) are not deleted, and its offsets are kept" in said
+        assert delete() is None
+        assert lots not in {topic.name for topic in broker.log.topics()}
+        assert name not in broker.admin.groups()
 
 
 @pytest.mark.timeout(300)

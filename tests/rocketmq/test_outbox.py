@@ -36,18 +36,6 @@ def everywhere(every_version: Cluster) -> Iterator[World]:
         yield made
 
 
-@pytest.fixture
-def usual(cluster: Cluster) -> Iterator[World]:
-    with World(cluster) as made:
-        yield made
-
-
-@pytest.fixture
-def network(usual: World) -> Iterator[Network]:
-    with Network.before(usual.cluster) as made:
-        yield made
-
-
 # --- every version
 
 

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -74,18 +73,6 @@ def lock_names(exchanges: list[Exchange], code: int) -> set[str]:
             said: dict[str, Any] = json.loads(exchange.body)
             found.update(f"{said['consumerGroup']} {json.dumps(queue, sort_keys=True)}" for queue in said["mqSet"])
     return found
-
-
-@pytest.fixture
-def usual(cluster: Cluster) -> Iterator[World]:
-    with World(cluster) as made:
-        yield made
-
-
-@pytest.fixture
-def network(usual: World) -> Iterator[Network]:
-    with Network.before(usual.cluster) as made:
-        yield made
 
 
 def write(world: World, outbox: Any, number: int) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import orderedmq
-from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly
+from ordered_source import ConsumeOrderlyContext, ConsumeOrderlyStatus, consume_orderly, dead_letter
 from orderedmq.broker import Broker
 from orderedmq.rocketmq.local.servers import Cluster
 from tests.command import COMMAND
@@ -226,6 +226,28 @@ def test_the_orderly_listener_puts_a_poison_message_where_rocketmqs_tools_look(r
     assert [(row.begin_offset, row.status, row.attempts) for row in found] == [
         (0, "SUCCESS", 1), (1, "SUCCESS", 1), (2, "DEAD_LETTER", 2), (3, "SUCCESS", 1), (4, "SUCCESS", 1),
     ]  # fmt: skip
+    until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is there", 30.0)
+
+
+def test_a_row_that_meets_the_condition_is_one_dead_letter_though_its_batch_is_repeated(rig: Rig, send: Any) -> None:
+    source = rig.topic("in", 1)
+    send(source, range(5))
+    rows = rig.stream(source, includeLockToken="true").transform(dead_letter, "queue_offset = 2", "not an order")
+    passed: list[list[int]] = []
+
+    def write(df: DataFrame, batch: int) -> None:
+        passed.append([row.queue_offset for row in df.collect()])
+        if len(passed) == 1:
+            raise RuntimeError("behind the letter, before Spark's commit")
+
+    def run() -> None:
+        writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(rig.folder / "ck"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    with pytest.raises(Exception, match="behind the letter"):
+        run()
+    run()
+    assert passed == [[0, 1, 3, 4]] * 2
     until(lambda: rig.bodies(f"%DLQ%{rig.group}") == {0: ["2:2"]}, "the dead letter is there", 30.0)
 
 

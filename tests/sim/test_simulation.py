@@ -10,15 +10,16 @@ from itertools import product
 
 import pytest
 
+from tests.sim.ahead import Seeds
 from tests.sim.conftest import SEEDS
 from tests.sim.key_judge import REACHED
-from tests.sim.runs import Many, Report, command, run, trace
+from tests.sim.runs import Report, command, run, trace
 from tests.sim.simulation import STEPS, Scenario
 
 
 # The seeds give way to the tests beside them: 10,000 seeds took 507 s on a busy machine.
 @pytest.mark.timeout(1800)
-def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(seeds: Many, capsys):
+def test_queries_of_a_group_process_every_queue_once_and_in_order_whatever_happens(seeds: Seeds, capsys):
     total = Report()
     for part in seeds.reports():
         total.add(part)

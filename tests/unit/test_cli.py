@@ -25,11 +25,12 @@ from typer.testing import CliRunner
 import orderedmq
 from orderedmq import cli
 from orderedmq.broker import Broker
-from orderedmq.cli import app, completion, shell
+from orderedmq.cli import app, completion
 from orderedmq.cli.topics import parse_retention
 from orderedmq.errors import OptionError, RocketMQUnavailableError
 from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
 from orderedmq.rocketmq.net.client import Client
+from orderedmq.tools import readable
 from orderedmq.tools.producer import Producer
 from tests.command import COMMAND, CTRL_C, ENVIRONMENT, Run, bodies, on_terminal
 from tests.waits import until
@@ -307,15 +308,15 @@ def test_the_path_may_come_before_or_behind(store: Path, tmp_path: Path, monkeyp
 
 
 def test_how_values_look() -> None:
-    assert [shell.size(value) for value in (0, 1023, 1024, 5_000_000, 3 << 40)] == [
+    assert [readable.size(value) for value in (0, 1023, 1024, 5_000_000, 3 << 40)] == [
         "0 B",
         "1,023 B",
         "1.0 KiB",
         "4.8 MiB",
         "3.0 TiB",
     ]
-    assert [shell.duration(value) for value in (0.25, 59, 600, 7200, 604_800)] == ["0.2 s", "59.0 s", "10 m", "2 h", "7 d"]
-    assert shell.moment(1_700_000_000_123_456) == "2023-11-14T22:13:20.123456Z"
+    assert [readable.duration(value) for value in (0.25, 59, 600, 7200, 604_800)] == ["0.2 s", "59.0 s", "10 m", "2 h", "7 d"]
+    assert readable.moment(1_700_000_000_123_456) == "2023-11-14T22:13:20.123456Z"
     assert [parse_retention(value) for value in ("7d", "12h", " 500ms ")] == [604_800, 43_200, 0.5]
     for bad in ("d", "-1d", "1.5d", "٣d", ""):
         with pytest.raises(OptionError):

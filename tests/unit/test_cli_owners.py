@@ -14,13 +14,15 @@ from typer.testing import CliRunner
 
 import orderedmq
 from orderedmq.cli import app
-from orderedmq.cli.owners import owner_columns, owners_of, short_names
-from orderedmq.cli.shell import Column, number, table
+from orderedmq.cli.owners import owner_columns
+from orderedmq.cli.shell import Column, table
 from orderedmq.core.membership import Subscription
 from orderedmq.core.micro_batch import SourceRun, run_of
 from orderedmq.errors import OptionError
 from orderedmq.model import OffsetRange
 from orderedmq.options.source import SourceOptions
+from orderedmq.tools.owner_names import owners_of, short_names
+from orderedmq.tools.readable import number
 
 FIRST, SECOND = "f560b64a111247ab965d7efc9c5309a6", "f560b64a999947ab965d7efc9c5309a6"
 HOST = "ip-10-0-12-34.eu-central-1.compute.internal"

@@ -60,6 +60,10 @@ def test_the_wheel_has_what_users_need_and_nothing_else(wheel: Path) -> None:
     for package in ("orderedmq", "ordered_source", "ordered_sink"):
         assert f"{package}/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    # The web page's templates and what they load.
+    page = {path.relative_to(ROOT).as_posix() for path in (ROOT / "orderedmq" / "ui").rglob("*.*") if path.suffix != ".pyc"}
+    assert {Path(name).suffix for name in page} == {".py", ".html", ".css", ".js", ".svg"}
+    assert page - set(names) == set()
 
 
 def test_the_sdist_has_every_file_of_the_repository_but_those_of_its_host(release: tuple[Path, str]) -> None:

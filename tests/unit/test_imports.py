@@ -57,13 +57,19 @@ EXCEPTIONS: Final = {
 }
 
 SPARK: Final = {"pyspark", "py4j"}
-#: Everything else is usable, and tested, without Spark. The demo's job is a program of its own, which nothing imports.
-WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", "orderedmq.demo.job")
+#: Programs of their own, which nothing imports: the demo's job, and the driver that makes the archive of Spark's classes.
+PROGRAMS: Final = ("orderedmq.demo.job", "orderedmq.startup.training")
+#: Everything else is usable, and tested, without Spark.
+WITH_SPARK: Final = ("ordered_source", "ordered_sink", "pyspark_orderedmq", *PROGRAMS)
 
 #: The wings of orderedmq/rocketmq. Each knows only itself and those before it; the modules beside them are above all.
 WINGS: Final = ("wire", "codec", "net", "messages", "group", "sink")
 #: Servers on this machine, for users without a cluster. The room knows no wing, and only the command knows it.
 LOCAL: Final = "local"
+
+#: The web page of `orderedmq ui`, and the packages of its extra.
+PAGE: Final = "orderedmq.ui"
+WEB: Final = {"starlette", "uvicorn", "jinja2", "markupsafe"}
 
 
 def name_of(path: Path) -> str:
@@ -167,9 +173,9 @@ def test_a_module_that_says_it_is_pure_is_pure() -> None:
 # -- Spark, source and sink -------------------------------------------------------------------------------------------------------
 
 
-def test_spark_is_imported_by_source_sink_and_the_demos_job_alone() -> None:
+def test_spark_is_imported_by_source_sink_and_two_programs_alone() -> None:
     assert [name for name, found in imported().items() if roots(found) & SPARK and not inside(name, WITH_SPARK)] == []
-    assert [name for name, found in imported().items() if "orderedmq.demo.job" in found] == []
+    assert [name for name, found in imported().items() if found & set(PROGRAMS)] == []
     # `orderedmq.register` names the module that Spark discovers, when it is called.
     assert [name for name, found in imported().items() if "pyspark_orderedmq" in found] == ["orderedmq"]
 
@@ -217,6 +223,24 @@ def test_no_wing_of_rocketmq_imports_a_later_one() -> None:
             assert [other for other, theirs in known.items() if theirs not in earlier] == [], name
         else:
             assert LOCAL not in known.values() or inside(name, ["orderedmq.cli"]), name
+
+
+# -- the web page ----------------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_command_knows_the_web_page_and_only_that_knows_a_server() -> None:
+    assert [
+        name for name, found in imported().items() if any(inside(one, [PAGE]) for one in found) and not inside(name, [PAGE])
+    ] == ["orderedmq.cli.ui"]
+    assert [name for name, found in imported().items() if roots(found) & WEB and not inside(name, [PAGE])] == []
+
+
+def test_the_web_page_stands_on_the_tools_and_knows_neither_the_command_nor_a_kind_of_broker() -> None:
+    for name, found in imported().items():
+        if inside(name, [PAGE]):
+            assert [one for one in found if inside(one, ["orderedmq.cli", "orderedmq.embedded", "orderedmq.rocketmq"])] == [], (
+                name
+            )
 
 
 # -- circles, sizes, what an import loads -----------------------------------------------------------------------------------------

@@ -96,6 +96,19 @@ class GroupOffsets:
             done = ask_queues(self._client, asked, deadline)
         return [queue for (queue, _), taken in zip(asked, done) if not taken]
 
+    def clear(self, group: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Set offsets to 0, but create no group; return the queues whose offset was set.
+
+        A 5.3 broker that does not have the group refuses: it deletes offsets with their topic.
+        """
+        cleared = []
+        for queue in queues:
+            with contextlib.suppress(GroupError):
+                asked = (queue, group_requests.update_consumer_offset(group, queue, 0))
+                ask_queues(self._client, [asked], Deadline.after(GROUP_TIMEOUT))
+                cleared.append(queue)
+        return cleared
+
     def move(
         self, group: str, offsets: Mapping[MessageQueue, int], held: Iterable[MessageQueue], seconds: float = GROUP_TIMEOUT
     ) -> None:

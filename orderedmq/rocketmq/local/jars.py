@@ -45,40 +45,49 @@ def fetch_jars(version: str = DEFAULT_VERSION, modules: Sequence[str] = _MODULES
             OptionCondition.INVALID, f"{version!r} is not a release of RocketMQ; known to run here: {', '.join(VERSIONS)}"
         )
     suffix = "" if modules == _MODULES else "-" + "-".join(modules)
-    folder = cache_folder() / f"rocketmq-{version}{suffix}"
+    packages = [f"org.apache.rocketmq:rocketmq-{module}:{version}" for module in modules]
+    return fetch_packages(f"RocketMQ {version}", packages, f"rocketmq-{version}{suffix}")
+
+
+def fetch_packages(what: str, packages: Sequence[str], name: str) -> Path:
+    """Return the folder ``name`` of the cache with the jars of packages ("group:artifact:version") and of all that they need.
+
+    They are fetched if it is missing. ``what`` names them in an error. Raises JavaError MISSING or TOO_OLD, ServersError NO_JARS.
+    """
+    folder = cache_folder() / name
     if folder.is_dir():
         return folder
     with open(folder.with_suffix(folder.suffix + ".lock"), "w") as lock:
         # Another process may be fetching them: wait for it.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            _fetch(version, modules, folder)
+            _fetch(what, packages, folder)
     return folder
 
 
-def _fetch(version: str, modules: Sequence[str], folder: Path) -> None:
+def _fetch(what: str, packages: Sequence[str], folder: Path) -> None:
     work = folder.with_suffix(folder.suffix + ".part")
     # An interrupted fetch may have copied half a jar. Its downloads are whole and are used again.
     shutil.rmtree(work / "jars", ignore_errors=True)
     work.mkdir(exist_ok=True)
     log = work / "resolver.log"
-    done = _resolve(version, modules, work, log, {})
+    done = _resolve(packages, work, log, {})
     if not done and _DOWNLOAD_FAILED in log.read_text(errors="replace"):
         # The user's ~/.m2 has descriptions of jars without the jars, as Maven leaves them. Try again without it.
         options = f"{os.environ.get('SPARK_SUBMIT_OPTS', '')} -Duser.home={work}".strip()
         shutil.rmtree(work / "cache", ignore_errors=True)
-        done = _resolve(version, modules, work, log, {"SPARK_SUBMIT_OPTS": options})
+        done = _resolve(packages, work, log, {"SPARK_SUBMIT_OPTS": options})
     if not done:
         raise ServersError(
             ServersCondition.NO_JARS,
-            f"the jars of RocketMQ {version} cannot be fetched from Maven Central: {_reason(log)} (more in {log}); to use a mirror, name it "
+            f"the jars of {what} cannot be fetched from Maven Central: {_reason(log)} (more in {log}); to use a mirror, name it "
             "in Spark's configuration with spark.jars.ivySettings or spark.jars.repositories",
         )
     os.replace(work / "jars", folder)
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _resolve(version: str, modules: Sequence[str], work: Path, log: Path, environment: dict[str, str]) -> bool:
+def _resolve(packages: Sequence[str], work: Path, log: Path, environment: dict[str, str]) -> bool:
     """Whether Spark fetched all jars into ``work/jars``. It runs an empty job, since it fetches jars before it starts a job."""
     ensure_java()
     job = work / "nothing.py"
@@ -87,7 +96,7 @@ def _resolve(version: str, modules: Sequence[str], work: Path, log: Path, enviro
     command = [
         str(spark / "bin" / "spark-submit"),
         *("--master", "local[1]", "--deploy-mode", "client"),
-        *("--packages", ",".join(f"org.apache.rocketmq:rocketmq-{module}:{version}" for module in modules)),
+        *("--packages", ",".join(packages)),
         *("--conf", f"spark.jars.ivy={work}"),
         str(job),
     ]
@@ -105,7 +114,9 @@ def _resolve(version: str, modules: Sequence[str], work: Path, log: Path, enviro
         except subprocess.TimeoutExpired:
             output.write(f"no end after {_TIMEOUT:.0f} s\n")
             return False
-    return code == 0 and all(list((work / "jars").glob(f"*rocketmq-{module}-{version}.jar")) for module in modules)
+    # Ivy names a jar group_artifact-version.jar.
+    names = ("{}_{}-{}.jar".format(*package.split(":")) for package in packages)
+    return code == 0 and all((work / "jars" / name).is_file() for name in names)
 
 
 def _spark_home() -> Path:

@@ -55,6 +55,8 @@ _UPDATE_BROKER_CONFIG: Final = 25
 class Server:
     """One RocketMQ process. ``home`` has its configuration, its data and its output (``out.log``)."""
 
+    #: What errors call the software.
+    product = "RocketMQ"
     main: str
     kind: str
     heap: tuple[str, ...]
@@ -96,17 +98,8 @@ class Server:
         if self.running:
             return
         self._reap()
-        conf = self.home / "conf"
-        conf.mkdir(parents=True, exist_ok=True)
-        old = self.version.startswith("4.")
-        logback = conf / f"logback_{self.kind}.xml"
-        logback.write_text(_LOGBACK.format(prefix="" if old else "org.apache.rocketmq.logging."))
-        command = [
-            *(str(ensure_java()), *self.heap, "-XX:+UseSerialGC", *_OPENS),
-            *(f"-Drocketmq.home.dir={self.home}", f"-Duser.home={self.home}", f"-Drmq.logback.configurationFile={logback}"),
-            *self._jvm,
-            *("-cp", f"{self.jars()}/*", self.main, *self.configure()),
-        ]
+        self.home.mkdir(parents=True, exist_ok=True)
+        command = self.command()
         with open(self.log, "ab") as output:
             self._printed = output.tell()
             # A session of its own: Ctrl-C in a terminal reaches only this process, which ends the server in order.
@@ -133,15 +126,29 @@ class Server:
             if not self.running:
                 raise ServersError(
                     ServersCondition.DIED,
-                    f"{self.home.name} of RocketMQ {self.version} ended: {self._last_words()} ({self.log})",
+                    f"{self.home.name} of {self.product} {self.version} ended: {self._last_words()} ({self.log})",
                 )
             if time.monotonic() > deadline:
                 raise ServersError(
                     ServersCondition.NOT_READY,
-                    f"{self.home.name} of RocketMQ {self.version} at {self.address} does not serve after {timeout:.0f} s: "
+                    f"{self.home.name} of {self.product} {self.version} at {self.address} does not serve after {timeout:.0f} s: "
                     f"{self._last_words()} ({self.log})",
                 )
             time.sleep(0.1)
+
+    def command(self) -> list[str]:
+        """Write what the server reads at its start, and return the command that starts it."""
+        conf = self.home / "conf"
+        conf.mkdir(exist_ok=True)
+        old = self.version.startswith("4.")
+        logback = conf / f"logback_{self.kind}.xml"
+        logback.write_text(_LOGBACK.format(prefix="" if old else "org.apache.rocketmq.logging."))
+        return [
+            *(str(ensure_java()), *self.heap, "-XX:+UseSerialGC", *_OPENS),
+            *(f"-Drocketmq.home.dir={self.home}", f"-Duser.home={self.home}", f"-Drmq.logback.configurationFile={logback}"),
+            *self._jvm,
+            *("-cp", f"{self.jars()}/*", self.main, *self.configure()),
+        ]
 
     def jars(self) -> Path:
         return fetch_jars(self.version)

@@ -368,7 +368,8 @@ class RocketMQLog:
 
     def require_rights(self, topics: Sequence[str], group: str | None) -> None:
         """See `Log.require_rights`. Checks only if the client has an account."""
-        access.require(self._client, rights.of_source(topics, group), rights.SOURCE)
+        wanted = rights.of_source(topics, group)
+        access.require(self._client, wanted, rights.SOURCE, rights.of_source_at_proxy(topics, group))
 
     def append(self, queue: MessageQueue, rows: pa.RecordBatch) -> OffsetRange:
         """See `Log.append`. Readers see the rows when it returns. Without other producers the rows have no gap.

@@ -3,6 +3,9 @@
 Each right is tested by a request that needs it and changes nothing: a send to a queue that no topic has, a lock of no queue, a
 search for a message that does not exist. This works with both generations of access control, so the caller need not know which
 one a broker has.
+
+A Proxy that checks accounts (ACL 2.0) gives a topic's route only to an account with Pub, Sub or Get on the topic. It refuses the
+route of a topic that does not exist, too, and that of behind_proxy.AT_EVERY_BROKER.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ from __future__ import annotations
 import time
 import uuid
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from orderedmq.conditions import RocketMQCondition
 from orderedmq.errors import OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import RETRY_PREFIX, MessageQueue
+from orderedmq.rocketmq.net.behind_proxy import AT_EVERY_BROKER
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import group_requests, message_requests, rights
+from orderedmq.rocketmq.wire.codes import RequestCode
 from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.rights import Refusal, Right
 
@@ -33,16 +38,17 @@ _NO_KEY: Final = "orderedmq-rights"
 _permitted: Final[weakref.WeakKeyDictionary[Client, set[tuple[Right, ...]]]] = weakref.WeakKeyDictionary()
 
 
-def require(client: Client, wanted: Sequence[Right], whose: str) -> None:
+def require(client: Client, wanted: Sequence[Right], whose: str, at_proxy: Sequence[Right] = ()) -> None:
     """Raise RocketMQError NO_PERMISSION if the account lacks a right of ``wanted`` at a broker of their topics.
 
     The error names every missing right. Rights are tested only if the client has an account, and only until it is known to have
-    them. ``whose``: who needs the rights, for the error: "a sink".
+    them. ``whose``: who needs the rights, for the error: "a sink". ``at_proxy``: rights to read the routes of more topics, which
+    a Proxy that checks accounts may require; they are looked at only if another right is missing.
     """
     known = _permitted.setdefault(client, set())
     if client.account is None or tuple(wanted) in known:
         return
-    if (error := missing_rights_error(client, wanted, whose)) is not None:
+    if (error := missing_rights_error(client, wanted, whose, at_proxy)) is not None:
         raise error
     known.add(tuple(wanted))
 
@@ -57,25 +63,48 @@ def explain(client: Client, error: BaseException, wanted: Sequence[Right], whose
         return error
 
 
-def missing_rights_error(client: Client, wanted: Sequence[Right], whose: str) -> RocketMQError | None:
-    """Return the error that names the rights of ``wanted`` that the account lacks; None if it has them all."""
+def missing_rights_error(
+    client: Client, wanted: Sequence[Right], whose: str, at_proxy: Sequence[Right] = ()
+) -> RocketMQError | None:
+    """Return the error that names the rights that the account lacks, as `require`; None if it has all of ``wanted``."""
     # As servers know the names: their refusals have these, and so has what an administrator types.
     wanted = [right._replace(name=client.names.spelled(right.name)) for right in wanted]
     deadline = Deadline.after(REQUEST_TIMEOUT)
     of_group = [right for right in wanted if right.kind == "Group"]
     group = of_group[0].name if of_group else None
     reads_retries = any(right.action == "Get" for right in of_group)
+    topics = list(dict.fromkeys(right.name for right in wanted if right.kind == "Topic"))
     missing: dict[Right, None] = {}
     acl = 0
-    for topic in dict.fromkeys(right.name for right in wanted if right.kind == "Topic"):
+    if refuses_routes(client, deadline):
+        routes = {topic: _masters_by_proxy(client, topic, deadline) for topic in (*topics, AT_EVERY_BROKER)}
+        wanted.append(Right("Topic", AT_EVERY_BROKER, "Get"))
+        refused_routes = {topic for topic, found in routes.items() if found is None}
+        missing.update({right: None for right in wanted if right.kind == "Topic" and right.name in refused_routes})
+        every = {name: address for found in routes.values() for name, address in (found or {}).items()}
+        masters = {topic: found or every for topic in topics if (found := routes[topic]) is not None}
+        if (
+            group is not None
+            and not any(masters.values())
+            and _proxy_refuses(client, group_requests.consumer_list(group), deadline)
+        ):
+            missing.update(dict.fromkeys(of_group))
+        acl = 2
+    else:
+        masters = {topic: _masters(client, topic, deadline) for topic in topics}
+        at_proxy = ()
+    for topic, found in masters.items():
         actions = {right.action for right in wanted if right.kind == "Topic" and right.name == topic}
-        for name, address in _masters(client, topic, deadline).items():
+        for name, address in found.items():
             asked = _Broker(client, address, MessageQueue(topic, name, 0), group, deadline, reads_retries)
             for refused in asked.refusals(actions):
                 acl = refused.acl
                 missing.update({right: None for right in wanted if right == refused.right})
     if not missing:
         return None
+    more = [right._replace(name=client.names.spelled(right.name)) for right in at_proxy]
+    missing.update({right: None for right in more if _masters_by_proxy(client, right.name, deadline) is None})
+    wanted += more
     named = [right for right in wanted if right in missing]
     resources = {(right.kind, right.name) for right in named}
     granted = rights.grant(acl, client.account, [right for right in wanted if (right.kind, right.name) in resources])
@@ -92,6 +121,45 @@ def _masters(client: Client, topic: str, deadline: float) -> dict[str, str]:
     except TopicError:
         brokers = client.cluster(deadline).brokers
     return {name: broker.master for name, broker in brokers.items() if broker.master is not None}
+
+
+def refuses_routes(client: Client, deadline: float) -> bool:
+    """Return whether a Proxy refuses the account a route: that of a topic that there is not, or that lists the brokers."""
+    try:
+        return client.behind_proxy(deadline) and _masters_by_proxy(client, _probe(), deadline) is None
+    except RocketMQError as error:
+        if not _is_refusal(error, RequestCode.GET_ROUTEINFO_BY_TOPIC):
+            raise
+        return True
+
+
+def _masters_by_proxy(client: Client, topic: str, deadline: float) -> Mapping[str, str] | None:
+    """Return the addresses of the masters that have the topic, none if it does not exist; None if a Proxy refuses its route."""
+    try:
+        brokers = client.call_nameserver(message_requests.topic_route(topic), deadline).brokers
+    except TopicError:
+        return {}
+    except RocketMQError as error:
+        if not _is_refusal(error, RequestCode.GET_ROUTEINFO_BY_TOPIC):
+            raise
+        return None
+    return {name: broker.master for name, broker in brokers.items() if broker.master is not None}
+
+
+def _proxy_refuses(client: Client, request: Request[Any], deadline: float) -> bool:
+    """Return whether a Proxy refuses a request that it answers by itself."""
+    try:
+        client.call_nameserver(request, deadline)
+    except RocketMQUnavailableError:
+        raise
+    except OrderedMQError as error:
+        return isinstance(error, RocketMQError) and _is_refusal(error, request.code)
+    return False
+
+
+def _is_refusal(error: RocketMQError, code: RequestCode) -> bool:
+    """Return whether an error is about a right, and not about the account itself."""
+    return error.sub == RocketMQCondition.NO_PERMISSION and rights.refusal(code, error.message) is not None
 
 
 class _Broker:

@@ -21,7 +21,7 @@ from orderedmq.rocketmq.wire.request import Request
 from orderedmq.rocketmq.wire.route import ClusterInfo
 
 #: A topic that each broker has from its first start (TopicConfigManager).
-_AT_EVERY_BROKER: Final = "SELF_TEST_TOPIC"
+AT_EVERY_BROKER: Final = "SELF_TEST_TOPIC"
 #: Seconds for which a Proxy may hold a request back before a broker has it: in its queue
 #: (remotingWaitTimeMillsInSendQueue), and on the way.
 HOLDS_BACK: Final = 6.0
@@ -46,7 +46,7 @@ def find_cluster(ask: Ask, proxied: bool | None) -> ClusterInfo:
         except RocketMQError as error:
             if error.sub != RocketMQCondition.NOT_SUPPORTED:
                 raise
-    brokers = ask(topic_route(_AT_EVERY_BROKER)).brokers
+    brokers = ask(topic_route(AT_EVERY_BROKER)).brokers
     if not proxied:
         _refuse_local_mode(ask, sorted(brokers))
     clusters: dict[str, tuple[str, ...]] = {}
@@ -59,7 +59,7 @@ def _refuse_local_mode(ask: Ask, brokers: Sequence[str]) -> None:
     """A Proxy in local mode answers a request that it should pass on by an error, or not at all, depending on its release."""
     for name in brokers[:1]:
         try:
-            ask(max_offset(MessageQueue(_AT_EVERY_BROKER, name, 0)))
+            ask(max_offset(MessageQueue(AT_EVERY_BROKER, name, 0)))
         except OrderedMQError as error:
             if isinstance(error, RocketMQError) and error.denied:
                 # A broker refused what was passed on to it, or a Proxy that checks accounts did: neither shows local mode.

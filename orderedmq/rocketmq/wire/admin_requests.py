@@ -85,14 +85,18 @@ def create_group(group: str) -> Request[None]:
     )
 
 
-def delete_group(group: str) -> Request[None]:
-    """Delete a consumer group with its offsets; send it to every master (207). 4.9 names the flag differently: both are sent."""
+def delete_group(group: str, *, offsets: bool = True) -> Request[None]:
+    """Delete a consumer group; send it to every master (207). ``offsets``: with its offsets, else its settings alone.
+
+    4.9 names the flag differently: both are sent.
+    """
+    flag = "true" if offsets else "false"
     return Request(
         RequestCode.DELETE_SUBSCRIPTIONGROUP,
         f"deletion of group {group}",
         f"group {group!r}",
         ignore_answer,
-        {"groupName": group, "cleanOffset": "true", "removeOffset": "true"},
+        {"groupName": group, "cleanOffset": flag, "removeOffset": flag},
     )
 
 

@@ -8,11 +8,13 @@ actions, one is enough.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
-from orderedmq.core.parking import parked_topic
+from orderedmq.core.parking import origin, parked_topic
+from orderedmq.errors import GroupError
 from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from orderedmq.rocketmq.wire.codes import RequestCode
 
@@ -162,6 +164,11 @@ def of_sink(topic: str, group: str) -> list[Right]:
     return [Right("Topic", topic, "Pub"), *of_source([topic], group)]
 
 
+def of_write(topic: str) -> list[Right]:
+    """Return the rights of a batch write without identity, which keeps no bookmarks."""
+    return [Right("Topic", topic, action) for action in _WRITE]
+
+
 def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
     """Return the rights of a query that reads topics as a group; without one, as TOOLS_CONSUMER.
 
@@ -171,6 +178,18 @@ def of_source(topics: Sequence[str], group: str | None) -> list[Right]:
     rights = [Right("Topic", topic, action) for topic in own for action in _READ]
     actions: Sequence[Action] = _READ if len(own) < len(topics) else ("Sub",)
     return [*rights, *(Right("Group", group or TOOLS_GROUP, action) for action in actions)]
+
+
+def of_source_at_proxy(topics: Sequence[str], group: str | None) -> list[Right]:
+    """Return what such a query needs besides at a Proxy that checks accounts: to see whether the group has parked anything."""
+    if group is None:
+        return []
+    lots: list[str] = []
+    for topic in topics:
+        # No lot can have so long a name.
+        with contextlib.suppress(GroupError):
+            lots += [parked_topic(group, topic)] if origin(topic) is None else []
+    return [Right("Topic", lot, "Get") for lot in lots if lot not in topics]
 
 
 def of_dead_letters(group: str) -> list[Right]:
@@ -193,3 +212,4 @@ def of_message_trace(topic: str) -> list[Right]:
 
 
 _READ: Final[tuple[Action, ...]] = ("Sub", "Get")
+_WRITE: Final[tuple[Action, ...]] = ("Pub", "Get")

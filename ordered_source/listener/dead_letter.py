@@ -1,0 +1,96 @@
+"""``dead_letter``: puts the rows of a stream that cannot be processed into the group's dead letters, and lets the others pass.
+
+Rules: a task decides row by row and keeps the order of what passes. It writes the letters of an Arrow batch before it hands the
+batch's other rows on, so they are stored before the micro-batch is committed. A letter is known by (group, queue, offset): a batch
+that Spark runs again puts nothing aside twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sql
+
+from ordered_source.columns import COLUMN_TYPES, LOCK_TOKEN
+from ordered_source.listener.messages import Columns, Message
+from ordered_source.listener.tasks import NEEDED, by_queue, lock_of, require_columns, write_letters
+from orderedmq.concise import concise
+from orderedmq.conditions import SchemaCondition
+from orderedmq.endpoint import Credentials, TlsOptions
+from orderedmq.errors import SchemaError
+
+NAME: Final = "dead_letter"
+#: The column that tasks get besides those of the DataFrame: why a row becomes a dead letter, null for the others.
+_WHY: Final = "__orderedmq_why"
+
+
+def dead_letter(
+    df: DataFrame,
+    condition: str | Column,
+    error: str | Column = "the message cannot be processed",
+    *,
+    credentials: Credentials | None = None,
+    tls: TlsOptions | None = None,
+) -> DataFrame:
+    """Put the rows that meet ``condition`` into the topic %DLQ%<group>, and return the other rows, in their order.
+
+    ``df`` is a stream of the source with ``includeLockToken=true`` and whatever columns were added to it. It needs topic,
+    broker_name, queue_id, queue_offset, body and lock_token as they were read, before any shuffle. ``condition`` is a Column or SQL, as
+    in ``df.where``: a row is put aside if it is true, and passes if it is false or null. ``error`` says why, in the letter's property
+    ORDEREDMQ_ERROR: a text for all rows, or a Column. A letter has the message's body, key, tags and keys, its properties if the source
+    reads them (``includeProperties=true``), and its origin. The command sends it again: ``orderedmq dlq replay``.
+
+    The letters are stored before the micro-batch is committed, each once, also if Spark runs the batch again (over RocketMQ, if it
+    is among the last 32,768 letters of its broker). ``credentials`` and ``tls`` are those of the source, for a cluster that requires
+    them, because rows do not carry them.
+
+    Returns a DataFrame with the columns of ``df``. A watermark belongs behind it. Raises SchemaError MISSING_COLUMN, and WRONG_TYPE if
+    a column of the message has another type than the source gives it. When the query runs, a task raises OptionError UNSUPPORTED for
+    rows that were read without a lock, or with a parking lot or a retry topic, MISSING without the ``credentials`` that the source
+    used, LockError LOST if another owner may have the queue, and the broker's error if a letter cannot be stored.
+    """
+    require_columns(df, NEEDED, NAME)
+    for field in df.schema.fields:
+        expected = COLUMN_TYPES.get(field.name)
+        if expected is not None and field.dataType != expected:
+            raise SchemaError(
+                SchemaCondition.WRONG_TYPE,
+                f"{NAME} needs column {field.name!r} as it was read, {expected.simpleString()}, the DataFrame has "
+                f"{field.dataType.simpleString()}: give what you decode a name of its own",
+            )
+    text = sql.lit(error) if isinstance(error, str) else sql.coalesce(error.cast("string"), sql.lit(""))
+    met = sql.expr(condition) if isinstance(condition, str) else condition
+
+    @concise
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return separate(batches, credentials, tls)
+
+    return df.withColumn(_WHY, sql.when(met, text)).mapInArrow(run, df.schema)
+
+
+def separate(
+    batches: Iterator[pa.RecordBatch], credentials: Credentials | None = None, tls: TlsOptions | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Run one task: store letters of the rows whose last column is not null, and yield the other rows without that column."""
+    for batch in batches:
+        why, rows = batch.column(batch.num_columns - 1), batch.select(batch.schema.names[:-1])
+        if rows.column(LOCK_TOKEN).null_count:
+            # Rows without a lock are refused before the first of them cannot be put aside.
+            _put(batch.filter(pc.is_null(batch.column(LOCK_TOKEN))), credentials, tls)
+        if why.null_count < len(why):
+            _put(batch.filter(pc.is_valid(why)), credentials, tls)
+            rows = rows.filter(pc.is_null(why))
+        if rows.num_rows:
+            yield rows
+
+
+def _put(batch: pa.RecordBatch, credentials: Credentials | None, tls: TlsOptions | None) -> None:
+    for queue, text, rows in by_queue(batch):
+        lock = lock_of(queue, text, credentials, tls, NAME, lot=False)
+        columns = Columns(rows)
+        messages = [Message(columns, index, 0) for index in range(rows.num_rows)]
+        write_letters(lock.broker, lock.token, messages, columns.get(rows.schema.names[-1]))

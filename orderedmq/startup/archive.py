@@ -1,0 +1,135 @@
+"""An archive of the classes that Spark's driver loads (class data sharing), so that Java need not read and verify them again.
+
+It fits one build of Java and one SPARK_HOME and has its name from both. Java checks it against the jars, too, and runs without it
+if it does not fit. But Java 17 crashes on an archive that was cut off, so the name has its size, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from orderedmq.conditions import JavaCondition
+from orderedmq.errors import JavaError
+from orderedmq.java import Java, cache_folder, cached
+
+#: For a JVM that lives for seconds: it compiles quickly rather than well, and collects in one thread.
+BRIEF: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def archive_options(java: Java, home: Path) -> str | None:
+    """Return Java's options for the archive of this Java and SPARK_HOME, or None if there is no archive."""
+    archive = _find(java, home)
+    return None if archive is None else f"{_option('SharedArchiveFile', archive)} {silent(java)}"
+
+
+def silent(java: Java) -> str:
+    """Return options that keep Java from warning of an archive that does not fit: it would write to the program's output."""
+    # The tag has two names since Java 24.
+    return "-Xlog:cds=off -Xlog:cds+dynamic=off" if java.version < 24 else "-Xlog:cds=off -Xlog:aot=off"
+
+
+def fitting_archive(java: Java, home: Path) -> Path | None:
+    """Return the archive if there is one and Java says that it fits the jars that are there."""
+    archive = _find(java, home)
+    if archive is None:
+        return None
+    strict = [str(java.path), "-Xshare:on", f"-XX:SharedArchiveFile={archive}", "-cp", _class_path(java, home), "-version"]
+    return archive if subprocess.run(strict, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0 else None
+
+
+def _class_path(java: Java, home: Path) -> str:
+    """Return the class path of a driver, as Spark's own launcher gives it; nothing if it does not run."""
+    launcher = [str(java.path), *BRIEF.split(), "-cp", f"{home / 'jars'}/*", "org.apache.spark.launcher.Main"]
+    done = subprocess.run(
+        [*launcher, "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"],
+        env=os.environ | {"SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="surrogateescape",
+    )  # fmt: skip
+    words = done.stdout.split("\0")
+    return words[words.index("-cp") + 1] if "-cp" in words else ""
+
+
+def make_archive(java: Java, home: Path) -> Path:
+    """Run a driver that loads what a query needs, have Java write down its classes, and return the archive.
+
+    Takes about half a minute. If several processes ask at once, one makes it and the others wait. Raises JavaError NO_ARCHIVE.
+    """
+    folder = cache_folder()
+    if folder != cached("."):
+        raise _none(java, "the user's cache cannot be written, or others can; set XDG_CACHE_HOME to a folder of your own")
+    try:
+        return _make(java, home, folder)
+    except OSError as error:
+        raise _none(java, f"{error}; see whether the disk of {folder} is full") from error
+
+
+def _make(java: Java, home: Path, folder: Path) -> Path:
+    with (folder / "archive.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=folder, prefix=".archive-") as scratch:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another process may have made it meanwhile. Making it again would delete the one whose name programs have by now.
+        found = fitting_archive(java, home)
+        if found is not None:
+            return found
+        made = Path(scratch, "classes.jsa")
+        options = f"{_base(java, folder)} {BRIEF} {_option('ArchiveClassesAtExit', made)}"
+        done = subprocess.run(
+            [sys.executable, "-m", "orderedmq.startup.training", scratch],
+            env=os.environ | {"SPARK_HOME": str(home), "SPARK_SUBMIT_OPTS": options},
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        )  # fmt: skip
+        if done.returncode or not made.exists():
+            said = [line for line in f"{done.stdout}\n{done.stderr}".splitlines() if re.search("Error|Exception|error", line)]
+            why = said[-1][:300] if said else "it gave no reason"
+            raise _none(java, f"{why}; see whether a session of Spark starts here, and whether the disk of {folder} is full")
+        with made.open("rb") as written:
+            os.fsync(written.fileno())
+        archive = folder / archive_name(java, home, made.stat().st_size)
+        for older in folder.glob(archive_name(java, home, "*")):
+            older.unlink()
+        os.replace(made, archive)
+    return archive
+
+
+def _none(java: Java, why: str) -> JavaError:
+    return JavaError(JavaCondition.NO_ARCHIVE, f"{java.path} made no archive of Spark's classes: {why}")
+
+
+def _option(name: str, path: Path) -> str:
+    """Return an option of Java's for Spark, which takes a quoted word as one."""
+    quote = '"' if re.search(r"\s", str(path)) else ""
+    return f"{quote}-XX:{name}={path}{quote}"
+
+
+def archive_name(java: Java, home: Path, size: int | str) -> str:
+    """Return the name of the archive of this Java and SPARK_HOME that has ``size`` bytes."""
+    parts = (str(java.path), java.build, str(home), version("pyspark"))
+    return f"classes-{hashlib.sha256(chr(0).join(parts).encode(errors='surrogateescape')).hexdigest()[:16]}-{size}.jsa"
+
+
+def _find(java: Java, home: Path) -> Path | None:
+    folder = cached(".")
+    found = [] if folder is None else folder.glob(archive_name(java, home, "*"))
+    try:
+        return next((path for path in found if path.name == archive_name(java, home, path.stat().st_size)), None)
+    except FileNotFoundError:  # another process makes a new one
+        return None
+
+
+def _base(java: Java, folder: Path) -> str:
+    """Return the option for the archive of Java's own classes, on which ours is built. It is made if the Java came without one."""
+    said = subprocess.run([java.path, "-Xshare:on", "-version"], stdin=subprocess.DEVNULL, capture_output=True)
+    if said.returncode == 0:
+        return ""
+    own = hashlib.sha256(f"{java.path}\0{java.build}".encode(errors="surrogateescape")).hexdigest()[:16]
+    base = folder / f"java-classes-{own}.jsa"
+    subprocess.run([java.path, "-Xshare:dump", f"-XX:SharedArchiveFile={base}"], stdin=subprocess.DEVNULL, capture_output=True)
+    return _option("SharedArchiveFile", base)

@@ -1,0 +1,155 @@
+"""Browsing messages: those of a queue from an offset on, and those of many queues in the order of their arrival, of one key or all.
+
+Rules: nothing is moved and no group is needed. A search over queues reads them evenly in time: the queue whose reading has come least
+far is read next. So what was found is complete up to the time that all queues have been read to, and a search that is cut short there
+goes on from there. Messages of one queue stay in order, because its times never go back.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from orderedmq.broker import Log, QueueBounds
+from orderedmq.conditions import OffsetCondition
+from orderedmq.errors import OffsetError, no_such_offset
+from orderedmq.model import MessageQueue
+from orderedmq.pulls import pulls
+
+#: What a row of a message has.
+COLUMNS: Final = (
+    "topic", "broker_name", "queue_id", "queue_offset", "sharding_key", "tags", "keys", "body", "store_timestamp", "message_id",
+    "properties",
+)  # fmt: skip
+_SEARCHED: Final = ("queue_offset", "sharding_key", "store_timestamp")
+_PULL_ROWS: Final = 65536
+_PULL_BYTES: Final = 16 * 1024 * 1024
+
+Row = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """A message's place in the order of arrival. ``stored`` in µs since 1970."""
+
+    stored: int
+    queue: MessageQueue
+    offset: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found, in order. ``next``: where it goes on; None: it has come to the end. ``searched``: messages looked at."""
+
+    rows: list[Row]
+    next: Place | None
+    searched: int
+
+
+def rows_of(log: Log, queue: MessageQueue, begin: int, end: int) -> list[Row]:
+    """Return the messages from ``begin`` to ``end`` with `COLUMNS`, times in µs since 1970. Raises as `pulls`."""
+    return [row for batch in pulls(log, queue, begin, end, _PULL_ROWS, _PULL_BYTES, COLUMNS) for row in _readable(batch)]
+
+
+def message_at(log: Log, queue: MessageQueue, offset: int) -> Row:
+    """Return one message. Raises OffsetError if the queue does not have it."""
+    at = log.bounds([queue])[queue]
+    if offset >= at.max_offset:
+        raise no_such_offset(queue, at.max_offset, f"message {offset}")
+    if offset < at.min_offset:
+        raise OffsetError(OffsetCondition.INVALID, f"queue {queue} begins at {at.min_offset}, message {offset} was deleted")
+    return rows_of(log, queue, offset, offset + 1)[0]
+
+
+def last_of(log: Log, bounds: dict[MessageQueue, QueueBounds], most: int) -> list[Row]:
+    """Return the last ``most`` messages of all these queues together, in the order of their arrival."""
+    found = [
+        row
+        for queue, at in bounds.items()
+        for row in rows_of(log, queue, max(at.min_offset, at.max_offset - most), at.max_offset)
+    ]
+    return sorted(found, key=_place)[-most:]
+
+
+def search(
+    log: Log, queues: Sequence[MessageQueue], key: str | None, since: int | Place | None, most: int, go_on: Callable[[], bool]
+) -> Found:
+    """Return up to ``most`` messages of these queues in the order of their arrival, of one sharding key or of all (None).
+
+    ``since``: a time in µs since 1970, or the `Found.next` of an earlier search. ``go_on`` is asked between two pulls: when it is
+    false, the search ends with what is certain so far.
+    """
+    bounds = log.bounds(list(queues))
+    # Without a key every row is a result, so few are wanted.
+    step = most + 1 if key is None else _PULL_ROWS
+    unread = [(queue, _begin(log, queue, at, since)) for queue, at in bounds.items()]
+    #: Per queue that is not at its end: a place that nothing unread of it lies before, and how many rows to pull next.
+    reading: list[tuple[Place, int]] = []
+    # Those that lie before everything unread, in order, and the others.
+    certain, other = list[Place](), list[Place]()
+    searched = 0
+    # Each queue is read once at least, so that a search that goes on comes further however little time it has.
+    while unread or (reading and len(certain) <= most and go_on()):
+        if unread:
+            (queue, begin), rows = unread.pop(), step
+        else:
+            (_, queue, begin), rows = heapq.heappop(reading)
+        end = bounds[queue].max_offset
+        if begin >= end:
+            continue
+        batch = log.pull(queue, begin, min(rows, end - begin), _PULL_BYTES, _SEARCHED)
+        # It is empty if the broker has lost its tail since it gave the bounds.
+        if batch.num_rows:
+            searched += batch.num_rows
+            stored = batch.column(2).cast(pa.int64())
+            for place in _matching(batch, stored, queue, key):
+                heapq.heappush(other, place)
+            begin += batch.num_rows
+            if begin < end:
+                heapq.heappush(reading, (Place(stored[-1].as_py(), queue, begin), min(rows * 4, _PULL_ROWS)))
+        while not unread and other and not (reading and reading[0][0] <= other[0]):
+            certain.append(heapq.heappop(other))
+    following = certain[most] if len(certain) > most else reading[0][0] if reading else None
+    rows_found = [rows_of(log, place.queue, place.offset, place.offset + 1)[0] for place in certain[:most]]
+    return Found(rows_found, following, searched)
+
+
+def _begin(log: Log, queue: MessageQueue, at: QueueBounds, since: int | Place | None) -> int:
+    """Return the offset of the first message of a queue that does not lie before ``since``."""
+    if since is None:
+        return at.min_offset
+    if not isinstance(since, Place):
+        return log.offset_at(queue, since)
+    if queue == since.queue:
+        return max(since.offset, at.min_offset)
+    # Of the messages of that moment, those of the queues before it come before it.
+    return log.offset_at(queue, since.stored + (queue < since.queue))
+
+
+def _matching(batch: pa.RecordBatch, stored: pa.Array, queue: MessageQueue, key: str | None) -> list[Place]:
+    offsets = batch.column(0)
+    if key is not None:
+        same = pc.fill_null(pc.equal(batch.column(1), key), False)
+        offsets, stored = offsets.filter(same), stored.filter(same)
+    return [Place(at, queue, offset) for at, offset in zip(stored.to_pylist(), offsets.to_pylist(), strict=True)]
+
+
+def _place(row: Row) -> Place:
+    return Place(row["store_timestamp"], row["queue"], row["queue_offset"])
+
+
+def _readable(batch: pa.RecordBatch) -> list[Row]:
+    index = COLUMNS.index("store_timestamp")
+    rows = batch.set_column(index, "store_timestamp", batch.column(index).cast(pa.int64())).to_pylist()
+    return [
+        {
+            **row,
+            "queue": MessageQueue(row["topic"], row["broker_name"], row["queue_id"]),
+            "properties": dict(row["properties"] or ()),
+        }
+        for row in rows
+    ]

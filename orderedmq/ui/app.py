@@ -1,0 +1,80 @@
+"""The application: which handler answers which address, and how errors look."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from orderedmq.broker import Broker
+from orderedmq.errors import OrderedMQError
+from orderedmq.tools.failures import Kind, kind_of
+from orderedmq.ui.guard import LIVE, LOGIN, Guard, Rules, log_in
+from orderedmq.ui.messages import Browser
+from orderedmq.ui.pages import Pages
+from orderedmq.ui.rendering import HERE
+from orderedmq.ui.repairs import Repairs
+from orderedmq.ui.site import Site
+
+_STATUS: Final[dict[Kind, HTTPStatus]] = {
+    "usage": HTTPStatus.BAD_REQUEST,
+    "missing": HTTPStatus.NOT_FOUND,
+    "refused": HTTPStatus.CONFLICT,
+}
+
+
+def make_app(broker: Broker, address: str, rules: Rules, say: Callable[[str], None] = lambda _: None) -> ASGIApp:
+    """Return the application for a broker. ``address``: the broker's, for people; ``say`` is told of each change."""
+    site = Site(broker, address, rules, say)
+    pages, browser, repairs = Pages(site), Browser(site), Repairs(site)
+    watched = {
+        "/": pages.groups,
+        "/groups/{group}": pages.group,
+        "/groups/{group}/parked": pages.parked,
+        "/topics": pages.topics,
+        "/topics/{topic}": pages.topic,
+    }
+
+    async def login(request: Request) -> Response:
+        if rules.token is None:
+            return RedirectResponse("/", 303)
+        if request.method != "POST":
+            return site.page(request, "login.html", title="Log in", at="", wrong=False)
+        return await log_in(request, rules) or site.page(request, "login.html", 403, title="Log in", at="", wrong=True)
+
+    def failed(request: Request, error: Exception) -> Response:
+        if isinstance(error, OrderedMQError):
+            status: int = HTTPStatus.SERVICE_UNAVAILABLE if error.retriable else _STATUS[kind_of(error)]
+            text, condition = error.typed, error.condition
+        else:
+            assert isinstance(error, HTTPException)
+            status, text, condition = error.status_code, error.detail, ""
+        if request.scope["path"].startswith(LIVE):
+            return PlainTextResponse(text, status)
+        return site.page(request, "error.html", status, title=HTTPStatus(status).phrase, at="", text=text, condition=condition)
+
+    app = Starlette(
+        routes=[
+            *(Route(path, pages.page(part)) for path, part in watched.items()),
+            *(Route(f"/live{path}", pages.live(part)) for path, part in watched.items()),
+            Route("/topics/{topic}/messages", browser.messages),
+            Route("/topics/{topic}/message", browser.message),
+            Route("/groups/{group}/dead", repairs.letters),
+            Route("/groups/{group}/seek", repairs.plan_seek),
+            Route("/groups/{group}/dead/replay", repairs.change(repairs.replay), methods=["POST"]),
+            Route("/groups/{group}/parked/order", repairs.change(repairs.order), methods=["POST"]),
+            Route("/groups/{group}/seek", repairs.change(repairs.set_offsets), methods=["POST"]),
+            Route(LOGIN, login, methods=["GET", "POST"]),
+            Mount("/static", StaticFiles(directory=HERE / "static")),
+        ],
+        exception_handlers={OrderedMQError: failed, HTTPException: failed},
+    )
+    return Guard(app, rules)

@@ -1,0 +1,90 @@
+"""Pictures of a lag over time as SVG, drawn without a style of their own: the page's style sheet has the colours. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from markupsafe import Markup
+
+from orderedmq.tools.readable import number
+from orderedmq.ui.lag_history import STEP, STEPS, Series
+
+_MINUTES: Final = round(STEP * STEPS / 60)
+#: Width and height of a small picture and of a large one.
+_SMALL: Final = (STEPS, 22)
+_LARGE: Final = (600, 84)
+#: Room in the large one for its labels: above, below.
+_ABOVE: Final = 16
+_BELOW: Final = 18
+
+
+def small(series: Series) -> Markup:
+    """Return a picture for a cell of a table."""
+    width, height = _SMALL
+    lines = _lines(series, width, 1, height - 2, _most(series))
+    # What is said of it are words and numbers of ours.
+    return Markup(f'<svg class="small" viewBox="0 0 {width} {height}" role="img" aria-label="{_said(series)}">{lines}</svg>')
+
+
+def large(series: Series) -> Markup:
+    """Return a picture with the greatest value and the time that it covers."""
+    width, height = _LARGE
+    most, floor = _most(series), height - _BELOW
+    parts = [
+        Markup('<line class="axis" x1="0" y1="{0}" x2="{1}" y2="{0}"/>').format(floor, width),
+        Markup('<line class="axis" x1="0" y1="{0}" x2="{1}" y2="{0}"/>').format(_ABOVE, width),
+        _lines(series, width, _ABOVE, floor - _ABOVE, most),
+        Markup('<text x="0" y="11">{}</text>').format(f"{number(most)} messages"),
+        Markup('<text x="0" y="{}">{} minutes ago</text>').format(height - 4, _MINUTES),
+        Markup('<text x="{}" y="{}" text-anchor="end">now</text>').format(width, height - 4),
+    ]
+    return Markup('<svg class="large" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        width, height, _said(series), Markup("").join(parts)
+    )
+
+
+def _said(series: Series) -> str:
+    known = [lag for lag in series if lag is not None]
+    if not known:
+        return "lag not known"
+    return f"lag {number(known[-1])}, in the last {_MINUTES} minutes {number(min(known))} to {number(max(known))}"
+
+
+def _most(series: Series) -> int:
+    return max((lag for lag in series if lag is not None), default=0)
+
+
+def _lines(series: Series, width: int, top: int, height: int, most: int) -> Markup:
+    """Return a line for each stretch without a gap; a point by itself is a short line."""
+    step = width / len(series)
+    out = ""
+    for first, lags in _stretches(series):
+        points = [((first + place) * step, top + height - height * lag / (most or 1)) for place, lag in enumerate(lags)]
+        points.append((points[-1][0] + step, points[-1][1]))
+        # Numbers alone, which need no escape.
+        out += f'<polyline points="{" ".join(f"{x:.0f},{y:.1f}" for x, y in _corners(points))}"/>'
+    return Markup(out)
+
+
+def _stretches(series: Series) -> Iterator[tuple[int, list[int]]]:
+    """Yield the place and the lags of each stretch in which every step is known."""
+    first, lags = 0, list[int]()
+    for place, lag in enumerate([*series, None]):
+        if lag is not None:
+            if not lags:
+                first = place
+            lags.append(lag)
+        elif lags:
+            yield first, lags
+            lags = []
+
+
+def _corners(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points without those inside of a level part of the line."""
+    inner = [
+        here
+        for before, here, after in zip(points, points[1:], points[2:], strict=False)
+        if not before[1] == here[1] == after[1]
+    ]
+    return [points[0], *inner, points[-1]]

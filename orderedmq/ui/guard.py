@@ -1,0 +1,173 @@
+"""What every request has to pass, and the headers that every answer has.
+
+Rules: without a token the Host header must name this machine, or a page of another site could reach us under a name of its own (DNS
+rebinding). With a token, every request but those for the login and its style needs the cookie that the login sets. A request that
+changes something must come from a page of ours: its Origin is our host, and its form has our mark. Nothing here is secret in a URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+LOGIN: Final = "/login"
+STATIC: Final = "/static/"
+#: Paths of parts that the script fetches; an answer there is no page to be sent elsewhere from.
+LIVE: Final = "/live/"
+#: The form field of our mark.
+MARK: Final = "mark"
+_COOKIE: Final = "orderedmq-ui"
+#: Greatest form in bytes: a seek of many thousand queues.
+_MOST_FORM: Final = 4 << 20
+#: Seconds that a wrong token costs; only one is looked at at a time.
+_WRONG_TOKEN: Final = 0.5
+_HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self' data:; form-action 'self'; "
+        "frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    # Not no-referrer: the forms' Origin would be null.
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Who may come and what they may do. ``hosts`` None: any host name; ``token`` None: no token is asked for."""
+
+    hosts: frozenset[str] | None = LOOPBACK
+    token: str | None = field(default=None, repr=False)
+    allow_changes: bool = False
+    mark: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    #: Held while a login is looked at.
+    login: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False, compare=False)
+
+    @property
+    def cookie(self) -> str:
+        """The value of the cookie of somebody who knows the token. The token does not follow from it."""
+        return hmac.new((self.token or "").encode(), b"orderedmq ui", sha256).hexdigest()
+
+    def knows(self, headers: Headers) -> bool:
+        """Whether a request comes from somebody who has logged in, or nobody has to."""
+        if self.token is None:
+            return True
+        found = Request({"type": "http", "headers": headers.raw}).cookies.get(_COOKIE, "")
+        return hmac.compare_digest(found.encode(), self.cookie.encode())
+
+
+class Guard:
+    """The outermost application: refuses what `Rules` refuse, and adds headers to every answer."""
+
+    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+        self._app = app
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers.setdefault("cache-control", "no-cache" if path.startswith(STATIC) else "no-store")
+            await send(message)
+
+        app = self._refusal(Headers(scope=scope), scope["method"], path) or self._app
+        await app(scope, receive, answer)
+
+    def _refusal(self, headers: Headers, method: str, path: str) -> Response | None:
+        host = headers.get("host", "")
+        if self._rules.hosts is not None and _name(host) not in self._rules.hosts:
+            return PlainTextResponse(f"This page is not served under the name {_name(host)[:100]!r}.\n", 421)
+        if method not in ("GET", "HEAD") and not _from_our_page(headers, host):
+            return PlainTextResponse("Refused: the request comes from a page of another site.\n", 403)
+        if path == LOGIN or path.startswith(STATIC) or self._rules.knows(headers):
+            return None
+        if method in ("GET", "HEAD") and not path.startswith(LIVE):
+            return RedirectResponse(LOGIN, 303)
+        return PlainTextResponse("Log in first.\n", 401)
+
+
+def _name(host: str) -> str:
+    """Return the name in a Host header, without the port."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _from_our_page(headers: Headers, host: str) -> bool:
+    """Whether a browser says that a request comes from a page of this host. What is no browser says nothing, and needs the mark all
+    the same."""
+    origin = headers.get("origin")
+    if origin is not None:
+        # Without the scheme: a proxy before us may have TLS.
+        return urlsplit(origin).netloc.lower() == host.lower() != ""
+    return headers.get("sec-fetch-site", "same-origin") == "same-origin"
+
+
+class Form:
+    """The fields of a form; each may be there several times."""
+
+    def __init__(self, fields: list[tuple[str, str]]) -> None:
+        self.fields = fields
+
+    def all(self, name: str) -> list[str]:
+        return [value for field, value in self.fields if field == name]
+
+    def one(self, name: str) -> str:
+        """Return a field's value without spaces around it, "" if it is missing."""
+        return next(iter(self.all(name)), "").strip()
+
+
+async def read_form(request: Request) -> Form:
+    """Return a form that was sent. Raises HTTPException if it is too large or no form."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_FORM:
+            raise HTTPException(413, "the form is too large")
+    try:
+        return Form(parse_qsl(body.decode("ascii"), keep_blank_values=True, strict_parsing=bool(body), errors="strict"))
+    except ValueError as error:
+        raise HTTPException(400, "that is not a form of these pages") from error
+
+
+async def read_change(request: Request, rules: Rules) -> Form:
+    """Return the form of a request that changes something. Raises HTTPException 403 if it may not, or is not from our pages."""
+    if not rules.allow_changes:
+        raise HTTPException(403, "this page is read-only: start orderedmq ui with --allow-changes to change something here")
+    form = await read_form(request)
+    if not hmac.compare_digest(form.one(MARK).encode(), rules.mark.encode()):
+        raise HTTPException(403, "this form is of an earlier start of orderedmq ui: go back, load the page again and repeat it")
+    return form
+
+
+async def log_in(request: Request, rules: Rules) -> Response | None:
+    """Return the answer that sets the cookie; None for a wrong token, after a while."""
+    given = (await read_form(request)).one("token")
+    async with rules.login:
+        if rules.token is None or not hmac.compare_digest(given.encode(), rules.token.encode()):
+            await asyncio.sleep(_WRONG_TOKEN)
+            return None
+    answer = RedirectResponse("/", 303)
+    answer.set_cookie(_COOKIE, rules.cookie, httponly=True, samesite="strict", path="/")
+    return answer

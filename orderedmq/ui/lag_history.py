@@ -1,0 +1,89 @@
+"""The lag of a group's queues over the last minutes, and hand-overs of queues, from looks at several times. Pure."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from orderedmq.model import MessageQueue
+
+#: Seconds of one step of a history, and steps that are kept: ten minutes.
+STEP: Final = 5.0
+STEPS: Final = 120
+#: Hand-overs that are kept; those of one look between the same owners count as one.
+MOST_HAND_OVERS: Final = 50
+
+#: A lag for each step from the oldest to the current one; None where nobody looked.
+Series = list[int | None]
+_UNKNOWN: Final = -1
+
+
+class LagHistory:
+    """The greatest lag of each queue, and of all together, in each step of the last `STEPS`."""
+
+    def __init__(self) -> None:
+        self._places: dict[MessageQueue, int] = {}
+        #: The number of a step, the lag of each place, the total.
+        self._steps: deque[tuple[int, array[int], list[int]]] = deque(maxlen=STEPS)
+
+    def see(self, now: float, lags: Mapping[MessageQueue, int]) -> None:
+        """Note what a look at ``now`` (in seconds) found."""
+        number = int(now // STEP)
+        if not self._steps or self._steps[-1][0] < number:
+            self._steps.append((number, array("q"), [0]))
+        _, found, total = self._steps[-1]
+        for queue, lag in lags.items():
+            place = self._places.setdefault(queue, len(self._places))
+            if place >= len(found):
+                found.extend([_UNKNOWN] * (place + 1 - len(found)))
+            found[place] = max(found[place], lag)
+        total[0] = max(total[0], sum(lags.values()))
+
+    def of(self, now: float, queue: MessageQueue) -> Series:
+        """Return the history of one queue up to ``now``."""
+        place = self._places.get(queue, -1)
+        return self._series(now, {number: found[place] for number, found, _ in self._steps if 0 <= place < len(found)})
+
+    def total(self, now: float) -> Series:
+        """Return the history of all queues together up to ``now``."""
+        return self._series(now, {number: total[0] for number, _, total in self._steps})
+
+    @staticmethod
+    def _series(now: float, lags: Mapping[int, int]) -> Series:
+        last = int(now // STEP)
+        found = (lags.get(number, _UNKNOWN) for number in range(last - STEPS + 1, last + 1))
+        return [None if lag == _UNKNOWN else lag for lag in found]
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """Queues that went from one owner to another between two looks. ``when``: seconds since 1970; an owner None: none."""
+
+    when: float
+    before: str | None
+    after: str | None
+    queues: tuple[MessageQueue, ...]
+
+
+@dataclass
+class Owners:
+    """Who owned each queue at the last look, and the hand-overs that looks have seen, the last one first."""
+
+    seen: dict[MessageQueue, str] | None = None
+    hand_overs: deque[HandOver] = field(default_factory=lambda: deque(maxlen=MOST_HAND_OVERS))
+
+    def see(self, when: float, owners: Mapping[MessageQueue, str]) -> None:
+        """Note the owners that a look found; a queue without an owner is left out. The first look sees no hand-over."""
+        former, self.seen = self.seen, dict(owners)
+        if former is None or former == self.seen:
+            return
+        moved: dict[tuple[str | None, str | None], list[MessageQueue]] = {}
+        for queue in sorted(former.keys() | owners.keys()):
+            change = former.get(queue), owners.get(queue)
+            if change[0] != change[1]:
+                moved.setdefault(change, []).append(queue)
+        for (before, after), queues in moved.items():
+            self.hand_overs.appendleft(HandOver(when, before, after, tuple(queues)))

@@ -1,0 +1,165 @@
+"""The browser of messages: by queue, offset, time and key, and a message by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from orderedmq.broker import Log
+from orderedmq.errors import no_such_queue
+from orderedmq.model import MessageQueue
+from orderedmq.options.values import parse_timestamp
+from orderedmq.tools.browse import Found, Place, last_of, message_at, rows_of, search
+from orderedmq.tools.readable import body_fields, body_text, escaped
+from orderedmq.ui.pages import ROWS, number_of
+from orderedmq.ui.rendering import MOST_BODY, topic_url
+from orderedmq.ui.site import Site
+
+#: Seconds after which a search shows what it has found so far.
+PATIENCE: Final = 3.0
+#: Queues of which the last messages are shown together.
+_TOGETHER: Final = 64
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the form of the browser asks for; None or "": nothing."""
+
+    queue: MessageQueue | None
+    offset: int | None
+    time: str
+    key: str
+    after: Place | None
+
+
+class Browser:
+    """The handlers of the browser's pages."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def messages(self, request: Request) -> Response:
+        """Show messages: of a queue by offset, of all queues in the order of arrival, or of one key."""
+        topic = request.path_params["topic"]
+        log = self._site.broker.log
+        queues = log.queues(topic)
+        asked = _asked(request, topic, queues)
+        names: dict[str, Any] = {
+            "topic": topic,
+            "queues": queues,
+            "asked": asked,
+            "earlier": None,
+            "later": None,
+            "note_of_search": "",
+        }
+        if asked.queue is not None and not asked.key:
+            names |= _of_queue(log, asked, asked.queue)
+        elif asked.key or asked.time or asked.after is not None:
+            names |= _searched(log, asked, queues if asked.queue is None else [asked.queue])
+        elif len(queues) <= _TOGETHER:
+            names |= {
+                "rows": last_of(log, log.bounds(queues), ROWS),
+                "what": f"The last messages of all queues, at most {ROWS}",
+            }
+        else:
+            names |= {"rows": [], "what": f"{len(queues)} queues: choose one, a time or a key"}
+        return self._site.page(request, "messages.html", title=f"Messages of {topic}", at="topics", **names)
+
+    def message(self, request: Request) -> Response:
+        """Show one message with all that it has."""
+        topic = request.path_params["topic"]
+        log = self._site.broker.log
+        asked = _asked(request, topic, log.queues(topic))
+        queue = asked.queue or log.queues(topic)[0]
+        row = message_at(log, queue, asked.offset or 0)
+        body: bytes = row["body"]
+        text = escaped(body_text(body_fields(body[:MOST_BODY])))
+        return self._site.page(
+            request, "message.html", title=f"Message {row['queue_offset']} of {queue}", at="topics", row=row, body=text,
+            size=len(body), cut=max(0, len(body) - MOST_BODY),
+        )  # fmt: skip
+
+
+def _asked(request: Request, topic: str, queues: Sequence[MessageQueue]) -> _Asked:
+    given = request.query_params
+    after, number = number_of(request, "after"), number_of(request, "queue")
+    broker = given.get("broker", "")
+    chosen = None
+    if given.get("of", ""):
+        broker, _, text = given["of"].rpartition("/")
+        number = int(text) if text.isascii() and text.isdigit() else -1
+    if number is not None:
+        chosen = MessageQueue(topic, broker or queues[0].broker_name, number)
+        if chosen not in queues:
+            raise no_such_queue(topic, f"{chosen.broker_name}/{number}")
+    place = None
+    if after is not None:
+        at = MessageQueue(topic, given.get("at_broker", ""), number_of(request, "at_queue") or 0)
+        place = Place(after, at, number_of(request, "at_offset") or 0)
+    return _Asked(chosen, number_of(request, "offset"), given.get("time", "").strip(), given.get("key", ""), place)
+
+
+def _since(text: str) -> int | None:
+    """Return a time that was typed, in µs since 1970. Raises OptionError INVALID."""
+    return parse_timestamp(text, "time") if text else None
+
+
+def _of_queue(log: Log, asked: _Asked, queue: MessageQueue) -> dict[str, Any]:
+    at = log.bounds([queue])[queue]
+    since = _since(asked.time)
+    if asked.offset is not None:
+        begin = asked.offset
+    else:
+        begin = at.max_offset - ROWS if since is None else log.offset_at(queue, since)
+    begin = min(max(begin, at.min_offset), at.max_offset)
+    end = min(begin + ROWS, at.max_offset)
+    url = {"broker": queue.broker_name, "queue": queue.queue_id}
+    return {
+        "rows": rows_of(log, queue, begin, end),
+        "what": f"Queue {queue.queue_id} has messages {at.min_offset:,} to {at.max_offset - 1:,}"
+        if at.max_offset > at.min_offset
+        else f"Queue {queue.queue_id} is empty",
+        "earlier": topic_url(queue.topic, "/messages", **url, offset=max(at.min_offset, begin - ROWS))
+        if begin > at.min_offset
+        else None,
+        "later": topic_url(queue.topic, "/messages", **url, offset=end) if end < at.max_offset else None,
+    }
+
+
+def _searched(log: Log, asked: _Asked, queues: Sequence[MessageQueue]) -> dict[str, Any]:
+    until = time.monotonic() + PATIENCE
+    since = asked.after if asked.after is not None else _since(asked.time)
+    found = search(log, queues, asked.key or None, since, ROWS, lambda: time.monotonic() < until)
+    what = f"Messages of key {asked.key!r}" if asked.key else "Messages"
+    where = f"queue {asked.queue}" if asked.queue else f"all {len(queues)} queues" if len(queues) > 1 else "the queue"
+    return {
+        "rows": found.rows,
+        "what": f"{what} in {where}, in the order of arrival",
+        "later": _later(asked, found),
+        "note_of_search": _note(found),
+    }
+
+
+def _later(asked: _Asked, found: Found) -> str | None:
+    if found.next is None:
+        return None
+    place, queue = found.next, found.next.queue
+    chosen = {} if asked.queue is None else {"broker": asked.queue.broker_name, "queue": asked.queue.queue_id}
+    where = {"after": place.stored, "at_broker": queue.broker_name, "at_queue": queue.queue_id, "at_offset": place.offset}
+    return topic_url(queue.topic, "/messages", **chosen, key=asked.key, **where)
+
+
+def _note(found: Found) -> str:
+    said = f"{found.searched:,} messages were searched"
+    if found.next is None:
+        return f"{said}, up to the end."
+    if len(found.rows) == ROWS:
+        return f"{said}; there may be more."
+    when = datetime.fromtimestamp(found.next.stored / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    return f"{said} in {PATIENCE:.0f} s, up to {when} UTC. Later ones were not searched yet."

@@ -1,0 +1,162 @@
+"""The pages that watch: groups, one group, its parked keys, topics, one topic. Each has a part that the script fetches again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from orderedmq.broker import QueueInfo, TopicInfo
+from orderedmq.model import RESERVED_PREFIXES, RETRY_PREFIX
+from orderedmq.tools.owner_names import short_names
+from orderedmq.tools.parked import ParkedKey
+from orderedmq.ui.lag_history import LagHistory
+from orderedmq.ui.site import Rendering, Site
+from orderedmq.ui.watches import GroupNow, ParkedNow, QueueNow, TopicNow
+
+#: Rows of a table of queues or keys. If a group has more queues, those that are furthest behind are shown.
+ROWS: Final = 50
+#: Queues that a hand-over names.
+_NAMED: Final = 4
+
+
+class Pages:
+    """The handlers of live pages. ``part`` makes the part of each; the same address below /live has it alone."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def page(self, part: Callable[[Request], tuple[Rendering, dict[str, Any]]]) -> Callable[[Request], Response]:
+        def handle(request: Request) -> Response:
+            rendering, names = part(request)
+            return self._site.live_page(request, rendering=rendering, **names)
+
+        return handle
+
+    @staticmethod
+    def live(part: Callable[[Request], tuple[Rendering, dict[str, Any]]]) -> Callable[[Request], Response]:
+        def handle(request: Request) -> Response:
+            rendering, _ = part(request)
+            headers = {
+                "etag": rendering.tag,
+                "x-next": str(round(rendering.next * 1000)),
+                "x-now": str(round(time.time() * 1000)),
+            }
+            if request.headers.get("if-none-match") == rendering.tag:
+                return Response(status_code=304, headers=headers)
+            return HTMLResponse(rendering.text, headers=headers)
+
+        return handle
+
+    # -- groups
+
+    def groups(self, _: Request) -> tuple[Rendering, dict[str, Any]]:
+        return self._site.live(self._site.watches.groups(), "groups.html", _of_groups), {"title": "Groups", "at": "groups"}
+
+    def group(self, request: Request) -> tuple[Rendering, dict[str, Any]]:
+        name, first = request.path_params["group"], number_of(request, "first")
+        look, lags = self._site.watches.group(name)
+        made = self._site.live(look, "group.html", lambda now: _of_group(now, lags, first), name, first)
+        return made, {"title": name, "at": "groups"}
+
+    def parked(self, request: Request) -> tuple[Rendering, dict[str, Any]]:
+        name, first = request.path_params["group"], number_of(request, "first") or 0
+        look = self._site.watches.parked(name)
+        made = self._site.live(look, "parked.html", lambda now: _of_parked(name, now, first), name, first)
+        return made, {"title": f"Parked in {name}", "at": "groups"}
+
+    # -- topics
+
+    def topics(self, _: Request) -> tuple[Rendering, dict[str, Any]]:
+        return self._site.live(self._site.watches.topics(), "topics.html", _of_topics), {"title": "Topics", "at": "topics"}
+
+    def topic(self, request: Request) -> tuple[Rendering, dict[str, Any]]:
+        name, first = request.path_params["topic"], number_of(request, "first") or 0
+        look = self._site.watches.topic(name)
+        return self._site.live(look, "topic.html", lambda now: _of_topic(now, first), name, first), {
+            "title": name,
+            "at": "topics",
+        }
+
+
+def number_of(request: Request, name: str) -> int | None:
+    """Return a number of the address, None if it is not there. Raises HTTPException 400 for what is no number."""
+    text = request.query_params.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise HTTPException(400, f"{name} is {text[:100]!r}, which is not a whole number")
+    return int(text)
+
+
+def _of_groups(groups: Sequence[GroupNow]) -> dict[str, Any]:
+    return {"groups": groups, "most": max((one.lag for one in groups), default=0)}
+
+
+def _of_group(now: GroupNow, lags: LagHistory, first: int | None) -> dict[str, Any]:
+    queues = _shown(now.queues, first)
+    return {
+        "group": now,
+        "names": short_names(now.names),
+        "queues": queues,
+        "history": {one.queue: lags.of(now.when, one.queue) for one in queues},
+        "total": lags.total(now.when),
+        "first": first,
+        "rows": ROWS,
+        "with_parked": any(one.lot is not None for one in now.queues),
+        "named": _NAMED,
+        "most": max((one.state.lag for one in now.queues), default=0),
+    }
+
+
+def _shown(queues: Sequence[QueueNow], first: int | None) -> Sequence[QueueNow]:
+    """Return a page of queues from ``first`` on; without it all, or those that are furthest behind, in the order of queues."""
+    if first is not None:
+        return queues[first : first + ROWS]
+    if len(queues) <= ROWS:
+        return queues
+    behind = sorted(range(len(queues)), key=lambda place: (-queues[place].state.lag, place))[:ROWS]
+    return [queues[place] for place in sorted(behind)]
+
+
+def _of_parked(group: str, now: ParkedNow, first: int) -> dict[str, Any]:
+    keys = now.keys[first : first + ROWS]
+    return {"group": group, "now": now, "keys": [(identity(one), one) for one in keys], "first": first, "rows": ROWS}
+
+
+def identity(one: ParkedKey) -> str:
+    """Return a text that names a parked key: its queue, and the key, or the offset of a message that is parked by itself."""
+    alone = one.key is None or one.ticket.alone
+    return f"{one.queue}/{'o' if alone else 'k'}/{one.offset if alone else one.key}"
+
+
+def _of_topics(topics: Sequence[TopicNow]) -> dict[str, Any]:
+    own = [one for one in topics if not one.topic.name.startswith(RESERVED_PREFIXES)]
+    # RocketMQ's groups all have a retry topic, which hardly any uses.
+    others = [
+        one
+        for one in topics
+        if one.topic.name.startswith(RESERVED_PREFIXES) and (one.messages or not one.topic.name.startswith(RETRY_PREFIX))
+    ]
+    return {"topics": own, "others": others, "most": max((one.messages for one in topics), default=0)}
+
+
+def _of_topic(now: tuple[float, TopicInfo, list[QueueInfo]], first: int) -> dict[str, Any]:
+    when, topic, found = now
+    oldest = min((one.first_timestamp for one in found if one.first_timestamp is not None), default=None)
+    return {
+        "topic": topic,
+        "when": when,
+        "queues": found[first : first + ROWS],
+        "count": len(found),
+        "first": first,
+        "rows": ROWS,
+        "messages": sum(one.bounds.max_offset - one.bounds.min_offset for one in found),
+        "stored_bytes": sum(one.stored_bytes for one in found),
+        "oldest": oldest,
+        "most": max((one.bounds.max_offset - one.bounds.min_offset for one in found), default=0),
+    }

@@ -1,0 +1,86 @@
+"""Templates: how values look in the pages, and the addresses of pages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+from orderedmq.tools.readable import body_fields, body_text, duration, escaped, moment, number, preview, short_moment, size
+from orderedmq.ui import charts
+
+HERE: Final = Path(__file__).parent
+#: Characters of a body, a key or an error in a table, and of a body in its own page.
+PREVIEW: Final = 120
+MOST_BODY: Final = 1 << 18
+
+
+def environment(shared: Mapping[str, Any]) -> Environment:
+    """Return the environment of all templates; ``shared`` are names that each of them knows."""
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(
+        number=number,
+        size=size,
+        duration=duration,
+        plain=escaped,
+        preview=lambda text: preview(text, PREVIEW),
+        stored=stored,
+        clock=clock,
+        queue=queue_name,
+        body=lambda body: preview(body_text(body_fields(body[: 2 * PREVIEW])), PREVIEW) if body else "",
+        small_chart=charts.small,
+        large_chart=charts.large,
+    )
+    made.globals.update(shared, topic_url=topic_url, group_url=group_url, messages_url=messages_url, until=until, now=time.time)
+    return made
+
+
+def stored(micros: int | None) -> str:
+    """Return a time of a broker in UTC, to the second."""
+    return "-" if micros is None else short_moment(moment(micros) or "")
+
+
+def clock(seconds: float) -> str:
+    """Return the time of day of a moment in UTC."""
+    return time.strftime("%H:%M:%S", time.gmtime(seconds))
+
+
+def queue_name(queue: MessageQueue) -> str:
+    """Return the short name of a queue: the embedded broker's name is always the same."""
+    return f"{queue.topic}/{queue.queue_id}" if queue.broker_name == EMBEDDED_BROKER else str(queue)
+
+
+def until(when: float, seconds: float) -> Markup:
+    """Return the time that is left of ``seconds`` from ``when`` on, which the script counts down."""
+    return Markup('<time data-until="{}">{}</time>').format(round((when + seconds) * 1000), duration(seconds))
+
+
+def topic_url(topic: str, what: str = "", **query: Any) -> str:
+    return _url("/topics/", topic, what, query)
+
+
+def group_url(group: str, what: str = "", **query: Any) -> str:
+    return _url("/groups/", group, what, query)
+
+
+def messages_url(queue: MessageQueue, offset: int | None = None) -> str:
+    """Return the address of a queue's messages, from an offset on."""
+    at = {} if offset is None else {"offset": offset}
+    return topic_url(queue.topic, "/messages", broker=queue.broker_name, queue=queue.queue_id, **at)
+
+
+def _url(room: str, name: str, what: str, query: Mapping[str, Any]) -> str:
+    given = {field: value for field, value in query.items() if value not in (None, "")}
+    return f"{room}{quote(name, safe='')}{what}{'?' if given else ''}{urlencode(given)}"

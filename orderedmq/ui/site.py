@@ -1,0 +1,106 @@
+"""What all pages share: the broker, the rules, the watches, the templates, and what was just done."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from orderedmq.broker import Broker
+from orderedmq.ui.guard import MARK, Rules
+from orderedmq.ui.rendering import environment
+from orderedmq.ui.shared_look import SharedLook
+from orderedmq.ui.watches import Watches
+
+T = TypeVar("T")
+
+#: Renderings and notes that are kept.
+_MOST: Final = 200
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A live part of a page. ``tag`` differs if the text does. ``next``: seconds after which there may be another."""
+
+    text: str
+    tag: str
+    next: float
+
+
+class Site:
+    """``say`` tells of changes, on standard error of the command."""
+
+    def __init__(self, broker: Broker, address: str, rules: Rules, say: Callable[[str], None]) -> None:
+        self.broker = broker
+        self.rules = rules
+        self.watches = Watches(broker)
+        self._say = say
+        self._templates: Environment = environment(
+            {
+                "address": address,
+                "allow_changes": rules.allow_changes,
+                "mark_field": Markup('<input type="hidden" name="{}" value="{}">').format(MARK, rules.mark),
+            }
+        )
+        self._guard = Lock()
+        self._rendered: OrderedDict[tuple[Any, ...], tuple[object, Rendering]] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._notes: OrderedDict[str, str] = OrderedDict()
+
+    def live(self, look: SharedLook[T], template: str, view: Callable[[T], dict[str, Any]], *key: Any) -> Rendering:
+        """Return what a look found, rendered once for all viewers of the same ``key``. Raises the look's OrderedMQError."""
+        found = look.get()
+        place = (template, *key)
+        with self._guard:
+            known = self._rendered.get(place)
+        if known is not None and known[0] is found:
+            return Rendering(known[1].text, known[1].tag, look.due_in)
+        spent = time.thread_time()
+        text = self._templates.get_template(template).render(view(found))
+        tag = f'"{blake2b(text.encode(), digest_size=12).hexdigest()}"'
+        look.spend(time.thread_time() - spent)
+        made = Rendering(text, tag, look.due_in)
+        with self._guard:
+            self._rendered[place] = found, made
+            self._rendered.move_to_end(place)
+            while len(self._rendered) > _MOST:
+                self._rendered.popitem(last=False)
+        return made
+
+    def live_page(self, request: Request, title: str, rendering: Rendering, **names: Any) -> Response:
+        """Return the page around a live part, which the script fetches again from the same address below /live."""
+        query = urlencode([(name, value) for name, value in request.query_params.multi_items() if name != "done"])
+        live = f"/live{quote(request.scope['path'], safe='/')}{'?' if query else ''}{query}"
+        return self.page(request, "live.html", title=title, part=Markup(rendering.text), live=live, tag=rendering.tag, **names)
+
+    def page(self, request: Request, template: str, status: int = 200, **names: Any) -> Response:
+        """Return a page. A note of what was just done is shown once."""
+        with self._guard:
+            note = self._notes.pop(request.query_params.get("done", ""), None)
+        return HTMLResponse(
+            self._templates.get_template(template).render(note=note, path=request.scope["path"], **names), status
+        )
+
+    def tell(self, text: str) -> None:
+        """Tell the person who started the command of a change."""
+        self._say(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}")
+
+    def done(self, text: str, url: str) -> Response:
+        """Lead to the page ``url``, which tells of what was done."""
+        with self._guard:
+            number = str(next(self._numbers))
+            self._notes[number] = text
+            while len(self._notes) > _MOST:
+                self._notes.popitem(last=False)
+        return RedirectResponse(f"{url}{'&' if '?' in url else '?'}done={number}", 303)

@@ -1,0 +1,236 @@
+"""What pages watch: all groups, one group, all topics, one topic. Each is looked at once for all who watch it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, TypeVar
+
+from orderedmq.broker import Broker, MemberInfo, QueueInfo, TopicInfo
+from orderedmq.core.parked_rows import Lot
+from orderedmq.errors import GroupError
+from orderedmq.model import MessageQueue, check_group
+from orderedmq.tools import dead_letters
+from orderedmq.tools.dead_letters import REPLAY_GROUP, LetterCount
+from orderedmq.tools.group_state import GroupQueue, Rates, group_queues
+from orderedmq.tools.parked import LotReader, ParkedKey, due_in, parked_keys
+from orderedmq.ui.lag_history import HandOver, LagHistory, Owners
+from orderedmq.ui.shared_look import SharedLook
+
+T = TypeVar("T")
+
+#: Seconds after which a watch that nobody asks for is forgotten, with its history.
+FORGOTTEN: Final = 900.0
+#: Watches that are kept at most.
+MOST: Final = 200
+
+
+@dataclass(frozen=True)
+class QueueNow:
+    """A queue of a group as of one look. ``rate``: messages per second that were committed, None if not known yet."""
+
+    state: GroupQueue
+    lot: Lot | None
+    rate: float | None
+
+    @property
+    def queue(self) -> MessageQueue:
+        return self.state.queue
+
+
+@dataclass(frozen=True)
+class GroupNow:
+    """A group as of one look at ``when`` (seconds since 1970). ``letters`` None: the account may not see them."""
+
+    name: str
+    when: float
+    queues: Sequence[QueueNow]
+    letters: LetterCount | None
+    members: Sequence[MemberInfo] = ()
+    hand_overs: Sequence[HandOver] = ()
+    #: The query names of clients, as far as they are known, those of former owners too.
+    names: Mapping[str, str | None] = field(default_factory=dict)
+    since: float = 0.0
+
+    @cached_property
+    def lag(self) -> int:
+        return sum(one.state.lag for one in self.queues)
+
+    @cached_property
+    def gone(self) -> int:
+        return sum(one.state.gone for one in self.queues)
+
+    @cached_property
+    def furthest(self) -> QueueNow | None:
+        """The queue that is furthest behind, the first of equals; None if none is behind."""
+        behind = [one for one in self.queues if one.state.lag]
+        return max(behind, key=lambda one: one.state.lag) if behind else None
+
+    @cached_property
+    def owned(self) -> list[QueueNow]:
+        return [one for one in self.queues if one.state.lock is not None]
+
+    @cached_property
+    def left_alone(self) -> list[QueueNow]:
+        """The queues that are behind and have no owner, or one that is dead."""
+        return [one for one in self.queues if one.state.lag and (one.state.lock is None or one.state.lock.alive is False)]
+
+    @cached_property
+    def owned_by(self) -> Counter[str]:
+        """How many queues each client owns."""
+        return Counter(one.state.lock.client_id for one in self.owned if one.state.lock is not None)
+
+    @cached_property
+    def topics(self) -> list[str]:
+        return sorted({one.queue.topic for one in self.queues})
+
+    @cached_property
+    def parked(self) -> int:
+        return sum(one.lot.messages for one in self.queues if one.lot is not None)
+
+    @cached_property
+    def parked_keys(self) -> int:
+        return sum(len(one.lot.keys) for one in self.queues if one.lot is not None)
+
+    @cached_property
+    def next_due(self) -> float | None:
+        """Seconds until the first parked key is due, 0 if it is; None if none ever is."""
+        dues = [due_in(one.lot.next_due(), self.when) for one in self.queues if one.lot is not None]
+        return min((due for due in dues if due is not None), default=None)
+
+
+@dataclass(frozen=True)
+class TopicNow:
+    """A topic in the list of topics."""
+
+    topic: TopicInfo
+    messages: int
+
+
+class GroupWatch:
+    """Looks at one group, and remembers its lag and its hand-overs."""
+
+    def __init__(self, broker: Broker, group: str) -> None:
+        self._broker = broker
+        self._group = group
+        self._lots = LotReader(broker)
+        self._rates = Rates()
+        self._owners = Owners()
+        self._names: dict[str, str | None] = {}
+        self._since = time.time()
+        self.lags = LagHistory()
+
+    def look(self) -> GroupNow:
+        """Raises GroupError MISSING."""
+        lots = self._lots.look(self._group)
+        found = group_queues(self._broker, self._group, lots)
+        members = self._broker.admin.members(self._group)
+        letters = dead_letters.count(self._broker, self._group)
+        now = time.time()
+        self.lags.see(now, {one.queue: one.lag for one in found})
+        self._owners.see(now, {one.queue: one.lock.client_id for one in found if one.lock is not None})
+        rates = self._rates.see(time.monotonic(), {one.queue: one.offset for one in found})
+        queues = [QueueNow(one, lots.get(one.queue), rates.get(one.queue)) for one in found]
+        events = tuple(self._owners.hand_overs)
+        former = {name: self._names.get(name) for event in events for name in (event.before, event.after) if name is not None}
+        there = {one.member.client_id: one.member.name for one in members}
+        owners = {one.lock.client_id: one.lock.name for one in found if one.lock is not None}
+        # Who is gone cannot be asked for its name any more.
+        self._names = former | there | owners
+        return GroupNow(self._group, now, queues, letters, members, events, self._names, self._since)
+
+
+@dataclass(frozen=True)
+class ParkedNow:
+    """The parked keys of a group, and the queues that have an owner to carry out an order."""
+
+    when: float
+    keys: Sequence[ParkedKey]
+
+
+class Watches:
+    """All watches of a broker's pages, each made when it is first asked for."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._lots = LotReader(broker)
+        self._guard = threading.Lock()
+        self._looks: dict[tuple[str, str], SharedLook[Any]] = {}
+        self._groups: dict[str, GroupWatch] = {}
+
+    def groups(self) -> SharedLook[list[GroupNow]]:
+        """All groups but the one in which dead letters are replayed, whose lag is what a group's letters say."""
+        return self._shared("groups", "", self._look_at_groups)
+
+    def group(self, name: str) -> tuple[SharedLook[GroupNow], LagHistory]:
+        """One group, and the history of its lag. Raises GroupError BAD_NAME."""
+        check_group(name)
+        with self._guard:
+            watch = self._groups.get(name) or GroupWatch(self._broker, name)
+            look = self._kept("group", name, watch.look)
+            self._groups[name] = watch
+        return look, watch.lags
+
+    def parked(self, group: str) -> SharedLook[ParkedNow]:
+        """The parked keys of a group. Raises GroupError BAD_NAME."""
+        check_group(group)
+        return self._shared("parked", group, lambda: ParkedNow(time.time(), parked_keys(self._broker, group)))
+
+    def topics(self) -> SharedLook[list[TopicNow]]:
+        return self._shared("topics", "", self._look_at_topics)
+
+    def topic(self, name: str) -> SharedLook[tuple[float, TopicInfo, list[QueueInfo]]]:
+        """One topic, and when it was looked at."""
+
+        def look() -> tuple[float, TopicInfo, list[QueueInfo]]:
+            return time.time(), self._broker.log.topic(name), self._broker.admin.describe_topic(name)
+
+        return self._shared("topic", name, look)
+
+    def _shared(self, kind: str, name: str, look: Callable[[], T]) -> SharedLook[T]:
+        with self._guard:
+            return self._kept(kind, name, look)
+
+    def _kept(self, kind: str, name: str, look: Callable[[], T]) -> SharedLook[T]:
+        """Return the watch of that kind and name, or make it. Call it with the guard held."""
+        found = self._looks.get((kind, name))
+        if found is None:
+            self._forget()
+            found = self._looks[kind, name] = SharedLook(look, self._broker.log.change)
+        found.asked = time.monotonic()
+        return found
+
+    def _forget(self) -> None:
+        """Drop watches that nobody asked for in a while, and the oldest if there are too many. They are named by whoever asks."""
+        oldest = sorted(self._looks, key=lambda key: self._looks[key].asked)
+        late = time.monotonic() - FORGOTTEN
+        for place, key in enumerate(oldest):
+            if self._looks[key].asked < late or place < len(oldest) - MOST:
+                del self._looks[key]
+        self._groups = {name: watch for name, watch in self._groups.items() if ("group", name) in self._looks}
+
+    def _look_at_groups(self) -> list[GroupNow]:
+        return list(self._each_group(self._broker.admin.groups()))
+
+    def _each_group(self, names: Iterable[str]) -> Iterable[GroupNow]:
+        for name in names:
+            if name == REPLAY_GROUP:
+                continue
+            try:
+                lots = self._lots.look(name)
+                queues = [QueueNow(one, lots.get(one.queue), None) for one in group_queues(self._broker, name, lots)]
+            except GroupError:
+                # It was deleted a moment ago.
+                continue
+            yield GroupNow(name, time.time(), queues, dead_letters.count(self._broker, name))
+
+    def _look_at_topics(self) -> list[TopicNow]:
+        found = []
+        for topic in self._broker.log.topics():
+            bounds = self._broker.log.bounds(self._broker.log.queues(topic.name)).values()
+            found.append(TopicNow(topic, sum(at.max_offset - at.min_offset for at in bounds)))
+        return found

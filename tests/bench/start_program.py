@@ -1,0 +1,68 @@
+"""A program of a user's, from its first line: a session of Spark, a query from the source to the sink, and another one.
+
+    python -m tests.bench.start_program FOLDER tuned|plain BEGAN
+
+FOLDER has the store with the topics "in" and "out". BEGAN is the monotonic clock when the program was started. It prints one line of
+JSON: seconds since then until the session was there and until the first batch was committed, the CPU seconds of all its processes
+by then, and the seconds that each query spent outside its micro-batches.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import psutil
+
+import orderedmq
+
+
+def main(folder: str, start: str, began: str) -> None:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "1g")
+    builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.warehouse.dir", f"{folder}/warehouse")
+    if start == "tuned":
+        builder = orderedmq.tuned(builder)
+    else:
+        orderedmq.prepare_spark()
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    unique = f"{start}-{began.replace('.', '-')}"
+    found = {"session": time.monotonic() - float(began)}
+
+    def query(number: int) -> float:
+        """Run a query, and return the seconds outside its micro-batches."""
+        before = time.monotonic()
+        store = f"{folder}/store"
+        rows = spark.readStream.format("orderedmq").options(path=store, topic="in", consumerGroup=f"{unique}-{number}")
+        writer = rows.load().writeStream.format("orderedmq").options(path=store, topic="out")
+        checkpoint = f"{folder}/checkpoint-{unique}-{number}"
+        running = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+        running.awaitTermination()
+        inside = sum(progress.durationMs["addBatch"] for progress in running.recentProgress if progress.numInputRows)
+        return time.monotonic() - before - inside / 1000
+
+    found["outside, first query"] = query(1)
+    found["first query"] = time.monotonic() - float(began)
+    found["CPU"] = cpu()
+    found["outside, later query"] = query(2)
+    print(json.dumps(found))
+    spark.stop()
+
+
+def cpu() -> float:
+    """CPU seconds so far of this process and of those below it that are there."""
+    seconds = time.process_time()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            times = process.cpu_times()
+            seconds += times.user + times.system + times.children_user + times.children_system
+        except psutil.NoSuchProcess:
+            pass
+    return seconds
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

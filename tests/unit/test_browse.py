@@ -1,0 +1,79 @@
+"""Browsing messages: what a search over queues finds is complete and in order, wherever it is cut short and goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.errors import OrderedMQError
+from orderedmq.tools import browse
+from orderedmq.tools.browse import Place, last_of, message_at, search
+from tests.contract.support import FakeClock, rows
+
+KEYS = ("x", "y", None)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    """Topic orders: five queues with 300 messages in pieces, at times of which many are equal."""
+    clock, chance = FakeClock(), random.Random(7)
+    with EmbeddedBroker(tmp_path_factory.mktemp("browse") / "store", clock=clock) as made:
+        made.admin.create_topic("orders", 5)
+        queues = made.log.queues("orders")
+        for number in range(100):
+            clock.micros += chance.choice((0, 0, 1, 50))
+            keys = [chance.choice(KEYS) for _ in range(3)]
+            made.log.append(chance.choice(queues), rows([f"{number}.{part}" for part in range(3)], sharding_key=keys))
+        yield made
+
+
+def places(found: list[browse.Row]) -> list[Place]:
+    return [Place(row["store_timestamp"], row["queue"], row["queue_offset"]) for row in found]
+
+
+def every(broker: EmbeddedBroker) -> list[browse.Row]:
+    found = last_of(broker.log, broker.log.bounds(broker.log.queues("orders")), 1000)
+    assert len(found) == 300
+    return found
+
+
+@pytest.mark.parametrize("key", ["x", None, "nobody"])
+@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.parametrize("most", [1, 7, 1000])
+def test_searches_that_go_on_find_each_message_once_in_the_order_of_arrival(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, key: str | None, patient: bool, most: int
+) -> None:
+    monkeypatch.setattr(browse, "_PULL_ROWS", 8)
+    queues = broker.log.queues("orders")
+    wanted = [row for row in every(broker) if key in (None, row["sharding_key"])]
+    found: list[browse.Row] = []
+    since: Place | None = None
+    for _ in range(400):
+        part = search(broker.log, queues, key, since, most, lambda: patient)
+        assert len(part.rows) <= most
+        found += part.rows
+        since = part.next
+        if since is None:
+            break
+    assert since is None
+    assert places(found) == places(wanted)
+    assert [row["body"] for row in found] == [row["body"] for row in wanted]
+
+
+def test_a_search_from_a_time_begins_there(broker: EmbeddedBroker) -> None:
+    everything = every(broker)
+    for row in (everything[0], everything[150], everything[-1]):
+        when = row["store_timestamp"]
+        found = search(broker.log, broker.log.queues("orders"), None, when, 1000, lambda: True)
+        assert places(found.rows) == [place for place in places(everything) if place.stored >= when]
+
+
+def test_a_message_that_is_not_there_is_an_error(broker: EmbeddedBroker) -> None:
+    queue = broker.log.queues("orders")[0]
+    at = broker.log.bounds([queue])[queue]
+    assert message_at(broker.log, queue, at.max_offset - 1)["queue_offset"] == at.max_offset - 1
+    with pytest.raises(OrderedMQError, match="there is no message"):
+        message_at(broker.log, queue, at.max_offset)

@@ -1,0 +1,100 @@
+"""``dead_letter``'s tasks on a real store: what they store and let pass, repeats, and owners that lost their queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ordered_source import lock_token
+from ordered_source.listener.dead_letter import separate
+from orderedmq.core.lock import LockToken
+from orderedmq.embedded.broker import EmbeddedBroker
+from orderedmq.endpoint import Endpoint
+from orderedmq.errors import LockError, OptionError
+from orderedmq.model import DEAD_LETTER_PREFIX, MessageQueue
+from orderedmq.tools import dead_letters
+from tests.contract.support import locked, rows
+
+QUEUES = [MessageQueue("orders", "embedded", number) for number in (0, 1)]
+
+
+class World:
+    """A topic of two queues with six messages each, and tasks that read them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path / "store")
+        self.broker = EmbeddedBroker(path / "store")
+        self.broker.admin.create_topic("orders", 2)
+        for queue in QUEUES:
+            self.broker.log.append(queue, rows([f"{queue.queue_id}:{n}" for n in range(6)], sharding_key=list("ababab")))
+        self.me = self.broker.groups.join("me")
+        self.tokens = locked(self.broker, "g", self.me, QUEUES)
+
+    def batch(
+        self, number: int, bad: Sequence[int], begin: int = 0, end: int = 6, token: LockToken | None = None
+    ) -> pa.RecordBatch:
+        """Rows [begin, end) of a queue as a task gets them, with the lock and why those at ``bad`` are put aside."""
+        columns = ("topic", "broker_name", "queue_id", "queue_offset", "body", "sharding_key", "message_id")
+        found = self.broker.log.pull(QUEUES[number], begin, end - begin, 1 << 30, columns)
+        text = lock_token.encode(Endpoint(self.path), self.broker.identity, token or self.tokens[number])
+        why = [f"bad {offset}" if offset in bad else None for offset in range(begin, end)]
+        return pa.RecordBatch.from_arrays(
+            [*found.columns, pa.array([text] * (end - begin)), pa.array(why, pa.string())],
+            names=[*columns, "lock_token", "why"],
+        )
+
+    def letters(self) -> list[tuple[bytes, str | None, int | None, str | None]]:
+        """Body, key, offset of the origin and error of each dead letter, in order."""
+        queue = MessageQueue(DEAD_LETTER_PREFIX + "g", "embedded", 0)
+        pieces = dead_letters.read(self.broker.log, queue, 0, self.broker.log.bounds([queue])[queue].max_offset)
+        return [(one.body, one.sharding_key, one.origin_offset, one.error) for piece in pieces for one in piece]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.broker.close()
+
+
+def passed(batches: Sequence[pa.RecordBatch]) -> list[str]:
+    found = list(separate(iter(batches)))
+    assert all(batch.schema.names == batches[0].schema.names[:-1] for batch in found)
+    return [body.decode() for batch in found for body in batch.column("body").to_pylist()]
+
+
+def test_what_is_marked_is_stored_with_its_origin_and_the_rest_passes_in_order(world: World) -> None:
+    assert passed([world.batch(0, [1, 2], 0, 4), world.batch(0, [], 4, 6)]) == ["0:0", "0:3", "0:4", "0:5"]
+    assert world.letters() == [(b"0:1", "b", 1, "bad 1"), (b"0:2", "a", 2, "bad 2")]
+
+
+def test_a_task_that_runs_again_puts_nothing_aside_twice_and_adds_what_is_new(world: World) -> None:
+    for bad in ([1, 2], [1, 2], [1, 2, 5]):
+        assert passed([world.batch(0, bad)]) == [f"0:{n}" for n in range(6) if n not in bad]
+    assert [offset for _, _, offset, _ in world.letters()] == [1, 2, 5]
+
+
+def test_the_rows_of_several_queues_in_one_batch_go_under_the_lock_of_each(world: World) -> None:
+    """As after a shuffle that brought queues together."""
+    both = pa.Table.from_batches([world.batch(0, [0]), world.batch(1, [3, 5])]).combine_chunks().to_batches()
+    assert len(passed(both)) == 9
+    assert [(body, offset) for body, _, offset, _ in world.letters()] == [(b"0:0", 0), (b"1:3", 3), (b"1:5", 5)]
+
+
+def test_an_owner_that_lost_its_queue_stores_nothing_and_lets_nothing_pass(world: World) -> None:
+    stale = world.tokens[0]
+    world.broker.groups.unlock([stale])
+    locked(world.broker, "g", world.broker.groups.join("them"), QUEUES[:1])
+    with pytest.raises(LockError, match=r"LOCK\.LOST"):
+        list(separate(iter([world.batch(0, [2], token=stale)])))
+    assert not any(topic.name.startswith(DEAD_LETTER_PREFIX) for topic in world.broker.log.topics())
+
+
+def test_rows_without_a_lock_are_refused_though_none_of_them_is_marked(world: World) -> None:
+    batch = world.batch(0, [])
+    bare = batch.set_column(batch.schema.get_field_index("lock_token"), "lock_token", pa.nulls(6, pa.string()))
+    with pytest.raises(OptionError, match=r"dead_letter got rows of queue orders/embedded/0 that were read without a lock"):
+        list(separate(iter([bare])))

@@ -1,0 +1,477 @@
+"""The web page: what each page says of an embedded store, what may be changed and by whom, and what it costs to look."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import orderedmq
+from orderedmq.cli import app
+from orderedmq.core.parking import companion
+from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.ui.shared_look import LEAST, SharedLook
+from tests.command import COMMAND, ENVIRONMENT
+from tests.ui_site import GROUP, Served, Shop, rows, served
+from tests.waits import until
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Iterator[Shop]:
+    made = Shop(tmp_path / "store")
+    with made.broker:
+        yield made
+
+
+@pytest.fixture
+def site(shop: Shop) -> Iterator[Served]:
+    """The page as it is by default: on loopback, without a token, read-only."""
+    with served(shop.broker) as site:
+        yield site
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A page for tests that change nothing."""
+    made = Shop(tmp_path_factory.mktemp("still") / "store")
+    with made.broker, served(made.broker) as site:
+        yield site
+
+
+@pytest.fixture
+def mending(shop: Shop) -> Iterator[Served]:
+    """The page with --allow-changes."""
+    with served(shop.broker, allow_changes=True) as site:
+        yield site
+
+
+# What pages say.
+
+
+def test_the_first_page_says_which_queue_is_behind_who_owns_it_and_what_is_parked_and_dead(shop: Shop, site: Served) -> None:
+    shop.park(0, 3)
+    shop.give_up(0, 1, "y")
+    said = site.get("/").words
+    assert "billing : 1 dead letter not replayed" in said
+    assert "billing : 1 parked message of 1 key" in said
+    assert "billing 22 orders/1 (6) orders 4 1 owns 4 1 1 of 1" in said
+    assert "dlq-replay" not in said
+
+
+def test_a_queue_without_an_owner_and_messages_that_retention_deleted_are_named(shop: Shop, site: Served) -> None:
+    assert "has an owner; nothing is parked or dead" in site.get("/").words
+    shop.leave()
+    shop.broker.admin.trim("orders", {shop.queues[0]: 6})
+    said = until(lambda: (words := site.get("/").words) and "without an owner" in words and words)
+    assert "billing : 3 queues with messages and without an owner at work" in said
+    assert "billing : retention has deleted 4 messages that were not processed" in said
+
+
+def test_a_groups_page_has_owners_offsets_lag_locks_and_members(still: Served) -> None:
+    page = still.get(f"/groups/{GROUP}")
+    assert "orders/0 4 " in page.words
+    assert re.search(r"orders/3 6 - 6 (0|-) query-1 (60\.0|59\.\d) s", page.words), page.words
+    assert "Owned queues 4 of 4" in page.words
+    assert "query-1 4 orders shared, averagely" in page.words
+    assert page.text.count('<svg class="small"') == 4
+    assert page.text.count('<svg class="large"') == 1
+
+
+def test_of_many_queues_those_furthest_behind_are_shown_and_the_others_in_pages(tmp_path: Path) -> None:
+    with orderedmq.connect(tmp_path) as broker:
+        broker.admin.create_topic("wide", 120)
+        queues = broker.log.queues("wide")
+        broker.log.append(queues[117], rows([b"a", b"b"], None, None))
+        client = broker.groups.join("q")
+        broker.groups.lock("g", client, queues)
+        with served(broker) as site:
+            said = site.get("/groups/g").words
+            assert "wide/117 2" in said
+            assert "wide/60 " not in said
+            assert "The 50 queues that are furthest behind, of 120" in said
+            assert "wide/60 0" in site.get("/groups/g?first=50").words
+            assert "101 to 120 of 120" in site.get("/topics/wide?first=100").words
+
+
+def test_a_hand_over_is_named_with_both_owners(shop: Shop, site: Served) -> None:
+    assert "None since" in site.get(f"/groups/{GROUP}").words
+    shop.leave()
+    shop.own("query-2", shop.queues)
+    said = until(lambda: (words := site.get(f"/live/groups/{GROUP}").words) and "query-1 → query-2" in words and words)
+    assert "orders/0, orders/1, orders/2, orders/3: query-1 → query-2" in said
+    # Of all looks there is one history.
+    assert "22 messages 10 minutes ago" in said
+
+
+def test_topics_have_depths_and_the_time_that_they_go_back(still: Served) -> None:
+    assert "orders 24 4 7 d - Browse" in still.get("/topics").words
+    said = still.get("/topics/orders").words
+    assert "24 in 4 queues" in said
+    assert "Kept for 7 d" in said
+    assert re.search(r"orders/2 6 0 6 [\d,.]+ \w+ \d{4}-\d\d-\d\d \d\d:\d\d:\d\d 7 d ", said), said
+
+
+def test_topics_of_groups_stand_apart_and_their_pages_open(shop: Shop, site: Served) -> None:
+    shop.give_up(0, 1, "y")
+    assert "Topics of groups" in site.get("/topics").words
+    assert "1 in 1 queues" in site.get("/topics/%25DLQ%25billing").words
+    assert site.get("/live/topics/%25DLQ%25billing").status == 200
+    assert 'data-live="/live/topics/%25DLQ%25billing"' in site.get("/topics/%25DLQ%25billing").text
+
+
+# Messages.
+
+
+def test_messages_are_found_by_queue_offset_and_time(still: Served) -> None:
+    said = still.get("/topics/orders/messages?of=embedded/1&offset=4").words
+    assert re.search(r"orders/1 4 \S+ \S+ y/<b>& 1-4 orders/1 5 \S+ \S+ none 1-5 Earlier", said), said
+    assert "1-3" not in said
+    assert "No messages here" in still.get("/topics/orders/messages?of=embedded/1&time=2100-01-01").words
+    assert "0-0" in still.get("/topics/orders/messages?time=2020-01-01").words
+    assert "3-5" in still.get("/topics/orders/messages").words
+
+
+def test_a_keys_whole_history_over_all_queues_is_in_the_order_of_arrival(shop: Shop, site: Served) -> None:
+    for number in (3, 0, 2):
+        shop.broker.log.append(shop.queues[number], rows([b"later-%d" % number], "x"))
+    said = site.get("/topics/orders/messages?key=x").words
+    assert re.findall(r"\b(?:\d-\d|later-\d)\b", said) == [
+        "0-0", "0-3", "1-0", "1-3", "2-0", "2-3", "3-0", "3-3", "later-3", "later-0", "later-2",
+    ]  # fmt: skip
+    assert "27 messages were searched, up to the end" in said
+
+
+def test_a_long_history_goes_on_where_its_last_page_ended(shop: Shop, site: Served) -> None:
+    for part in range(15):
+        for queue in shop.queues:
+            shop.broker.log.append(queue, rows([b"n%d.%d" % (part, queue.queue_id)], "long"))
+    found: list[str] = []
+    path: str | None = "/topics/orders/messages?key=long"
+    pages = 0
+    while path is not None:
+        page = site.get(path)
+        found += re.findall(r"\bn\d+\.\d\b", page.words)
+        later = re.search(r'href="([^"]+)">Later<', page.text)
+        path = later and later[1].replace("&amp;", "&")
+        pages += 1
+    assert found == [f"n{part}.{number}" for part in range(15) for number in range(4)]
+    assert pages == 2
+
+
+def test_a_message_has_a_page_with_its_whole_body_and_its_properties(shop: Shop, site: Served) -> None:
+    message = {"body": b"\x1b[31m<script>" + b"z" * 5000, "sharding_key": "k", "properties": [("colour", "<red>")]}
+    shop.broker.log.append(shop.queues[0], pa.RecordBatch.from_pylist([message], schema=PRODUCER_SCHEMA))
+    shop.broker.log.append(shop.queues[0], rows([b"\xff\x00"], None))
+    page = site.get("/topics/orders/message?queue=0&offset=6")
+    assert "\\x1b[31m&lt;script&gt;zzz" in page.text
+    assert page.text.count("z") >= 5000
+    assert "colour <red>" in page.words
+    assert "0xff00" in site.get("/topics/orders/message?queue=0&offset=7").words
+    assert "script>z" not in site.get("/topics/orders/messages").text.replace("&gt;", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/groups/none", 404, "no consumer group 'none'"),
+        ("/topics/none", 404, "no topic 'none'"),
+        ("/groups/a b", 400, "may contain only letters"),
+        ("/topics/orders/messages?of=embedded/9", 404, "has no queue embedded/9"),
+        ("/topics/orders/messages?offset=many", 400, "not a whole number"),
+        ("/topics/orders/messages?time=yesterday", 400, "is not a time"),
+        ("/topics/orders/message?queue=0&offset=99", 409, "there is no message 99"),
+        (f"/groups/{GROUP}/seek?to=soon", 400, "is not earliest, latest"),
+        ("/nowhere", 404, "Not Found"),
+    ],
+)
+def test_what_is_not_there_or_wrongly_asked_is_said_in_a_page(still: Served, path: str, status: int, said: str) -> None:
+    answer = still.get(path.replace(" ", "%20"))
+    assert (answer.status, said in answer.words) == (status, True), answer.words
+
+
+# Mending.
+
+
+def test_dead_letters_show_origin_and_error_and_are_replayed(shop: Shop, mending: Served) -> None:
+    shop.give_up(0, 1, "y")
+    shop.give_up(2, 4, "z")
+    said = mending.get(f"/groups/{GROUP}/dead").words
+    assert re.search(r"0 orders/0 at 1 y ValueError: <bad> 3 \S+ \S+ no given up", said), said
+    done = mending.follow(mending.post(f"/groups/{GROUP}/dead/replay", [("offset", "1")])).words
+    assert "Replayed 1 dead letter: 1 to orders. Replay all has not reached 1 yet" in done
+    done = mending.follow(mending.post(f"/groups/{GROUP}/dead/replay", [("all", "yes"), ("keying", "text")])).words
+    assert "Replayed 2 dead letters: 2 to orders" in done
+    assert "Not replayed yet: 0." in done
+    sent = [at.max_offset for at in shop.broker.log.bounds(shop.queues).values()]
+    assert sum(sent) == 24 + 3
+    assert [re.sub(r"^\S+ ", "", line) for line in mending.told] == [
+        "replayed 1 dead letters of group billing",
+        "replayed 2 dead letters of group billing",
+    ]
+
+
+def test_parked_keys_show_when_they_are_due_and_are_retried_and_dropped(shop: Shop, mending: Served) -> None:
+    shop.park(0, 3)
+    shop.park(0, 4)
+    shop.park(1, 5)
+    said = mending.get(f"/groups/{GROUP}/parked").words
+    assert re.search(r"x orders/0 1 in (60|59)\.\d s 2 ", said) or "x orders/0 1 in 1 m 2 " in said, said
+    assert "none, offset 5 orders/1" in said
+    retry = [("action", "retry"), ("key", "orders/embedded/0/k/x"), ("key", "orders/embedded/1/o/5")]
+    done = mending.follow(mending.post(f"/groups/{GROUP}/parked/order", retry)).words
+    assert "Ordered to retry 2 parked messages of 2 keys: the owner does so in its next micro-batch." in done
+    drop = [("action", "drop"), ("key", "orders/embedded/0/k/y/<b>&")]
+    asked = mending.post(f"/groups/{GROUP}/parked/order", drop)
+    assert "Drop 1 parked message of 1 key?" in asked.words
+    assert "dropped" not in mending.get(f"/groups/{GROUP}/parked").words
+    done = mending.follow(mending.post(f"/groups/{GROUP}/parked/order", [*drop, ("sure", "yes")])).words
+    assert "Ordered to drop 1 parked message of 1 key" in done
+    said = until(lambda: (words := mending.get(f"/groups/{GROUP}/parked").words) and "dropped" in words and words)
+    assert "x orders/0 1 now 2 " in said
+    again = mending.post(f"/groups/{GROUP}/parked/order", [*drop, ("sure", "yes")])
+    assert (again.status, "dropped before" in again.words) == (409, True)
+
+
+def test_a_seek_is_shown_first_and_sets_what_was_shown(shop: Shop, mending: Served) -> None:
+    refused = mending.get(f"/groups/{GROUP}/seek?to=earliest")
+    assert (refused.status, "is in use" in refused.words) == (409, True)
+    shop.leave()
+    shown = mending.get(f"/groups/{GROUP}/seek?to=latest&topic=orders")
+    assert "orders/0 2 6 4 skipped" in shown.words
+    assert shop.offsets() == {shop.queues[0]: 2}
+    form = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', shown.text))
+    for queue in shop.queues:
+        shop.broker.log.append(queue, rows([b"came since"], None))
+    fields = [(name, form[name].replace("&#34;", '"')) for name in ("to", "parked", "force")]
+    done = mending.follow(mending.post(f"/groups/{GROUP}/seek", fields)).words
+    assert "Set the offsets of 4 queues of group billing; its reset number is 1." in done
+    assert set(shop.offsets().values()) == {6}
+
+
+# Who may come, and who may change.
+
+
+def test_what_would_change_something_is_refused_by_default_and_its_buttons_are_not_there(shop: Shop, site: Served) -> None:
+    shop.park(0, 3)
+    shop.give_up(0, 1, "y")
+    tries = {
+        "dead/replay": [("all", "yes")],
+        "parked/order": [("action", "retry"), ("key", "orders/embedded/0/k/x")],
+        "seek": [("to", "latest"), ("force", "yes"), ("parked", "keep")],
+    }
+    before = shop.broker.log.change()
+    for path, fields in tries.items():
+        answer = site.post(f"/groups/{GROUP}/{path}", fields)
+        assert (answer.status, "read-only: start orderedmq ui with --allow-changes" in answer.words) == (403, True)
+    assert shop.broker.log.change() == before
+    assert site.told == []
+    for path in ("dead", "parked", "seek?to=latest&force=yes&parked=keep"):
+        page = site.get(f"/groups/{GROUP}/{path}")
+        assert 'method="post"' not in page.text
+        assert "--allow-changes" in page.words
+
+
+@pytest.mark.parametrize(
+    ("headers", "mark", "said"),
+    [
+        ({"origin": "http://evil.example"}, True, "a page of another site"),
+        ({"origin": "null"}, True, "a page of another site"),
+        ({"origin": "http://127.0.0.1:1"}, True, "a page of another site"),
+        ({}, False, "an earlier start"),
+    ],
+)
+def test_a_form_of_another_site_changes_nothing(
+    shop: Shop, mending: Served, headers: dict[str, str], mark: bool, said: str
+) -> None:
+    shop.give_up(0, 1, "y")
+    before = shop.broker.log.change()
+    answer = mending.post(f"/groups/{GROUP}/dead/replay", [("all", "yes")], mark=mark, **headers)
+    assert (answer.status, said in answer.words) == (403, True), answer.words
+    assert shop.broker.log.change() == before
+
+
+def test_a_browser_that_names_no_origin_but_comes_from_elsewhere_is_refused(mending: Served) -> None:
+    body = f"all=yes&mark={mending.rules.mark}"
+    for where, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 303)):
+        answer = mending.ask("POST", f"/groups/{GROUP}/dead/replay", body, {"sec-fetch-site": where})
+        assert answer.status == status
+
+
+def test_another_name_of_this_machine_is_refused_on_loopback(still: Served) -> None:
+    for host in ("evil.example", f"evil.example:{still.port}", "", "127.0.0.1.evil.example", "[::1"):
+        assert still.ask("GET", "/", None, {"host": host}).status == 421, host
+    for host in ("localhost", f"LOCALHOST:{still.port}", "[::1]:1", "127.0.0.1"):
+        assert still.ask("GET", "/", None, {"host": host}).status == 200, host
+
+
+def test_every_answer_has_the_headers_that_keep_pages_to_themselves(still: Served) -> None:
+    for path in ("/", "/static/live.js", "/nowhere", f"/live/groups/{GROUP}"):
+        headers = still.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'; style-src 'self'; script-src 'self'; ")
+        assert "'unsafe" not in headers["content-security-policy"]
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["cache-control"] == ("no-cache" if path.startswith("/static") else "no-store")
+        assert "server" not in headers
+
+
+def test_pages_have_no_style_and_no_script_of_their_own(shop: Shop, mending: Served) -> None:
+    """The content security policy would drop them."""
+    shop.park(0, 3)
+    for path in ("/", f"/groups/{GROUP}", f"/groups/{GROUP}/parked", "/topics/orders/messages", f"/groups/{GROUP}/seek"):
+        text = mending.get(path).text
+        assert not re.search(r'\sstyle=|\son\w+="|<style|<script(?! src="/static/live.js" defer)', text), path
+
+
+def test_with_a_token_nothing_is_shown_before_the_login(shop: Shop) -> None:
+    token = "a-secret-of-this-test"
+    with served(shop.broker, token=token, hosts=None, allow_changes=True) as site:
+        assert site.get("/").headers["location"] == "/login"
+        assert site.get(f"/live/groups/{GROUP}").status == 401
+        assert site.post(f"/groups/{GROUP}/dead/replay", [("all", "yes")]).status == 401
+        assert site.get("/topics", cookie="orderedmq-ui=guess").status == 303
+        assert "orders" not in site.get("/login").text
+        wrong = site.post("/login", [("token", "another")], mark=False)
+        assert (wrong.status, "That is not the token" in wrong.words, "set-cookie" in wrong.headers) == (403, True, False)
+        assert site.post("/login", [("token", token)], mark=False, origin="http://evil.example").status == 403
+        right = site.post("/login", [("token", token)], mark=False)
+        cookie = right.headers["set-cookie"]
+        assert {"httponly", "samesite=strict", "path=/"} <= {part.strip().lower() for part in cookie.split(";")}
+        assert token not in cookie
+        assert right.headers["location"] == "/"
+        assert site.get("/", cookie=cookie.partition(";")[0]).status == 200
+
+
+def test_a_form_that_is_too_large_is_refused(mending: Served) -> None:
+    answer = mending.post(f"/groups/{GROUP}/seek", [("to", "x" * (5 << 20))])
+    assert answer.status == 413
+
+
+def test_another_address_needs_a_token_that_is_long_enough(tmp_path: Path) -> None:
+    def error(*arguments: str, **environment: str) -> str:
+        done = CliRunner().invoke(app, ["ui", "--no-open", "--path", str(tmp_path), *arguments], env=environment)
+        assert done.exit_code == 2, done.output
+        return done.stderr
+
+    assert "set ORDEREDMQ_UI_TOKEN to a secret" in error("--host", "0.0.0.0")
+    assert "too short" in error("--host", "0.0.0.0", ORDEREDMQ_UI_TOKEN="short")
+    assert "nothing can be served at 192.0.2.1 port 0" in error("--host", "192.0.2.1", "--port", "0", "--token", "x" * 16)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "give another --port" in error("--port", str(taken.getsockname()[1]))
+
+
+def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['starlette'] = None; from orderedmq.cli import app; app()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "ui", "--path", str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "orderedmq: [ORDEREDMQ_OPTION.MISSING] orderedmq ui needs the package starlette: pip install 'orderedmq[ui]'; the other commands "
+        "work without it\n"
+    )
+
+
+def test_the_command_serves_until_ctrl_c_and_tells_of_changes_but_of_no_address(shop: Shop, tmp_path: Path) -> None:
+    shop.give_up(0, 1, "y")
+    command = [*COMMAND, "ui", "--no-open", "--port", "0", "--allow-changes", "--path", str(tmp_path / "store")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        with urllib.request.urlopen(f"{url}groups/{GROUP}/dead?first=0") as page:
+            mark = re.search(r'name="mark" value="([^"]+)"', page.read().decode())
+        assert mark is not None
+        with urllib.request.urlopen(f"{url}groups/{GROUP}/dead/replay", f"all=yes&mark={mark[1]}".encode()) as page:
+            assert "Replayed 1 dead letter" in page.read().decode()
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert out == ""
+    assert re.fullmatch(r"\S+Z replayed 1 dead letters of group billing\n", said), said
+
+
+# What looking costs.
+
+
+def test_viewers_share_one_look_and_one_rendering(shop: Shop, site: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Any] = []
+    describe = shop.broker.admin.group_offsets
+
+    def noted(group: str) -> dict[MessageQueue, int]:
+        looks.append(group)
+        return describe(group)
+
+    monkeypatch.setattr(shop.broker.admin, "group_offsets", noted)
+    begun = time.monotonic()
+    answers = [site.get(f"/live/groups/{GROUP}") for _ in range(20)]
+    assert len({answer.headers["etag"] for answer in answers}) <= 1 + (time.monotonic() - begun) / LEAST
+    assert len(looks) <= 2 + (time.monotonic() - begun) / LEAST
+    again = site.get(f"/live/groups/{GROUP}", **{"if-none-match": answers[-1].headers["etag"]})
+    assert (again.status, again.text) in ((304, ""), (200, again.text))
+
+
+def test_a_look_is_not_repeated_while_it_is_costly_or_nothing_changed() -> None:
+    looks, changes = [], [7]
+
+    def look() -> int:
+        looks.append(1)
+        end = time.thread_time() + 0.04
+        while time.thread_time() < end:
+            pass
+        return len(looks)
+
+    shared = SharedLook(look, lambda: changes[0])
+    assert shared.get() == 1
+    changes[0] += 1
+    assert until(lambda: (found := shared.get()) > 1 and found) == 2
+    # 40 ms of CPU are 1/75 of a core in 3 s.
+    assert 2.2 < shared.due_in < 3.2
+    quiet = SharedLook(look, lambda: 1)
+    assert quiet.get() == 3
+    time.sleep(LEAST + 0.1)
+    assert quiet.get() == 3
+    assert 0.5 < quiet.due_in <= LEAST
+
+
+def test_a_slow_broker_holds_up_one_viewer_and_not_all() -> None:
+    going = threading.Event()
+    first = [True]
+
+    def look() -> str:
+        if first:
+            first.clear()
+            return "before"
+        going.wait(30)
+        return "after"
+
+    shared = SharedLook(look, lambda: None)
+    assert shared.get() == "before"
+    time.sleep(LEAST + 0.1)
+    slow = threading.Thread(target=shared.get, daemon=True)
+    slow.start()
+    until(shared._looking.locked)
+    assert shared.get() == "before"
+    going.set()
+    slow.join(30)
+    assert shared.get() == "after"
+
+
+def test_a_parked_lot_goes_when_its_owner_has_decided_it(shop: Shop, site: Served) -> None:
+    shop.park(0, 3)
+    assert "1 of 1 keys" in site.get(f"/groups/{GROUP}").words
+    shop.broker.groups.commit({companion(shop.token(0)): 1})
+    until(lambda: "Nothing is parked" in site.get(f"/groups/{GROUP}/parked").words)
+    until(lambda: "Parked 0" in site.get(f"/groups/{GROUP}").words)

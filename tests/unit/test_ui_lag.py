@@ -1,0 +1,66 @@
+"""The history of a lag, the hand-overs that two looks tell, and how a lag is drawn."""
+
+from __future__ import annotations
+
+import re
+
+from orderedmq.model import EMBEDDED_BROKER, MessageQueue
+from orderedmq.ui import charts
+from orderedmq.ui.lag_history import MOST_HAND_OVERS, STEP, STEPS, LagHistory, Owners, Series
+
+A, B, C = (MessageQueue("orders", EMBEDDED_BROKER, number) for number in range(3))
+
+
+def known(series: Series) -> dict[int, int]:
+    """The known steps, counted back from the current one."""
+    return {STEPS - 1 - place: lag for place, lag in enumerate(series) if lag is not None}
+
+
+def test_each_step_has_its_greatest_lag_and_what_nobody_saw_is_not_known() -> None:
+    lags = LagHistory()
+    lags.see(0.0, {A: 5, B: 1})
+    lags.see(STEP * 0.9, {A: 3, B: 4})
+    lags.see(STEP * 3, {B: 2, C: 7})
+    now = STEP * 3.5
+    assert known(lags.of(now, A)) == {3: 5}
+    assert known(lags.of(now, B)) == {3: 4, 0: 2}
+    assert known(lags.of(now, C)) == {0: 7}
+    assert known(lags.total(now)) == {3: 7, 0: 9}
+    assert len(lags.total(now)) == STEPS
+
+
+def test_what_is_older_than_the_history_is_forgotten() -> None:
+    lags = LagHistory()
+    for step in range(STEPS + 10):
+        lags.see(step * STEP, {A: step})
+    assert known(lags.of((STEPS + 9) * STEP, A)) == {STEPS + 9 - step: step for step in range(10, STEPS + 10)}
+    assert known(lags.of((2 * STEPS + 20) * STEP, A)) == {}
+
+
+def test_the_first_look_sees_no_hand_over_and_those_of_one_look_are_one() -> None:
+    owners = Owners()
+    owners.see(1.0, {A: "one", B: "one"})
+    assert list(owners.hand_overs) == []
+    owners.see(2.0, {A: "two", B: "two", C: "one"})
+    owners.see(3.0, {A: "two", B: "two", C: "one"})
+    owners.see(4.0, {B: "two", C: "one"})
+    assert [(one.when, one.before, one.after, one.queues) for one in owners.hand_overs] == [
+        (4.0, "two", None, (A,)),
+        (2.0, None, "one", (C,)),
+        (2.0, "one", "two", (A, B)),
+    ]
+    for number in range(100):
+        owners.see(5.0 + number, {A: str(number)})
+    assert len(owners.hand_overs) == MOST_HAND_OVERS
+
+
+def test_a_picture_has_a_line_for_each_stretch_without_a_gap() -> None:
+    series: Series = [None, 0, 0, 0, 0, 8, None, None, 4, None]
+    drawn = charts.small(series)
+    lines = re.findall(r'<polyline points="([^"]+)"/>', drawn)
+    assert len(lines) == 2
+    # From the bottom to the top; what is level has no points inside.
+    assert lines[0].split() == ["12,21.0", "48,21.0", "60,1.0", "72,1.0"]
+    assert "lag 4, in the last 10 minutes 0 to 8" in drawn
+    assert "lag not known" in charts.small([None] * STEPS)
+    assert ">8 messages<" in charts.large(series)
