@@ -21,8 +21,9 @@ from tests.faults.faulty import FaultySource, session_config, start
 
 def state(query: StreamingQuery) -> dict[str, Any]:
     """A query's id, whether it is active, and the text of its failure, if any."""
-    failure = query.exception()
-    return {"id": str(query.id), "active": query.isActive, "failure": None if failure is None else str(failure)}
+    # In this order: a query that fails between the two looks would otherwise have ended without a failure.
+    active, failure = query.isActive, query.exception()
+    return {"id": str(query.id), "active": active, "failure": None if failure is None else str(failure)}
 
 
 def main(master: str) -> None:
