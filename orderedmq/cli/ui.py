@@ -53,7 +53,7 @@ def ui(
     _require_packages()
     from orderedmq.ui.app import make_app
     from orderedmq.ui.guard import LOOPBACK, Rules
-    from orderedmq.ui.server import listen, server
+    from orderedmq.ui.server import listen, server, url_of
 
     local = host.strip("[]").lower() in LOOPBACK
     if token is None and not local:
@@ -68,11 +68,11 @@ def ui(
         )
     # Whoever comes under another name has no cookie for it.
     rules = Rules(hosts=LOOPBACK if token is None else None, token=token, allow_changes=allow_changes)
-    with shell.broker() as broker, listen(host.strip("[]"), port) as listening:
+    with shell.broker() as broker, listen(host, port) as listening:
         # Fails here if there is no such broker.
         broker.log.topics()
         app = make_app(broker, shell.address, rules, shell.note)
-        url = f"http://{f'[{host}]' if ':' in host.strip('[]') else host}:{listening.getsockname()[1]}/"
+        url = url_of(host, listening.getsockname()[1])
         may = "changes are allowed" if allow_changes else "read-only"
         shell.done({"url": url, "allow_changes": allow_changes}, f"{url}  shows {shell.address}, {may} (Ctrl-C ends it)")
         sys.stdout.flush()

@@ -114,13 +114,21 @@ def _name(host: str) -> str:
         return ""
 
 
+def _place(origin: str) -> str:
+    """Return the name and port in an Origin header."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
 def _from_our_page(headers: Headers, host: str) -> bool:
     """Whether a browser says that a request comes from a page of this host. What is no browser says nothing, and needs the mark all
     the same."""
     origin = headers.get("origin")
     if origin is not None:
         # Without the scheme: a proxy before us may have TLS.
-        return urlsplit(origin).netloc.lower() == host.lower() != ""
+        return _place(origin) == host.lower() != ""
     return headers.get("sec-fetch-site", "same-origin") == "same-origin"
 
 

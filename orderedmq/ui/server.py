@@ -19,7 +19,9 @@ _MOST_CONNECTIONS: Final = 200
 def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens there; port 0: a free one. Raises OptionError INVALID if that cannot be."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listening = socket.socket(family, kind, protocol)
         try:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -34,6 +36,12 @@ def listen(host: str, port: int) -> socket.socket:
             f"nothing can be served at {host} port {port} ({error.strerror or error}); give another --port, or another --host",
         ) from error
     return listening
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL of what is served there. An IPv6 address may come with its brackets or without."""
+    bare = host.strip("[]")
+    return f"http://{f'[{bare}]' if ':' in bare else bare}:{port}/"
 
 
 def server(app: ASGIApp) -> uvicorn.Server:

@@ -23,6 +23,7 @@ import orderedmq
 from orderedmq.cli import app
 from orderedmq.core.parking import companion
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
+from orderedmq.ui.server import url_of
 from orderedmq.ui.shared_look import LEAST, SharedLook
 from tests.command import COMMAND, ENVIRONMENT
 from tests.ui_site import GROUP, Served, Shop, rows, served
@@ -290,6 +291,7 @@ def test_what_would_change_something_is_refused_by_default_and_its_buttons_are_n
         ({"origin": "http://evil.example"}, True, "a page of another site"),
         ({"origin": "null"}, True, "a page of another site"),
         ({"origin": "http://127.0.0.1:1"}, True, "a page of another site"),
+        ({"origin": "http://["}, True, "a page of another site"),
         ({}, False, "an earlier start"),
     ],
 )
@@ -371,6 +373,14 @@ def test_another_address_needs_a_token_that_is_long_enough(tmp_path: Path) -> No
     assert "nothing can be served at 192.0.2.1 port 0" in error("--host", "192.0.2.1", "--port", "0", "--token", "x" * 16)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert "give another --port" in error("--port", str(taken.getsockname()[1]))
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:1/"), ("::1", "http://[::1]:1/"), ("[::1]", "http://[::1]:1/"), ("a.b", "http://a.b:1/")],
+)
+def test_the_address_that_is_printed_can_be_opened(host: str, url: str) -> None:
+    assert url_of(host, 1) == url
 
 
 def test_without_its_packages_the_command_says_what_to_install(tmp_path: Path) -> None:
