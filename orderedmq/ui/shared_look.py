@@ -26,11 +26,22 @@ SHARE: Final = 1 / 75
 
 
 class SharedLook(Generic[T]):
-    """Calls ``look`` when its result is asked for and due. ``change`` returns a number that differs if anything changed, or None."""
+    """Calls ``look`` when its result is asked for and due. ``change`` returns a number that differs if anything changed, or None.
 
-    def __init__(self, look: Callable[[], T], change: Callable[[], int | None]) -> None:
+    ``clock`` and ``cpu``: the monotonic time, and the CPU that this thread has used, in seconds.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], T],
+        change: Callable[[], int | None],
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._look = look
         self._change = change
+        self._clock = clock
+        self._cpu = cpu
         self._looking = threading.Lock()
         self._found: T | None = None
         self._failed: OrderedMQError | None = None
@@ -45,7 +56,7 @@ class SharedLook(Generic[T]):
 
     def get(self) -> T:
         """Return what the last look found, or look. Raises the look's OrderedMQError, which stands until the next look is due."""
-        self.asked = time.monotonic()
+        self.asked = self._clock()
         nothing = self._found is None and self._failed is None
         if self._is_due() and self._looking.acquire(timeout=-1 if nothing else PATIENCE):
             try:
@@ -65,7 +76,7 @@ class SharedLook(Generic[T]):
     @property
     def due_in(self) -> float:
         """Seconds until the next look is due."""
-        return max(0.0, self._due - time.monotonic())
+        return max(0.0, self._due - self._clock())
 
     @property
     def _due(self) -> float:
@@ -74,7 +85,7 @@ class SharedLook(Generic[T]):
         return max(self._begun + LEAST, self._at + took, self._begun + cost / SHARE, self._unchanged + LEAST)
 
     def _is_due(self) -> bool:
-        now = time.monotonic()
+        now = self._clock()
         if self._at and now < self._due:
             return False
         if self._seen is None or self._failed is not None or now >= self._at + UNCHANGED:
@@ -85,7 +96,7 @@ class SharedLook(Generic[T]):
         return False
 
     def _look_now(self) -> None:
-        self._begun, spent = time.monotonic(), time.thread_time()
+        self._begun, spent = self._clock(), self._cpu()
         try:
             # Read before the look, so that a change during the look is seen by the next one.
             self._seen = self._change()
@@ -93,5 +104,5 @@ class SharedLook(Generic[T]):
         except OrderedMQError as error:
             self._failed = error
         finally:
-            self._at = time.monotonic()
-            self._cost, self._former_cost = time.thread_time() - spent, self._cost
+            self._at = self._clock()
+            self._cost, self._former_cost = self._cpu() - spent, self._cost

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from orderedmq.cli import app
 from orderedmq.core.parking import companion
 from orderedmq.model import PRODUCER_SCHEMA, MessageQueue
 from orderedmq.ui.server import url_of
-from orderedmq.ui.shared_look import LEAST, SharedLook
+from orderedmq.ui.shared_look import LEAST, SHARE, UNCHANGED, SharedLook
 from tests.command import COMMAND, ENVIRONMENT
 from tests.ui_site import GROUP, Served, Shop, rows, served
 from tests.waits import until
@@ -433,27 +433,63 @@ def test_viewers_share_one_look_and_one_rendering(shop: Shop, site: Served, monk
     assert (again.status, again.text) in ((304, ""), (200, again.text))
 
 
-def test_a_look_is_not_repeated_while_it_is_costly_or_nothing_changed() -> None:
-    looks, changes = [], [7]
+class Hands:
+    """Clocks that a test moves."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.cpu = 0.0
+
+    def spend(self, seconds: float) -> None:
+        self.time += seconds
+        self.cpu += seconds
+
+    def shared(self, look: Callable[[], int], change: Callable[[], int | None]) -> SharedLook[int]:
+        return SharedLook(look, change, lambda: self.time, lambda: self.cpu)
+
+
+def test_a_look_that_is_costly_is_repeated_late() -> None:
+    hands, looks, changes = Hands(), [], [7]
 
     def look() -> int:
         looks.append(1)
-        end = time.thread_time() + 0.04
-        while time.thread_time() < end:
-            pass
+        hands.spend(0.04)
         return len(looks)
 
-    shared = SharedLook(look, lambda: changes[0])
+    shared = hands.shared(look, lambda: changes[0])
     assert shared.get() == 1
     changes[0] += 1
-    assert until(lambda: (found := shared.get()) > 1 and found) == 2
+    # The first look loads modules, so the second one comes soon.
+    hands.time += LEAST - 0.1
+    assert shared.get() == 1
+    hands.time += 0.1
+    assert shared.get() == 2
     # 40 ms of CPU are 1/75 of a core in 3 s.
-    assert 2.2 < shared.due_in < 3.2
-    quiet = SharedLook(look, lambda: 1)
-    assert quiet.get() == 3
-    time.sleep(LEAST + 0.1)
-    assert quiet.get() == 3
-    assert 0.5 < quiet.due_in <= LEAST
+    assert shared.due_in == pytest.approx(0.04 / SHARE - 0.04)
+    assert 2.9 < shared.due_in < 3
+    changes[0] += 1
+    hands.time += shared.due_in - 0.01
+    assert shared.get() == 2
+    hands.time += 0.02
+    assert shared.get() == 3
+
+
+def test_a_broker_in_which_nothing_changed_is_not_looked_at_again_for_a_while() -> None:
+    hands, looks = Hands(), []
+
+    def look() -> int:
+        looks.append(1)
+        return len(looks)
+
+    quiet = hands.shared(look, lambda: 1)
+    assert quiet.get() == 1
+    hands.time += LEAST + 0.1
+    assert quiet.get() == 1
+    assert quiet.due_in == pytest.approx(LEAST)
+    hands.time += UNCHANGED - LEAST - 0.2
+    assert quiet.get() == 1
+    hands.time += LEAST + 0.1
+    assert quiet.get() == 2
 
 
 def test_a_slow_broker_holds_up_one_viewer_and_not_all() -> None:
