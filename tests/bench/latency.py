@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import psutil
 from pyspark.sql import DataFrame
 
 import orderedmq
@@ -19,6 +17,7 @@ from orderedmq.broker import Broker
 from tests.bench import data
 from tests.bench.figures import Figure
 from tests.bench.measure import Bench, interleaved
+from tests.bench.process_cpu import JVM, PYTHON, ProcessCpu
 from tests.bench.throughput import COLUMNS
 
 ROWS = 10
@@ -116,16 +115,6 @@ def _paced(bench: Bench, rows: Callable[[], DataFrame], sink: str, batches: int,
     return bench.paced(rows(), sink, batches, **options)
 
 
-def _cpu() -> dict[str, float]:
-    """CPU seconds so far of the JVM and of the Python processes below this one."""
-    out = {"JVM": 0.0, "python": time.process_time()}
-    for process in psutil.Process(os.getpid()).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            out["JVM" if process.name() == "java" else "python"] += times.user + times.system
-    return out
-
-
 def idle(bench: Bench) -> list[Figure]:
     """CPU seconds per second of a query with the default trigger whose source has nothing new."""
     path = _store(bench)
@@ -140,12 +129,13 @@ def idle(bench: Bench) -> list[Figure]:
             while not any(progress.numInputRows for progress in query.recentProgress):
                 time.sleep(0.1)
             time.sleep(2)
-            before = _cpu()
-            time.sleep(seconds)
-            after = _cpu()
+            with ProcessCpu({}) as cpu:
+                before = cpu.now()
+                time.sleep(seconds)
+                used = cpu.since(before)
         finally:
             query.stop()
-        return {name: (after[name] - before[name]) / seconds for name in after}
+        return {name: used[name] / seconds for name in (JVM, PYTHON)}
 
     found = interleaved(1 if bench.quick else 3, {"ours": lambda: run(False), "null": lambda: run(True)}, warm=False)
     return [

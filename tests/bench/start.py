@@ -45,8 +45,13 @@ def figures(bench: Bench) -> list[Figure]:
         data.fill(broker, "in", 4, ROWS)
         broker.admin.create_topic("out", 4)
     rounds = bench.rounds
-    found = interleaved(rounds, {start: partial(_program, folder, start) for start in ("tuned", "plain")})
+    found = interleaved(rounds, {start: partial(_program, folder, start) for start in ("tuned", "quick", "plain")})
     out = [_compared(*_LABELS[measure], mine, found["plain"][measure]) for measure, mine in found["tuned"].items()]
+    for measure in ("first query", "CPU"):
+        what, unit = _LABELS[measure]
+        out.append(
+            _compared(f"{what}, with Java's quick compiler alone", unit, found["quick"][measure], found["plain"][measure])
+        )
     shutil.rmtree(folder)
     return out + _demo(bench)
 

@@ -1,10 +1,11 @@
 """A program of a user's, from its first line: a session of Spark, a query from the source to the sink, and another one.
 
-    python -m tests.bench.start_program FOLDER tuned|plain BEGAN
+    python -m tests.bench.start_program FOLDER tuned|quick|plain BEGAN
 
-FOLDER has the store with the topics "in" and "out". BEGAN is the monotonic clock when the program was started. It prints one line of
-JSON: seconds since then until the session was there and until the first batch was committed, the CPU seconds of all its processes
-by then, and the seconds that each query spent outside its micro-batches.
+FOLDER has the store with the topics "in" and "out". "quick" is "tuned" with options of Java's for a program of seconds. BEGAN is the
+monotonic clock when the program was started. It prints one line of JSON: seconds since then until the session was there and until the
+first batch was committed, the CPU seconds of all its processes by then, and the seconds that each query spent outside its
+micro-batches.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 import psutil
 
 import orderedmq
+from orderedmq.startup.archive import BRIEF
 
 
 def main(folder: str, start: str, began: str) -> None:
@@ -23,10 +25,12 @@ def main(folder: str, start: str, began: str) -> None:
 
     builder = SparkSession.builder.master("local[2]").config("spark.driver.memory", "1g")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.warehouse.dir", f"{folder}/warehouse")
-    if start == "tuned":
-        builder = orderedmq.tuned(builder)
-    else:
+    if start == "quick":
+        builder = builder.config("spark.driver.extraJavaOptions", BRIEF)
+    if start == "plain":
         orderedmq.prepare_spark()
+    else:
+        builder = orderedmq.tuned(builder)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     unique = f"{start}-{began.replace('.', '-')}"
