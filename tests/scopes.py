@@ -4,7 +4,8 @@ Each folder is a scope. tests/rocketmq is two, each with servers of its own: mod
 two: its tests on the embedded broker need no servers. A module that
 shares nothing with others is a scope, to fill the time that the others leave: unit tests, and what starts only drivers of its own.
 
-Two processes run any scope. While their tests wait for servers and locks, a third computes, in the CPU time that they leave.
+Two processes run any scope. While their tests wait for servers and locks, a third computes, in the CPU time that they leave. What looks at
+the clock is not for that one: it may stand still for longer than a test allows.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ ALONE: Final = (
 #: Modules that start a Spark Connect server, which has one port.
 CONNECT: Final = ("tests/spark/test_connect.py", "tests/spark/test_pipeline.py")
 
+#: What a unit test imports that depends on when something happens: the clock, threads, servers of its own.
+_CLOCKS: Final = frozenset(("time", "threading", "socket", "tests.waits", "tests.ui_site", "tests.unit.rocketmq_peer"))
+
 #: Processes that run any scope; those above give way to them.
 _FULL: Final = 2
 #: Of a process that gives way. It gets a tenth of a core where a machine has no time to spare, so no test of it runs into its timeout.
@@ -43,8 +47,8 @@ def gives_way(worker: str) -> bool:
 
 
 def computes(scope: str) -> bool:
-    """Whether the tests of a scope compute: they start neither servers nor Spark, and no lock of theirs ends on a busy machine."""
-    return scope in ("sim", _EMBEDDED) or scope.startswith("tests/unit/")
+    """Whether the tests of a scope compute: they start neither servers nor Spark, and none fails because it runs slowly."""
+    return scope in ("sim", _EMBEDDED) or (scope.startswith("tests/unit/") and not _looks_at_clocks(scope))
 
 
 def scope_of(nodeid: str) -> str:
@@ -58,6 +62,18 @@ def scope_of(nodeid: str) -> str:
     if folder == "contract" and re.search(r"\[embedded\b", nodeid):
         return _EMBEDDED
     return f"{folder} with Spark" if folder == "rocketmq" and _is_marked(module) else folder
+
+
+@cache
+def _looks_at_clocks(module: str) -> bool:
+    """Whether a module imports what depends on when something happens, in any of its functions."""
+    names: set[str] = set()
+    for part in ast.walk(ast.parse((_ROOT / module).read_text())):
+        if isinstance(part, ast.Import):
+            names |= {name.name for name in part.names}
+        elif isinstance(part, ast.ImportFrom):
+            names |= {str(part.module), *(f"{part.module}.{name.name}" for name in part.names)}
+    return not names.isdisjoint(_CLOCKS)
 
 
 @cache

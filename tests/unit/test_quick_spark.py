@@ -79,6 +79,21 @@ def test_the_contract_on_the_embedded_broker_needs_no_servers() -> None:
     assert not scopes.computes("contract")
 
 
+@pytest.mark.parametrize(
+    ("module", "computes"),
+    [
+        ("tests/unit/test_lock.py", True),
+        # It moves a clock of its own.
+        ("tests/unit/test_rocketmq_broker_queue.py", True),
+        ("tests/unit/test_rocketmq_client.py", False),
+        ("tests/unit/test_ui.py", False),
+        ("tests/unit/test_embedded_store.py", False),
+    ],
+)
+def test_a_unit_test_that_looks_at_the_clock_is_not_for_the_process_that_gives_way(module: str, computes: bool) -> None:
+    assert scopes.computes(module) is computes
+
+
 class Node:
     """A process of pytest-xdist, as its scheduler sees it."""
 

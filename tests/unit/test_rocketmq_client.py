@@ -180,7 +180,7 @@ def test_brokers_that_a_restarted_nameserver_does_not_know_yet_are_asked_of_anot
 def test_brokers_are_waited_for_while_no_nameserver_knows_any(cluster: Cluster, to: Callable[..., Client]) -> None:
     cluster.reporting.clear()
     client = to(cluster.nameserver())
-    assert not client.known_cluster(soon(0.2)).brokers
+    assert not client.known_cluster(soon(0.5)).brokers
     timer = threading.Timer(0.3, lambda: cluster.reporting.add("a"))
     timer.start()
     assert list(client.known_cluster(soon()).brokers) == ["a"]
