@@ -2,7 +2,8 @@
 
 Rules: nothing is moved and no group is needed. A search over queues reads them evenly in time: the queue whose reading has come least
 far is read next. So what was found is complete up to the time that all queues have been read to, and a search that is cut short there
-goes on from there. Messages of one queue stay in order, because its times never go back.
+goes on from there. Messages of one queue stay in order: a message counts as stored no earlier than those before it, also where
+a RocketMQ broker's clock went back. (A search that goes on over such a place finds it by a binary search, which may miss messages.)
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -67,12 +69,13 @@ def message_at(log: Log, queue: MessageQueue, offset: int) -> Row:
 
 def last_of(log: Log, bounds: dict[MessageQueue, QueueBounds], most: int) -> list[Row]:
     """Return the last ``most`` messages of all these queues together, in the order of their arrival."""
-    found = [
-        row
-        for queue, at in bounds.items()
-        for row in rows_of(log, queue, max(at.min_offset, at.max_offset - most), at.max_offset)
-    ]
-    return sorted(found, key=_place)[-most:]
+    found: list[tuple[Place, Row]] = []
+    for queue, at in bounds.items():
+        latest = 0
+        for row in rows_of(log, queue, max(at.min_offset, at.max_offset - most), at.max_offset):
+            latest = max(latest, row["store_timestamp"])
+            found.append((Place(latest, queue, row["queue_offset"]), row))
+    return [row for _, row in sorted(found, key=itemgetter(0))[-most:]]
 
 
 def search(
@@ -95,9 +98,9 @@ def search(
     # Each queue is read once at least, so that a search that goes on comes further however little time it has.
     while unread or (reading and len(certain) <= most and go_on()):
         if unread:
-            (queue, begin), rows = unread.pop(), step
+            (queue, begin), rows, latest = unread.pop(), step, 0
         else:
-            (_, queue, begin), rows = heapq.heappop(reading)
+            (latest, queue, begin), rows = heapq.heappop(reading)
         end = bounds[queue].max_offset
         if begin >= end:
             continue
@@ -105,7 +108,7 @@ def search(
         # It is empty if the broker has lost its tail since it gave the bounds.
         if batch.num_rows:
             searched += batch.num_rows
-            stored = batch.column(2).cast(pa.int64())
+            stored = pc.cumulative_max(batch.column(2).cast(pa.int64()), start=latest)
             for place in _matching(batch, stored, queue, key):
                 heapq.heappush(other, place)
             begin += batch.num_rows
@@ -136,10 +139,6 @@ def _matching(batch: pa.RecordBatch, stored: pa.Array, queue: MessageQueue, key:
         same = pc.fill_null(pc.equal(batch.column(1), key), False)
         offsets, stored = offsets.filter(same), stored.filter(same)
     return [Place(at, queue, offset) for at, offset in zip(stored.to_pylist(), offsets.to_pylist(), strict=True)]
-
-
-def _place(row: Row) -> Place:
-    return Place(row["store_timestamp"], row["queue"], row["queue_offset"])
 
 
 def _readable(batch: pa.RecordBatch) -> list[Row]:

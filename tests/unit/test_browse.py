@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from orderedmq.embedded.broker import EmbeddedBroker
@@ -61,6 +64,27 @@ def test_searches_that_go_on_find_each_message_once_in_the_order_of_arrival(
     assert since is None
     assert places(found) == places(wanted)
     assert [row["body"] for row in found] == [row["body"] for row in wanted]
+
+
+@pytest.mark.parametrize("pull", [2, 100])
+def test_messages_of_a_queue_stay_in_order_where_a_brokers_clock_went_back(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, pull: int
+) -> None:
+    monkeypatch.setattr(browse, "_PULL_ROWS", pull)
+    read, queue = broker.log.pull, broker.log.queues("orders")[0]
+    end = broker.log.bounds([queue])[queue].max_offset
+
+    def stepping_back(*args: Any) -> pa.RecordBatch:
+        batch = read(*args)
+        place = batch.schema.get_field_index("store_timestamp")
+        times = pc.subtract(1_000_000, pc.multiply(pc.floor(pc.divide(batch.column("queue_offset"), 7)).cast("int64"), 100))
+        return batch.set_column(place, batch.schema.field(place), times.cast("int64").cast(batch.schema.field(place).type))
+
+    monkeypatch.setattr(broker.log, "pull", stepping_back)
+    found = search(broker.log, [queue], None, None, 1000, lambda: True)
+    assert [row["queue_offset"] for row in found.rows] == list(range(end))
+    last = last_of(broker.log, broker.log.bounds([queue]), end)
+    assert [row["queue_offset"] for row in last] == list(range(end))
 
 
 def test_a_search_from_a_time_begins_there(broker: EmbeddedBroker) -> None:
