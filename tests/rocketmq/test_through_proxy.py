@@ -351,14 +351,30 @@ def make_typed_topic(cluster: Cluster, broker: Broker, topic: str, kind: str) ->
     return until(lambda: _queues(broker, topic), "the topic is there")[0]
 
 
+@pytest.mark.parametrize("kind", ["FIFO", "DELAY"])
 def test_a_topic_whose_type_a_proxy_refuses_batches_for_is_refused_by_name(
-    newest: Cluster, direct: Broker, through: Broker
+    kind: str, newest: Cluster, direct: Broker, through: Broker
 ) -> None:
-    queue = make_typed_topic(newest, direct, "typed", "FIFO")
-    with pytest.raises(RocketMQError, match=r"Proxy.*message\.type=MIXED") as error:
-        through.log.append(queue, rows([b"a", b"b"]))
-    assert error.value.sub == RocketMQCondition.MESSAGE_ILLEGAL
-    assert direct.log.bounds([queue])[queue].max_offset == 0
+    queue = make_typed_topic(newest, direct, f"typed-{kind}", kind)
+
+    def sink(broker: Broker) -> None:
+        staging = broker.outbox.open(SinkBatch("a sink", 0, topic=queue.topic), 0)
+        staging.add(queue, rows([b"a", b"b"], sharding_key=["k", "k"]))
+        broker.outbox.publish(SinkBatch("a sink", 0, topic=queue.topic), [staging.receipt()])
+
+    def produce(broker: Broker) -> None:
+        orderedmq.Producer(broker.log, queue.topic).send(pa.record_batch({"body": [b"a"], "sharding_key": ["k"]}))
+
+    for write in (sink, produce):
+        with pytest.raises(RocketMQError) as error:
+            write(through)
+        assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
+        for text in (f"topic '{queue.topic}' ", f"type {kind}", "NORMAL", "Proxy", "nameserver", "message.type=MIXED"):
+            assert text in error.value.message
+        assert "large" not in error.value.message
+    assert all(not texts for texts in bodies(direct, queue.topic).values())
+    sink(direct)
+    assert [texts for texts in bodies(direct, queue.topic).values() if texts] == [["a", "b"]]
 
 
 def test_a_proxy_delays_messages_of_a_topic_for_them_and_refuses_them_by_name_in_others(
@@ -367,9 +383,9 @@ def test_a_proxy_delays_messages_of_a_topic_for_them_and_refuses_them_by_name_in
     make_typed_topic(newest, direct, "for-delays", "DELAY")
     orderedmq.Producer(through.log, "for-delays").send(pa.record_batch({"body": [b"a", b"b"]}), delay_time_level=1)
     direct.admin.create_topic("of-one-type", 2)
-    with pytest.raises(RocketMQError, match=r"row 0 of the delayed rows.*message\.type=MIXED") as error:
+    with pytest.raises(RocketMQError, match=r"topic 'of-one-type'.* type DELAY .*message\.type=MIXED") as error:
         orderedmq.Producer(through.log, "of-one-type").send(pa.record_batch({"body": [b"a"]}), delay_time_level=1)
-    assert error.value.sub == RocketMQCondition.MESSAGE_ILLEGAL
+    assert error.value.sub == RocketMQCondition.NOT_SUPPORTED
     until(
         lambda: sorted(body for found in bodies(direct, "for-delays").values() for body in found) == ["a", "b"],
         "both have come",

@@ -154,6 +154,15 @@ def test_a_refused_permission_names_resource_and_code() -> None:
     assert all(text in caught.value.message for text in ("topic 'T'", "group 'billing'", "code 16", "denied", "secretKey"))
 
 
+def test_a_proxy_that_refuses_a_message_for_the_topics_type_is_not_supported() -> None:
+    remark = "TopicMessageType validate failed, the expected type is FIFO, but actual type is NORMAL"
+    with pytest.raises(RocketMQError) as caught:
+        answer(message_requests.send(QUEUE, b"x", "", group="g", born=0, batch=True), 13, remark)
+    assert caught.value.sub == "NOT_SUPPORTED"
+    for text in ("topic 'T' has messages of type FIFO", "type NORMAL or MIXED", "nameserver", "+message.type=MIXED"):
+        assert text in caught.value.message
+
+
 def test_trap_17_a_code_that_a_server_does_not_know_has_an_error_of_its_own() -> None:
     with pytest.raises(RocketMQError) as caught:
         answer(admin_requests.create_topic("T", 4), 3)

@@ -204,8 +204,7 @@ class DelayedSender:
         return RocketMQError(
             error.sub,
             f"row {one.row} of {self._where(one.queue)} is refused by the broker, and rows before it have been sent: {error.message}; its "
-            "delay may lie too far ahead (timerMaxDelaySec), the broker's time wheel be off (timerWheelEnable), the row be too large, or a "
-            "Proxy want message.type=MIXED of the topic",
+            "delay may lie too far ahead (timerMaxDelaySec), the broker's time wheel be off (timerWheelEnable), or the row be too large",
         )
 
 

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _INT64 = range(-(2**63), 2**63)
+#: What a Proxy with enableTopicMessageTypeCheck says: the topic's type, and that of the message (DefaultTopicMessageTypeValidator).
+_TYPES: Final = re.compile(r"TopicMessageType validate failed, the expected type is (\w+), but actual type is (\w+)")
 _SUCCESS: Final = frozenset((ResponseCode.SUCCESS,))
 
 
@@ -129,11 +131,12 @@ def refusal(request: Request[T], response: RemotingCommand, server: str) -> Orde
                 f"{said}; this server does not know the request: if it is a RocketMQ Proxy, name the nameserver's address instead (usually "
                 "port 9876); it may also be a VIP port",
             )
-        case ResponseCode.MESSAGE_ILLEGAL if "TopicMessageType" in remark:
+        case ResponseCode.MESSAGE_ILLEGAL if (types := _TYPES.search(remark)) is not None:
             return RocketMQError(
-                RocketMQCondition.MESSAGE_ILLEGAL,
-                f"{said}; a RocketMQ Proxy checks the types of messages, and takes batches only for topics of type NORMAL or MIXED: change the "
-                "topic (mqadmin updateTopic -c CLUSTER -t TOPIC -a +message.type=MIXED), or name the nameserver's address",
+                RocketMQCondition.NOT_SUPPORTED,
+                f"{request.resource} has messages of type {types[1]}, and the RocketMQ Proxy passes nothing else on to it, but this is sent as "
+                f"type {types[2]} (a batch is always NORMAL): name the nameserver's address instead of the Proxy's (usually port 9876), or "
+                f"write to a topic of type {types[2]} or MIXED (mqadmin updateTopic -c CLUSTER -t TOPIC -a +message.type=MIXED): {said}",
             )
         case ResponseCode.MESSAGE_ILLEGAL:
             return RocketMQError(
