@@ -31,6 +31,7 @@ from orderedmq.core.message_rows import normalise, several_tags
 from orderedmq.core.micro_batch import SourceRun, run_of
 from orderedmq.core.selector import selector
 from orderedmq.core.sharding_key import hashed_keys
+from orderedmq.core.sink_batches import sink_of
 from orderedmq.errors import MessageError, TopicError
 from orderedmq.model import DEFAULT_COMPRESSION, PRODUCER_COLUMNS, MessageQueue, check_topic
 from orderedmq.options.sink import SinkOptions
@@ -61,7 +62,7 @@ def sink_batch(options: SinkOptions, run: SourceRun | None, job: str = "", *, st
     """Return the identity under which rows are published once: (query, batch), the user's transaction, or none."""
     sink_id, batch_id = None, 0
     if options.txn_app_id is not None and options.txn_version is not None:
-        sink_id, batch_id = f"txn:{options.txn_app_id}", options.txn_version
+        sink_id, batch_id = sink_of(options.txn_app_id), options.txn_version
     elif streaming and run is not None:
         sink_id, batch_id = run.query_id, run.batch_id
     group = options.sink_group if sink_id is not None else None

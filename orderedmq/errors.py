@@ -361,24 +361,6 @@ def recreated(topic: str) -> DataLossError:
     )
 
 
-def replay_differs(batch: str, what: str, remedy: str = NEWEST_CHECKPOINT) -> SinkError:
-    """A batch that was written comes again with other rows. ``what`` differs, and ``remedy``: what to do about it."""
-    return SinkError(
-        SinkCondition.REPLAY_DIFFERS,
-        f"{batch} was published already, with other content ({what}): the checkpoint is an old copy, or the query is not deterministic; "
-        f"{remedy}; or set onReplayDiffers=skip to keep what was published",
-    )
-
-
-def batch_too_old(batch: str, latest: int, kept: int, remedy: str = NEWEST_CHECKPOINT) -> SinkError:
-    """A batch comes that is not among the last ``kept`` ones, so nobody knows whether it was written."""
-    return SinkError(
-        SinkCondition.BATCH_TOO_OLD,
-        f"{batch} is too old: the latest is {latest}, and there is no record of {latest - kept} and below, so the broker cannot tell "
-        f"whether this one was published; {remedy}; or set onReplayDiffers=skip to treat it as published",
-    )
-
-
 def rows_gone(partition: int, token: str) -> SinkError:
     """Staged rows of a task are not there any more."""
     return SinkError(

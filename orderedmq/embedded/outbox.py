@@ -17,6 +17,7 @@ from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.conditions import OptionCondition, SinkCondition
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import KEPT_BATCHES, SourceRun
+from orderedmq.core.sink_batches import is_repeat, replay_differs
 from orderedmq.embedded import groups, index, layout, runs
 from orderedmq.embedded.clock import Clock
 from orderedmq.embedded.log import topic_of
@@ -24,7 +25,7 @@ from orderedmq.embedded.runs import Registration
 from orderedmq.embedded.staging import EmbeddedStaging, discard
 from orderedmq.embedded.store import Store
 from orderedmq.embedded.transaction import Transaction
-from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError, batch_too_old, replay_differs, rows_gone
+from orderedmq.errors import NEWEST_CHECKPOINT, OptionError, SinkError, rows_gone
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue, OffsetRange
 
 #: µs after which staged rows of any sink are swept.
@@ -115,25 +116,13 @@ class EmbeddedOutbox:
         """Whether the batch was published before. Raises SinkError OUT_OF_ORDER; REPLAY_DIFFERS or BATCH_TOO_OLD unless ``skip``."""
         assert batch.sink_id is not None
         key = _sink_key(batch.sink_id)
-        value = txn.get("batches", key + layout.number(batch.batch_id))
-        if value is not None:
-            why = _difference(json.loads(value), record)
-            if why and not skip:
-                raise replay_differs(_named(batch), why, _remedy(batch, _latest(txn, key)))
-            return True
-        latest = _latest(txn, key)
-        if latest is None or batch.batch_id > latest:
+        value, latest = txn.get("batches", key + layout.number(batch.batch_id)), _latest(txn, key)
+        if not is_repeat(batch.sink_id, batch.batch_id, latest, value is not None, skip=skip):
             return False
-        if batch.batch_id > latest - KEPT_BATCHES:
-            # If this batch had been published, its record would still be there. To take it as published would lose its rows.
-            raise SinkError(
-                SinkCondition.OUT_OF_ORDER,
-                f"{_named(batch)} was not written to this store, but {latest}, a later one, was: "
-                f"{_cause(batch)}; {_remedy(batch, latest)}",
-            )
-        if skip:
-            return True
-        raise batch_too_old(_named(batch), latest, KEPT_BATCHES, _remedy(batch, latest))
+        why = _difference(json.loads(value), record) if value is not None else None
+        if why and not skip:
+            raise replay_differs(batch.sink_id, batch.batch_id, latest, why)
+        return True
 
     def _require_new(self, txn: Transaction, batch: SinkBatch, sources: Sequence[Registration]) -> None:
         """Raises SinkError REPLAY_DIFFERS if another batch of this sink has published some of the sources' messages.
@@ -199,34 +188,6 @@ class EmbeddedOutbox:
         for token in orphans:
             discard(txn, token)
         runs.sweep(self._store.path)
-
-
-def _named(batch: SinkBatch) -> str:
-    """Return the batch's name in the terms of its writer, for errors."""
-    application = _application(batch)
-    return (
-        f"batch {batch.batch_id} of this query"
-        if application is None
-        else f"version {batch.batch_id} of txnAppId {application!r}"
-    )
-
-
-def _cause(batch: SinkBatch) -> str:
-    if _application(batch) is None:
-        return "the checkpoint is an old copy, or this batch went to another store"
-    return "txnVersion has to grow with each write"
-
-
-def _remedy(batch: SinkBatch, latest: int | None) -> str:
-    if _application(batch) is None:
-        return NEWEST_CHECKPOINT
-    return f"if it is a new write, give it a txnVersion above {latest}"
-
-
-def _application(batch: SinkBatch) -> str | None:
-    """Return the user's txnAppId, None for a query's own batches."""
-    assert batch.sink_id is not None
-    return batch.sink_id.removeprefix("txn:") if batch.sink_id.startswith("txn:") else None
 
 
 def _latest(txn: Transaction, key: bytes) -> int | None:

@@ -198,6 +198,87 @@ def test_a_hundred_batches_are_remembered_and_an_older_one_is_refused(broker: Br
     assert len(bodies(broker, queue)) == 105
 
 
+# -- versions of a txnAppId -------------------------------------------------------------------------------------------------------
+
+
+def version(number: int) -> SinkBatch:
+    return SinkBatch("txn:billing", number, job=f"job {number}", topic="orders")
+
+
+def publish(broker: Broker, batch: SinkBatch, *parts: tuple[MessageQueue, object], skip: bool = False) -> bool:
+    """Write a batch, and return whether it had been published before."""
+    receipt = staged(broker, batch, 0, *parts)
+    return broker.outbox.publish(batch, [receipt], skip_differing_replay=skip).replayed
+
+
+@pytest.mark.parametrize("skip", [False, True], ids=["error", "skip"])
+def test_a_lower_version_that_was_never_written_is_out_of_order_wherever_its_rows_go(broker: Broker, skip: bool):
+    first, second, third = queues_of(broker)
+    assert not publish(broker, version(3), (second, "a"))
+    assert not publish(broker, version(10), (first, "b"))
+    before = [["b"], ["a"], []]
+    lower: list[list[tuple[MessageQueue, object]]] = [
+        [(first, "c")], [(second, "c")], [(third, "c")], [(first, "c"), (third, "d")], [],
+    ]  # fmt: skip
+    for number, parts in enumerate(lower, 4):
+        with refused(
+            "SINK.OUT_OF_ORDER", f"version {number} of txnAppId 'billing' was not written", "10, a later one, was", "above 10"
+        ):
+            publish(broker, version(number), *parts, skip=skip)
+        assert [bodies(broker, queue) for queue in (first, second, third)] == before
+    # What was written is known, and a greater version is taken.
+    assert publish(broker, version(3), (second, "a"), skip=skip)
+    assert publish(broker, version(10), (first, "b"), skip=skip)
+    assert not publish(broker, version(11), (third, "c"), skip=skip)
+    assert [bodies(broker, queue) for queue in (first, second, third)] == [["b"], ["a"], ["c"]]
+
+
+def test_a_batch_of_a_query_that_was_never_written_is_out_of_order_too(broker: Broker):
+    queue = queues_of(broker)[0]
+    assert not publish(broker, SinkBatch("query", 10, topic="orders"), (queue, "a"))
+    with refused("SINK.OUT_OF_ORDER", "batch 7 of this query", "10, a later one, was", "restore the newest checkpoint"):
+        publish(broker, SinkBatch("query", 7, topic="orders"), (queue, "b"))
+    assert bodies(broker, queue) == ["a"]
+
+
+def test_a_written_version_that_comes_again_with_other_rows_is_called_by_its_name(broker: Broker):
+    first, second, _ = queues_of(broker)
+    for number in (3, 10):
+        publish(broker, version(number), (first, "a"))
+    for parts in ([(first, "ab")], [(second, "ab")]):
+        with refused("SINK.REPLAY_DIFFERS", "version 3 of txnAppId 'billing' was published already", "above 10"):
+            publish(broker, version(3), *parts)
+        assert publish(broker, version(3), *parts, skip=True)
+    assert (bodies(broker, first), bodies(broker, second)) == (["a", "a"], [])
+
+
+def test_versions_may_have_gaps_and_the_last_hundred_numbers_are_remembered(broker: Broker):
+    first, second, _ = queues_of(broker)
+    for number in (3, 931, 963, 1000):
+        publish(broker, version(number), (first, [f"{number}"]))
+    for number in (3, 900):
+        with refused(
+            "SINK.BATCH_TOO_OLD", f"version {number} of txnAppId 'billing'", "900 and below", "cannot tell", "above 1000"
+        ):
+            publish(broker, version(number), (first, [f"{number}"]))
+        assert publish(broker, version(number), (first, [f"{number}"]), skip=True)
+    for number in (901, 930, 932, 962, 964, 999):
+        with refused("SINK.OUT_OF_ORDER", f"version {number} "):
+            publish(broker, version(number), (second, [f"{number}"]))
+    for number in (931, 963, 1000):
+        assert publish(broker, version(number), (first, [f"{number}"]))
+    assert (bodies(broker, first), bodies(broker, second)) == (["3", "931", "963", "1000"], [])
+
+
+def test_the_greatest_version_of_all_is_written_and_known_again(broker: Broker):
+    queue = queues_of(broker)[0]
+    for replayed in (False, True):
+        assert publish(broker, version(2**63 - 2), (queue, "a")) is replayed
+    with refused("SINK.OUT_OF_ORDER", "another txnAppId"):
+        publish(broker, version(2**63 - 3), (queue, "b"))
+    assert bodies(broker, queue) == ["a"]
+
+
 # -- attempts ---------------------------------------------------------------------------------------------------------------------
 
 

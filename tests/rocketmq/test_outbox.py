@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,8 @@ from orderedmq.model import PRODUCER_COLUMNS, PRODUCER_SCHEMA, MessageQueue, Off
 from orderedmq.rocketmq.admin import RocketMQAdmin
 from orderedmq.rocketmq.local.servers import Cluster
 from orderedmq.rocketmq.messages.log import RocketMQLog
-from orderedmq.rocketmq.sink.bookmarks import Bookmarks
-from orderedmq.rocketmq.sink.message_stamp import bookmark_group, read_stamp
+from orderedmq.rocketmq.sink.bookmarks import COMMITTED, Bookmarks
+from orderedmq.rocketmq.sink.message_stamp import bookmark_group, read_stamp, sink_name
 from orderedmq.rocketmq.wire import admin_requests, group_requests, message_requests
 from orderedmq.rocketmq.wire.codes import RequestCode
 from tests.rocketmq.outbox_world import World, numbered, rows, spoil
@@ -120,6 +121,36 @@ def test_a_batch_over_two_brokers(two_brokers: Cluster, on_two: World, monkeypat
     assert len(restarts) == 1
     for queue in world.queues:
         assert world.bodies(queue)[3000 if queue == world.queue else 0 :] == numbered(40) + numbered(40, 1000)
+
+
+@pytest.mark.parametrize("forgotten", [False, True], ids=["known", "forgotten"])
+def test_a_lower_version_for_another_broker_than_the_highest_ones_is_out_of_order(on_two: World, forgotten: bool) -> None:
+    """It is refused before any row is sent. If its broker has forgotten the highest version, the rows are named, and sent once."""
+    world = on_two
+    until(lambda: len(world.log.queues(world.topic)) == 6)
+    here, there = world.log.queues(world.topic)[0], world.log.queues(world.topic)[-1]
+    assert here.broker_name != there.broker_name
+
+    def publish(number: int, queue: MessageQueue, *, skip: bool = False) -> Published:
+        batch = SinkBatch(f"txn:{world.sink}", number, job=uuid.uuid4().hex, topic=world.topic)
+        staging = world.outbox().open(batch, 0)
+        staging.add(queue, rows([f"a{number}", f"b{number}"]))
+        return world.outbox().publish(batch, [staging.receipt()], skip_differing_replay=skip)
+
+    assert not publish(3, there).replayed
+    assert not publish(10, here).replayed
+    if forgotten:
+        Bookmarks(world.client, sink_name(f"txn:{world.sink}"), world.topic).move(there._replace(queue_id=COMMITTED), 4)
+    with pytest.raises(SinkError, match="OUT_OF_ORDER.*version 7 .*above 10") as caught:
+        publish(7, there, skip=True)
+    assert ("(2 of its 2 rows have been sent" in caught.value.message) is forgotten
+    with contextlib.nullcontext() if forgotten else pytest.raises(SinkError, match="OUT_OF_ORDER"):
+        publish(7, there)
+    assert world.bodies(there) == ["a3", "b3", *(["a7", "b7"] if forgotten else [])]
+    assert publish(3, there).replayed
+    assert publish(10, here).replayed
+    assert not publish(11, there).replayed
+    assert world.bodies(here) == ["a10", "b10"]
 
 
 # --- the same batch in other partitions

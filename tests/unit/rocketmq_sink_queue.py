@@ -16,7 +16,8 @@ from orderedmq.errors import RocketMQError, RocketMQUnavailableError
 from orderedmq.model import MESSAGE_SCHEMA, PRODUCER_SCHEMA, MessageQueue
 from orderedmq.rocketmq.codec.encode import SendBody
 from orderedmq.rocketmq.codec.properties import parse_properties
-from orderedmq.rocketmq.sink import commit_report
+from orderedmq.rocketmq.sink import commit_history, commit_report
+from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.commit_report import Token, Verdict, judge, parse_token
 from orderedmq.rocketmq.sink.contested import settle
 from orderedmq.rocketmq.sink.message_stamp import COLUMNS, SinkMessage, Writer, read_stamp
@@ -84,6 +85,8 @@ class Queue:
     bookmark: int | None = None
     first_visit: bool = True
     committed: int = -1
+    #: What is stored in each slot of the history of committed batches.
+    history: dict[int, int] = field(default_factory=dict)
 
     def read(self, begin: int, end: int, step: int = 3) -> Iterator[pa.RecordBatch]:
         for at in range(begin, end, step):
@@ -197,18 +200,23 @@ def attempt(port: FakePort, writer: Writer, names: list[str], draw: random.Rando
     )
 
 
-def commit(world: Queue, batch: SinkBatch, given: list[Receipt], port: FakePort | None = None) -> Verdict:
+def commit(
+    world: Queue, batch: SinkBatch, given: list[Receipt], port: FakePort | None = None, *, skip: bool = False
+) -> Verdict:
     """As the outbox does it; ``port`` is where rows are sent that several tasks found in one message."""
     tokens = [parse_token(batch, receipt) for receipt in given]
     settled = []
     for messages in commit_report.count_contested(tokens).values():
         writer = Writer(SINK, batch.batch_id, 1 + max(token.partition for token in tokens), tokens[0].run)
         settled.append(settle(port or FakePort(world, lambda: "ok"), writer, messages))
-    verdict = judge(batch, tokens, {QUEUE: world.bookmark}, settled)
+    slot = commit_history.slot_of(batch.batch_id)
+    known = Committed(world.committed, world.history.get(slot, 0))
+    verdict = judge(batch, tokens, {QUEUE: world.bookmark}, [known], settled, skip=skip)
     for bookmark in verdict.bookmarks.values():
         world.bookmark = bookmark
     if verdict.differs is None:
         world.committed = max(world.committed, batch.batch_id)
+        world.history[slot] = commit_history.with_batch(known.history, batch.batch_id)
     return verdict
 
 

@@ -408,10 +408,10 @@ def test_a_commit_that_died_half_way_is_ended() -> None:
     other = QUEUE._replace(queue_id=1)
     batch = SinkBatch(SINK, 3)
     reports = (QueueReport(QUEUE, 5, 7, found=2, committed=True), QueueReport(other, 0, 2, found=2))
-    verdict = judge(batch, [Token(SINK, 3, 0, reports)], {QUEUE: 6, other: 0})
+    verdict = judge(batch, [Token(SINK, 3, 0, reports)], {QUEUE: 6, other: 0}, [])
     assert (verdict.replayed, verdict.differs, verdict.bookmarks) == (False, None, {other: 1})
     late = (reports[0], QueueReport(other, 0, 2, sent=1, found=1))
-    assert "1 now, which have been sent" in (judge(batch, [Token(SINK, 3, 0, late)], {QUEUE: 6, other: 0}).differs or "")
+    assert "1 now, which have been sent" in (judge(batch, [Token(SINK, 3, 0, late)], {QUEUE: 6, other: 0}, []).differs or "")
 
 
 def test_a_receipt_of_another_batch_is_refused() -> None:

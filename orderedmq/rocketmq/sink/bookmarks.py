@@ -4,6 +4,7 @@
 - Under the queue's id plus ENTRIES: the run and batch that write to the queue (`Entry`); see broker_queue.py.
 - Under the id COMMITTED, at every broker: the sink's newest committed batch plus 1. A batch may have rows in some queues only,
   but a repeat of it with other rows may come to any queue.
+- Under the ids from HISTORY on, at every broker: which of the batches before it are committed (commit_history.py).
 
 The existence of the group is information, too: a broker writes a new group to disk at once, but offsets only within 5 s. If the
 group exists, the sink may have sent messages, even without a bookmark, and the queue's history is read. If it does not, the
@@ -23,11 +24,14 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
 from orderedmq.conditions import GroupCondition
+from orderedmq.core.micro_batch import KEPT_BATCHES
 from orderedmq.errors import GroupError, RocketMQError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import Deadline
 from orderedmq.rocketmq.net.fan_out import ask_queues
+from orderedmq.rocketmq.sink import commit_history
+from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.message_stamp import Writer, bookmark_group, sink_mark
 from orderedmq.rocketmq.wire import admin_requests, message_requests
 from orderedmq.rocketmq.wire.group_requests import consumer_offset, update_consumer_offset
@@ -44,6 +48,10 @@ def _committed_queue(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=COMMITTED)
 
 
+def _history_queue(queue: MessageQueue, slot: int) -> MessageQueue:
+    return queue._replace(queue_id=HISTORY + slot * _UNIT)
+
+
 def _mark_queue(queue: MessageQueue) -> MessageQueue:
     return queue._replace(queue_id=MARKS)
 
@@ -57,7 +65,8 @@ ENTRIES: Final = 1 << 23
 COMMITTED: Final = 1 << 24
 #: The ids above are multiples of this, and all queues' ids are below it.
 _UNIT: Final = 1 << 20
-_LARGEST: Final = (1 << 63) - 1
+#: The id of the first slot of the history; the others follow in steps of _UNIT.
+HISTORY: Final = COMMITTED + _UNIT
 
 
 class Entry(NamedTuple):
@@ -85,7 +94,10 @@ class Entry(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What a task needs to know of a queue before it writes: see `Bookmarks.with_committed`, `Bookmarks.entry`. ``end``: the queue's."""
+    """What a task needs to know of a queue before it writes.
+
+    ``bookmark``: see `Bookmarks.get`. ``committed``: the newest batch known to be committed, -1 for none. ``end``: the queue's.
+    """
 
     bookmark: int | None
     committed: int
@@ -117,10 +129,6 @@ class Bookmarks:
             self._create_group(queue)
             self._ask(queue, update_consumer_offset(self.group, queue, bookmark))
 
-    def with_committed(self, queue: MessageQueue) -> tuple[int | None, int]:
-        """Return the bookmark, and the newest batch known to be committed (-1 for none)."""
-        return self.read(queue)[:2]
-
     def read(self, queue: MessageQueue) -> Numbers:
         """Return the queue's numbers, asked for at once. Those of another sink's group count as missing."""
         asked: list[Request[Any]] = [
@@ -134,28 +142,53 @@ class Bookmarks:
         is_own = not mark or mark[0] == self._mark
         return Numbers(bookmark if is_own else None, (committed or 0) - 1 if is_own else -1, Entry.parse(entry or 0), end)
 
-    def commit(self, queue: MessageQueue, batch: int) -> None:
-        """Store at the queue's broker that the batch is committed. `require_own` must have checked the mark there."""
-        known = self.get(_committed_queue(queue)) or 0
-        if known <= batch:
-            self.move(_committed_queue(queue), min(batch + 1, _LARGEST))
+    def committed(self, queue: MessageQueue, batch: int) -> Committed:
+        """Return what the queue's broker knows of the batch. The numbers of another sink's group count as missing."""
+        places = [_committed_queue(queue), _history_queue(queue, commit_history.slot_of(batch))]
+        if self._mark is not None:
+            places.append(_mark_queue(queue))
+        asked = [(queue, consumer_offset(self.group, place)) for place in places]
+        newest, history, *mark = ask_queues(self._client, asked, Deadline.after(self._timeout))
+        return Committed((newest or 0) - 1, history or 0) if not mark or mark[0] == self._mark else Committed()
+
+    def commit(self, queue: MessageQueue, batch: int, known: Committed) -> None:
+        """Store at the queue's broker that the batch is committed. `require_own` must have checked the mark there.
+
+        ``known``: what the broker said of the batch.
+        """
+        history = commit_history.with_batch(known.history, batch)
+        if history != known.history and known.newest - batch < KEPT_BATCHES:
+            # Before the newest batch: a history that is ahead says nothing of a batch that is not committed.
+            self.move(_history_queue(queue, commit_history.slot_of(batch)), history)
+        if known.newest < batch:
+            self.move(_committed_queue(queue), batch + 1)
 
     def commit_elsewhere(
-        self, queue: MessageQueue, batch: int, seen_before: Callable[[int], bool], permitted: Callable[[], None]
+        self,
+        queue: MessageQueue,
+        batch: int,
+        known: Committed,
+        seen_before: Callable[[int], bool],
+        permitted: Callable[[], None],
     ) -> None:
         """Like `commit`, at a broker that has none of the batch's rows. ``seen_before`` and ``permitted``: see `enter`."""
-        if self.with_committed(queue)[1] < 0:
+        if known.newest < 0:
             if self._mark is not None and self.get(_mark_queue(queue)) not in (None, 0, self._mark):
                 # The mark is another sink's, which may be running.
                 return
             # This may be the first use of the group, and creating it includes setting the bookmarks.
             self.enter(queue, seen_before, permitted)
-        self.commit(queue, batch)
+        self.commit(queue, batch, known)
 
     def forget(self, queue: MessageQueue) -> None:
-        """Reset the bookmark and the committed batch of a topic that was created again: they would hide messages."""
+        """Reset the bookmark and the committed batches of a topic that was created again: they would hide messages."""
         self.move(queue, 0)
-        self.move(_committed_queue(queue), 0)
+        self._forget_batches(queue)
+
+    def _forget_batches(self, queue: MessageQueue) -> None:
+        for place in (_committed_queue(queue), *(_history_queue(queue, slot) for slot in range(commit_history.SLOTS))):
+            if self.get(place):
+                self.move(place, 0)
 
     def entry(self, queue: MessageQueue) -> Entry:
         """Return the queue's entry; all 0 before the first run."""
@@ -205,8 +238,8 @@ class Bookmarks:
             )
 
     def _store_mark(self, queue: MessageQueue, mark: int) -> None:
-        """Store this sink's mark, and clear the committed batch, which was another sink's."""
-        self.move(_committed_queue(queue), 0)
+        """Store this sink's mark, and clear the committed batches, which were another sink's."""
+        self._forget_batches(queue)
         self.move(_mark_queue(queue), mark)
 
     def _own_bookmark(self, queue: MessageQueue) -> int | None:

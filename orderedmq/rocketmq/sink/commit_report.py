@@ -6,7 +6,7 @@ import base64
 import json
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -14,9 +14,11 @@ import numpy as np
 from orderedmq.broker import Receipt, SinkBatch
 from orderedmq.conditions import SinkCondition
 from orderedmq.core.micro_batch import KEPT_BATCHES
-from orderedmq.errors import SinkError, batch_too_old
+from orderedmq.core.sink_batches import is_repeat
+from orderedmq.errors import SinkError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.codec.gather import Int64s
+from orderedmq.rocketmq.sink.commit_history import Committed
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class QueueReport:
     taken: str = ""
     delayed: int = 0
 
+    @property
+    def rows(self) -> int:
+        """The number of rows that the attempt had for the queue."""
+        return self.sent + self.found + self.missing + self.delayed
+
 
 @dataclass(frozen=True)
 class Token:
@@ -70,7 +77,7 @@ def parse_token(batch: SinkBatch, receipt: Receipt) -> Token:
             SinkCondition.TOKEN_GONE, f"the receipt of partition {receipt.partition} is not from a RocketMQ sink: {error}"
         ) from None
     of_sink = batch.sink_id is None or token.batch == batch.batch_id
-    rows = {report.queue: report.sent + report.found + report.missing + report.delayed for report in reports}
+    rows = {report.queue: report.rows for report in reports}
     if (token.sink is None) != (batch.sink_id is None) or not of_sink or rows != dict(receipt.rows):
         raise SinkError(
             SinkCondition.TOKEN_GONE,
@@ -138,31 +145,59 @@ class Verdict:
     bookmarks: Mapping[MessageQueue, int]
     #: What differs from the batch that was committed; None if nothing does, as far as can be known.
     differs: str | None = None
+    #: The sink's newest batch that anybody has seen; -1 for none.
+    newest: int = -1
 
 
 def judge(
     batch: SinkBatch,
     tokens: Sequence[Token],
     bookmarks: Mapping[MessageQueue, int | None],
+    known: Iterable[Committed],
     settled: Sequence[QueueReport] = (),
+    *,
+    skip: bool = False,
 ) -> Verdict:
-    """Decide what a commit has to do. Raises SinkError BATCH_TOO_OLD.
+    """Decide what a commit has to do. Raises SinkError OUT_OF_ORDER; BATCH_TOO_OLD unless ``skip``.
 
-    ``bookmarks``: the present ones of the queues that have rows. ``settled``: the reports of `contested.settle` on some of
-    these queues, with all messages that the tasks took there. If an earlier commit was interrupted, some bookmarks have moved
-    already. The tasks then found all rows and sent none, and the other bookmarks are moved.
+    ``bookmarks``: the present ones of the queues that have messages of the batch. ``known``: what the brokers of its topics say of
+    it. ``settled``: the reports of `contested.settle` on some of these queues, with all messages that the tasks took there. If an
+    earlier commit was interrupted, some bookmarks have moved already. The tasks then found all rows and sent none, and the other
+    bookmarks are moved.
     """
+    assert batch.sink_id is not None
+    number, known = batch.batch_id, list(known)
     reports = [report for token in tokens for report in token.reports]
     lacking = {report.queue: report.missing for report in settled}
-    newest = max((report.newest for report in reports), default=-1)
+    newest = max([*(report.newest for report in reports), *(one.newest for one in known)], default=-1)
     spans = ranges(reports)
     committed = {queue for queue, span in spans.items() if (bookmarks.get(queue) or 0) > span.begin}
     committed |= {report.queue for report in reports if report.committed}
     moves = {queue: span.begin + 1 for queue, span in spans.items() if queue not in committed}
-    replayed = bool(committed) and not moves
-    if newest - batch.batch_id >= KEPT_BATCHES:
-        raise batch_too_old(f"batch {batch.batch_id} of this query", newest, KEPT_BATCHES)
-    return Verdict(replayed, moves, _differs(reports, committed, lacking, count_unmatched(tokens, settled)))
+    if newest > number:
+        # A task takes a batch for committed as soon as there is a later one, so it sends nothing. Whether it was committed is
+        # known here. A broker that was killed may have forgotten it, but then all its rows are found.
+        published = any(one.has(number) for one in known) or _is_complete(reports, lacking)
+    else:
+        published = bool(committed) or any(one.has(number) for one in known)
+    replayed = is_repeat(batch.sink_id, number, max(newest, number), published, skip=skip, sent=_seen(reports))
+    if newest - number >= KEPT_BATCHES:
+        return Verdict(True, {}, newest=newest)
+    differs = _differs(reports, committed, lacking, count_unmatched(tokens, settled))
+    return Verdict(replayed and not moves, moves, differs, newest)
+
+
+def _is_complete(reports: Sequence[QueueReport], lacking: Mapping[MessageQueue, int]) -> bool:
+    """Whether each row was found in its queue, and there are any rows."""
+    found = sum(report.found for report in reports)
+    return 0 < found == sum(report.rows for report in reports) and not any(lacking.values())
+
+
+def _seen(reports: Sequence[QueueReport]) -> str:
+    """Return what readers see of a batch that was not committed."""
+    sent, found = sum(report.sent for report in reports), sum(report.found for report in reports)
+    total = sum(report.rows for report in reports)
+    return f" ({found + sent} of its {total} rows have been sent, and readers see them)" if found + sent else ""
 
 
 def _differs(

@@ -18,12 +18,13 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from orderedmq.broker import Published, Receipt, SinkBatch
 from orderedmq.core.lock import LockToken
 from orderedmq.core.micro_batch import SourceRun
-from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, SinkError, TopicError, replay_differs
+from orderedmq.core.sink_batches import replay_differs
+from orderedmq.errors import OrderedMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue, OffsetRange
 from orderedmq.rocketmq.group import lock_rules
 from orderedmq.rocketmq.messages.log import RocketMQLog
@@ -31,8 +32,9 @@ from orderedmq.rocketmq.net import access
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.sink import delayed_rows
-from orderedmq.rocketmq.sink.bookmarks import Bookmarks
+from orderedmq.rocketmq.sink.bookmarks import TIMEOUT, Bookmarks
 from orderedmq.rocketmq.sink.broker_queue import RocketMQQueue, Timing
+from orderedmq.rocketmq.sink.commit_history import Committed
 from orderedmq.rocketmq.sink.commit_report import (
     QueueReport,
     Token,
@@ -47,6 +49,7 @@ from orderedmq.rocketmq.sink.message_stamp import GROUP_PREFIX, Writer, sink_nam
 from orderedmq.rocketmq.sink.staging import RocketMQStaging
 from orderedmq.rocketmq.wire import rights
 
+P = TypeVar("P")
 T = TypeVar("T")
 
 log = logging.getLogger("orderedmq")
@@ -55,6 +58,13 @@ log = logging.getLogger("orderedmq")
 PARALLEL: Final = 16
 #: Seconds for a request to a broker that has none of a batch's rows.
 _OTHER_BROKERS: Final = 5.0
+
+
+class _TopicBroker(NamedTuple):
+    """A broker of a topic, as one of its queues. ``required``: it has rows of the batch, so it has to be asked."""
+
+    queue: MessageQueue
+    required: bool
 
 
 class RocketMQOutbox:
@@ -91,9 +101,10 @@ class RocketMQOutbox:
     ) -> Published:
         """Record that the batch is complete; its rows can be read already. No group's offsets move here.
 
-        A batch that was committed before is not sent again: `_record_commit` stores at the brokers that it was committed. Raises
-        SinkError REPLAY_DIFFERS for a batch that was committed with other rows, as far as its tasks saw that in the queues that
-        they now write; BATCH_TOO_OLD; TOKEN_GONE for receipts that are not of this batch.
+        A batch that was committed before is not sent again, nor is one that is older than another one that was: `_record_commit`
+        stores at the brokers which batches were committed. Raises SinkError REPLAY_DIFFERS for a batch that was committed with
+        other rows, as far as its tasks saw that in the queues that they now write; OUT_OF_ORDER, BATCH_TOO_OLD; TOKEN_GONE for
+        receipts that are not of this batch.
         """
         chosen: dict[int, Token] = {}
         for receipt in receipts:
@@ -104,25 +115,27 @@ class RocketMQOutbox:
             return Published(False, ranges([report for token in tokens for report in token.reports]))
         settled = self._settle(batch, tokens)
         spans = ranges([*(report for token in tokens for report in token.reports), *settled])
-        # Delayed rows have no bookmark, but that they were sent must be known when the batch comes again.
-        delayed = [report.queue for token in tokens for report in token.reports if report.delayed]
-        bookmarks = {
-            queue: Bookmarks(self._client, sink_name(batch.sink_id), queue.topic, batch.group) for queue in (*delayed, *spans)
-        }
+        sink = sink_name(batch.sink_id)
+        bookmarks = {queue: Bookmarks(self._client, sink, queue.topic, batch.group) for queue in spans}
+        # Delayed rows and rows that were not sent have no range, but their brokers know whether the batch was committed.
+        written = [report.queue for token in tokens for report in token.reports if report.rows]
+        brokers = self._brokers(batch, written)
         self._for_each(
-            {(queue.topic, queue.broker_name): queue for queue in bookmarks}.values(),
-            lambda queue: bookmarks[queue].require_own(queue),
+            [one.queue for one in brokers if one.required], lambda queue: self._marks(batch, queue).require_own(queue)
         )
-        try:
-            verdict = judge(batch, tokens, self._for_each(spans, lambda queue: bookmarks[queue].get(queue)), settled)
-        except SinkError:
-            if not skip_differing_replay:
-                raise
-            return Published(True, {})
+        known = self._for_each(brokers, lambda one: self._committed(batch, one))
+        verdict = judge(
+            batch,
+            tokens,
+            self._for_each(bookmarks, lambda queue: bookmarks[queue].get(queue)),
+            [one for one in known.values() if one is not None],
+            settled,
+            skip=skip_differing_replay,
+        )
         if verdict.differs is not None and not skip_differing_replay:
-            raise replay_differs(f"batch {batch.batch_id} of this query", verdict.differs)
+            raise replay_differs(batch.sink_id, batch.batch_id, verdict.newest, verdict.differs)
         self._for_each(verdict.bookmarks, lambda queue: bookmarks[queue].move(queue, verdict.bookmarks[queue]))
-        self._record_commit(batch, bookmarks)
+        self._for_each(known, lambda one: self._record_commit(batch, one, known[one]))
         _warn(batch, tokens, settled)
         return Published(True, {}) if verdict.replayed else Published(False, spans)
 
@@ -147,38 +160,50 @@ class RocketMQOutbox:
         client_id = f"sink@{uuid.uuid4().hex}"
         return RocketMQQueue(self._client, self._log, queue, writer, client_id, self._timing, threading.Event())
 
-    def _record_commit(self, batch: SinkBatch, queues: Iterable[MessageQueue]) -> None:
-        """Store at each broker of its topics that the batch is committed: a repeat with other rows may come to any queue.
+    def _brokers(self, batch: SinkBatch, written: Iterable[MessageQueue]) -> list[_TopicBroker]:
+        """Return each broker of the batch's topics, since a repeat of it with other rows may come to any queue.
 
-        A broker that has none of the batch's rows and cannot be reached is skipped. If the rows have a topic column, only
-        topics with rows of the batch are covered.
+        If the rows have a topic column, only topics with rows of the batch are covered.
         """
-        assert batch.sink_id is not None
-        sink = sink_name(batch.sink_id)
-        required = {(queue.topic, queue.broker_name): queue for queue in queues}
-        topics = {queue.topic for queue in required.values()} | ({batch.topic} if batch.topic is not None else set())
-        others: dict[tuple[str, str], MessageQueue] = {}
+        required = {(queue.topic, queue.broker_name): _TopicBroker(queue, True) for queue in written}
+        topics = {topic for topic, _ in required} | ({batch.topic} if batch.topic is not None else set())
+        others: dict[tuple[str, str], _TopicBroker] = {}
         for topic in topics:
             with contextlib.suppress(TopicError, RocketMQUnavailableError):
                 route = self._client.route(topic, Deadline.after(_OTHER_BROKERS))
-                others.update({(topic, queue.broker_name): queue for queue in route.publish_list()})
+                others.update({(topic, queue.broker_name): _TopicBroker(queue, False) for queue in route.publish_list()})
+        return list({**others, **required}.values())
 
-        def record(queue: MessageQueue) -> None:
-            if required.get((queue.topic, queue.broker_name)) == queue:
-                Bookmarks(self._client, sink, queue.topic, batch.group).commit(queue, batch.batch_id)
-                return
-            bookmarks = Bookmarks(self._client, sink, queue.topic, batch.group, timeout=_OTHER_BROKERS)
-            broker_queue = self._broker_queue(queue, Writer(sink, batch.batch_id, 0, group=batch.group))
-            with contextlib.suppress(OrderedMQError):
-                bookmarks.commit_elsewhere(queue, batch.batch_id, broker_queue.seen_before, broker_queue.require_rights)
+    def _marks(self, batch: SinkBatch, queue: MessageQueue, timeout: float = TIMEOUT) -> Bookmarks:
+        assert batch.sink_id is not None
+        return Bookmarks(self._client, sink_name(batch.sink_id), queue.topic, batch.group, timeout=timeout)
 
-        self._for_each({**others, **required}.values(), record)
+    def _committed(self, batch: SinkBatch, broker: _TopicBroker) -> Committed | None:
+        """Return what a broker knows of the batch; None if it has none of the rows and cannot be reached."""
+        if broker.required:
+            return self._marks(batch, broker.queue).committed(broker.queue, batch.batch_id)
+        with contextlib.suppress(OrderedMQError):
+            return self._marks(batch, broker.queue, _OTHER_BROKERS).committed(broker.queue, batch.batch_id)
+        return None
 
-    def _for_each(self, queues: Iterable[MessageQueue], what: Callable[[MessageQueue], T]) -> dict[MessageQueue, T]:
-        """Call ``what`` for many queues in parallel, since each call waits for a broker."""
-        asked = list(queues)
+    def _record_commit(self, batch: SinkBatch, broker: _TopicBroker, known: Committed | None) -> None:
+        """Store at a broker that the batch is committed. One that has none of the rows and cannot be reached is skipped."""
+        if known is None:
+            return
+        assert batch.sink_id is not None
+        if broker.required:
+            self._marks(batch, broker.queue).commit(broker.queue, batch.batch_id, known)
+            return
+        bookmarks = self._marks(batch, broker.queue, _OTHER_BROKERS)
+        queue = self._broker_queue(broker.queue, Writer(sink_name(batch.sink_id), batch.batch_id, 0, group=batch.group))
+        with contextlib.suppress(OrderedMQError):
+            bookmarks.commit_elsewhere(broker.queue, batch.batch_id, known, queue.seen_before, queue.require_rights)
+
+    def _for_each(self, places: Iterable[P], what: Callable[[P], T]) -> dict[P, T]:
+        """Call ``what`` for many queues or brokers in parallel, since each call waits for a broker."""
+        asked = list(places)
         if len(asked) < 2:
-            return {queue: what(queue) for queue in asked}
+            return {place: what(place) for place in asked}
         with ThreadPoolExecutor(min(PARALLEL, len(asked)), thread_name_prefix="publish") as pool:
             return dict(zip(asked, pool.map(what, asked)))
 
