@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple, Self
 from orderedmq.conditions import OptionCondition
 from orderedmq.core.message_trace import TRACE_TOPIC
 from orderedmq.core.sharding_key import KEY_TYPES, GivenKeyType
+from orderedmq.core.sink_batches import LARGEST_BATCH
 from orderedmq.endpoint import Endpoint
 from orderedmq.errors import OptionError
 from orderedmq.model import MAX_QUEUES
@@ -131,7 +132,7 @@ class SinkOptions:
             sink_group=_sink_group(given, endpoint),
             trace_topic=_trace_topic(given, endpoint),
             txn_app_id=given.optional("txnAppId", _app_id),
-            txn_version=given.optional("txnVersion", integer(0, example=7)),
+            txn_version=given.optional("txnVersion", _txn_version),
         )
 
 
@@ -250,6 +251,17 @@ def _app_id(text: str, option: str) -> str:
             option, f"{shown(text)} has {len(text)} characters, not 1 to {MAX_APP_ID_LENGTH}; write for example billing-job"
         )
     return text
+
+
+def _txn_version(text: str, option: str) -> int:
+    version = integer(0, example=7)(text, option)
+    if version > LARGEST_BATCH:
+        raise invalid(
+            option,
+            f"{shown(text)} is the largest number of 64 bits and leaves no greater one for the next write; write {LARGEST_BATCH} or less, "
+            "for example 7",
+        )
+    return version
 
 
 def _selector(text: str, option: str) -> str:

@@ -549,6 +549,13 @@ BAD_SINK = [
         ("txnVersion", "'-1'", "0 or more"),
         False,
     ),
+    Bad(
+        "a version that leaves no greater one",
+        {**SINK, "txnAppId": "a", "txnVersion": str(2**63 - 1)},
+        "INVALID",
+        ("txnVersion", "no greater one", str(2**63 - 2)),
+        False,
+    ),
     Bad("an app with no name", {**SINK, "txnAppId": "", "txnVersion": "1"}, "INVALID", ("txnAppId", "billing-job"), False),
     Bad("an app on a stream", {**SINK, "txnAppId": "a", "txnVersion": "1"}, "UNSUPPORTED", ("txnAppId", "stream", "df.write")),
 ]
