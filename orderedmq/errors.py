@@ -321,8 +321,7 @@ def unreadable(queue: object, offset: int, why: str) -> DataLossError:
     """A stored message cannot be read, now or later."""
     error = DataLossError(
         DataLossCondition.UNREADABLE,
-        f"message {offset} of queue {queue} cannot be read: {why}; its producer sent it so, or the broker's commit log is damaged; "
-        "failOnDataLoss=false goes on without it, with a warning",
+        f"message {offset} of queue {queue} cannot be read: {why}; failOnDataLoss=false goes on without it, with a warning",
     )
     error.behind = offset + 1
     return error

@@ -9,8 +9,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from orderedmq.model import MessageQueue
+
 V1, V2 = 0xDAA320A7, 0xDAA320AB
 INNER = 0xC0
+#: The queue of a message of which nothing else is said.
+QUEUE = MessageQueue("orders", "broker-a", 3)
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,16 @@ def text(*pairs: tuple[str, str], last: bool = True) -> bytes:
     return (joined + ("\x02" if last and pairs else "")).encode()
 
 
+def queue_of(message: Stored) -> MessageQueue:
+    return QUEUE._replace(topic=message.topic.decode(), queue_id=message.queue_id)
+
+
+def moved(message: Stored, queue: MessageQueue) -> Stored:
+    """The message as a message of another queue."""
+    topic = queue.topic.encode()
+    return replace(message, topic=topic, queue_id=queue.queue_id, magic=V2 if len(topic) > 127 else message.magic)
+
+
 def usual(number: int, topic: bytes = b"orders", queue_id: int = 3) -> Stored:
     """A typical producer's message: 320 bytes, with a body of 100 bytes and 6 properties."""
     properties = text(
@@ -115,7 +129,8 @@ ODD_PROPERTIES = st.lists(
     max_size=12,
 ).map(b"".join)
 OFFSETS = st.integers(0, 60)
-TOPICS = st.sampled_from([b"orders", b"orders", b"orders", b"", b"o", b"%RETRY%billing", b"\xff\xfe", "é".encode()])
+TOPICS = st.sampled_from(["orders", "orders", "orders", "", "o", "%RETRY%billing", "é", "g" * 127, "g" * 300])
+QUEUES = st.builds(QUEUE._replace, topic=TOPICS, queue_id=st.integers(-1, 9))
 TIMES = st.one_of(st.integers(0, 2**41), st.sampled_from([-1, -(2**63), 2**63 - 1, 253402300799999, 253402300800000]))
 
 PLAIN = st.builds(
@@ -138,8 +153,6 @@ ODD = st.one_of(
         offset=OFFSETS,
         body=st.one_of(st.binary(max_size=40), st.just(bytes(5000))),
         properties=st.one_of(PLAIN_PROPERTIES, ODD_PROPERTIES),
-        topic=TOPICS,
-        queue_id=st.integers(-1, 9),
         sys_flag=st.sampled_from([0, 0, 1, 0x101, 0x201, 0x301, 0x10, 0x20, 0x30, 0x31, 2, 0xC, 0x40, 0x80]),
         magic=st.sampled_from([V1, V1, V2]),
         physical=st.integers(-1, 2**62),
@@ -147,5 +160,21 @@ ODD = st.one_of(
         stored=TIMES,
     ),
     INNER_BATCHES,
-    st.builds(lambda: replace(Stored(), topic=b"g" * 300, magic=V2)),
+)
+#: A message of another queue than QUEUE.
+STRANGERS = st.builds(
+    lambda message, place: replace(message, **place),
+    ODD,
+    st.sampled_from(
+        [
+            {"queue_id": 4},
+            {"queue_id": -1},
+            {"topic": b"order"},
+            {"topic": b"ordert"},
+            {"topic": b"orders2"},
+            {"topic": b""},
+            {"topic": b"\xff\xfe"},
+            {"topic": b"g" * 300, "magic": V2},
+        ]
+    ),
 )

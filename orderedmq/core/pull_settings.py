@@ -13,12 +13,13 @@ class PullSettings:
 
     ``group``: the group to read as if the account may not read as TOOLS_CONSUMER; None: there is no other. ``max_messages``,
     ``max_bytes``: bounds of what is pulled and not handed over yet, per queue (pullThresholdForQueue,
-    pullThresholdSizeForQueue).
+    pullThresholdSizeForQueue). ``verify_body_crc``: whether to verify the checksum that a broker stored with each body.
     """
 
     group: str | None = None
     max_messages: int = MAX_MESSAGES
     max_bytes: int = MAX_BYTES
+    verify_body_crc: bool = False
 
 
 DEFAULT_PULL = PullSettings()

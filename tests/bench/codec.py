@@ -22,7 +22,7 @@ from orderedmq.rocketmq.codec.message_id import UniqueKeys
 from orderedmq.rocketmq.codec.properties import bad_property
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
 from tests.bench.rocketmq_data import mixed_messages
-from tests.stored_messages import Stored, text, usual
+from tests.stored_messages import QUEUE, Stored, text, usual
 
 RESPONSE = 32
 GROUPS = (1024, 4096, 16384)
@@ -42,21 +42,21 @@ def responses(messages: list[Stored]) -> list[bytes]:
 def decoding() -> Ways:
     """Name → (messages, what to run)."""
     ways: Ways = {}
-    everything = Wanted(DEFAULT_COLUMNS, 0, 2**63 - 1, frozenset(), False)
+    everything = Wanted(QUEUE, DEFAULT_COLUMNS, 0, 2**63 - 1, frozenset(), False)
     for rows in GROUPS:
         given = responses([usual(number) for number in range(rows)])
-        ways[f"decode, {rows} messages"] = rows, partial(decode, given, DEFAULT_COLUMNS, "broker-a")
-    ways["decode, with a checksum each"] = rows, lambda: decode(given, DEFAULT_COLUMNS, "broker-a", verify_crc=True)
-    ways["decode, with properties"] = rows, lambda: decode(given, (*DEFAULT_COLUMNS, "properties"), "broker-a")
-    ways["decode, body and offset"] = rows, lambda: decode(given, ("body", "queue_offset"), "broker-a")
-    ways["decode, by tag"] = rows, lambda: decode(given, DEFAULT_COLUMNS, "broker-a", tags=frozenset(["created"]))
+        ways[f"decode, {rows} messages"] = rows, partial(decode, given, DEFAULT_COLUMNS, QUEUE)
+    ways["decode, with a checksum each"] = rows, lambda: decode(given, DEFAULT_COLUMNS, QUEUE, verify_crc=True)
+    ways["decode, with properties"] = rows, lambda: decode(given, (*DEFAULT_COLUMNS, "properties"), QUEUE)
+    ways["decode, body and offset"] = rows, lambda: decode(given, ("body", "queue_offset"), QUEUE)
+    ways["decode, by tag"] = rows, lambda: decode(given, DEFAULT_COLUMNS, QUEUE, tags=frozenset(["created"]))
     two = responses(
         [
             Stored(offset=number, body=bytes(100), properties=usual(number).properties[: None if number % 2 else -10])
             for number in range(rows)
         ]
     )
-    ways["decode, two producers"] = rows, lambda: decode(two, DEFAULT_COLUMNS, "broker-a")
+    ways["decode, two producers"] = rows, lambda: decode(two, DEFAULT_COLUMNS, QUEUE)
     mixed = responses(
         [
             Stored(
@@ -73,10 +73,10 @@ def decoding() -> Ways:
             for number, row in enumerate(mixed_messages(rows).to_pylist())
         ]
     )
-    ways["decode, mixed messages"] = rows, lambda: decode(mixed, DEFAULT_COLUMNS, "broker-a")
+    ways["decode, mixed messages"] = rows, lambda: decode(mixed, DEFAULT_COLUMNS, QUEUE)
     single = given[: 4096 // RESPONSE]
-    ways["decode, a response at a time"] = 4096, lambda: [decode([one], DEFAULT_COLUMNS, "broker-a") for one in single]
-    ways["decode, one at a time"] = 4096, lambda: list(decode_exactly(single, "broker-a", everything))
+    ways["decode, a response at a time"] = 4096, lambda: [decode([one], DEFAULT_COLUMNS, QUEUE) for one in single]
+    ways["decode, one at a time"] = 4096, lambda: list(decode_exactly(single, everything))
     return ways
 
 

@@ -34,6 +34,8 @@ COLUMNS = ("queue_offset", "body")
 ROOT = Path(__file__).parents[2]
 CODECS = {"zlib": 0, "lz4": 1, "zstd": 2}
 A = Filter(tags=("a",))
+#: A stored message of QUEUE.
+message = partial(Stored, topic=b"T", queue_id=0)
 
 
 @pytest.fixture
@@ -85,13 +87,13 @@ print(at, peak() - before, said)
 
 def bomb(codec: str, megabytes: str) -> list[bytes]:
     """A message whose body becomes many megabytes."""
-    return [Stored(sys_flag=1 | CODECS[codec] << 8, packed=_bomb(codec, int(megabytes))).pack()]
+    return [message(sys_flag=1 | CODECS[codec] << 8, packed=_bomb(codec, int(megabytes))).pack()]
 
 
 def large(count: str) -> list[bytes]:
     """Messages whose bodies become 16 MiB each."""
     packed = _bomb("zstd", 16)
-    return [Stored(offset=n, sys_flag=0x201, packed=packed).pack() for n in range(int(count))]
+    return [message(offset=n, sys_flag=0x201, packed=packed).pack() for n in range(int(count))]
 
 
 def _bomb(codec: str, megabytes: int) -> bytes:
@@ -129,7 +131,7 @@ def test_many_bodies_of_the_largest_size_come_out_in_several_pulls_in_bounded_me
 
 def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_is_the_next(cluster: Cluster) -> None:
     packed = _bomb("zstd", 32)
-    messages = [Stored(offset=n, body=b"%d" % n, properties=text(("TAGS", "ab"[n % 2]))) for n in range(10)]
+    messages = [message(offset=n, body=b"%d" % n, properties=text(("TAGS", "ab"[n % 2]))) for n in range(10)]
     messages[5] = replace(messages[5], sys_flag=0x201, packed=packed)
     messages[8] = replace(messages[8], sys_flag=0x101, packed=b"nothing of lz4")
     puller = serve(cluster, [one.pack() for one in messages])
@@ -163,7 +165,7 @@ def test_rows_end_before_a_message_that_cannot_be_read_and_it_is_named_when_it_i
 
 def test_bytes_bound_what_is_decompressed_of_what_matches(cluster: Cluster) -> None:
     messages = [
-        Stored(offset=n, body=bytes(2**20), sys_flag=0x201, properties=text(("TAGS", "ab"[n % 2]))).pack() for n in range(20)
+        message(offset=n, body=bytes(2**20), sys_flag=0x201, properties=text(("TAGS", "ab"[n % 2]))).pack() for n in range(20)
     ]
     puller = serve(cluster, messages)
     found, begin = [], 0
@@ -234,7 +236,7 @@ def test_what_is_asked_again_one_after_another_does_not_wait_longer_than_the_pat
             begin = int(request.ext["queueOffset"])
             if begin >= 32:
                 return
-            body = b"".join(Stored(offset=n, body=b"b").pack() for n in range(begin, begin + 32))
+            body = b"".join(message(offset=n, body=b"b").pack() for n in range(begin, begin + 32))
             link.reply(
                 request, 0, body, nextBeginOffset=str(begin + 32), minOffset="0", maxOffset="9999", suggestWhichBrokerId="0"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -34,10 +35,10 @@ class StampedBroker(FakeBroker):
 
     def found(self, begin: int, end: int, *, without: int | None = None) -> PullResult:
         messages = (
-            Stored(offset=number, properties=f"OMQ\x01{self.stamps[number]}\x02".encode()).pack()
-            for number in range(begin, end)
+            Stored(offset=number, properties=f"OMQ\x01{self.stamps[number]}\x02".encode()) for number in range(begin, end)
         )
-        return PullResult(PullStatus.FOUND, end, 0, self.end, 0, b"".join(messages))
+        body = b"".join(replace(message, **self.change).pack() for message in messages)
+        return PullResult(PullStatus.FOUND, end, 0, self.end, 0, body)
 
     def lane(self, address: str, deadline: float) -> FakeLane:
         self.writes += 1
@@ -46,7 +47,7 @@ class StampedBroker(FakeBroker):
     def read(self, begin: int, end: int) -> pa.RecordBatch:
         self.reads += 1
         answers = [self.found(at, min(at + 32, end)).body for at in range(begin, end, 32)]
-        return decode([memoryview(body) for body in answers], COLUMNS, QUEUE.broker_name)[0]
+        return decode([memoryview(body) for body in answers], COLUMNS, QUEUE)[0]
 
 
 def stamps(writer: Writer, first: int, count: int) -> list[str]:
@@ -113,10 +114,15 @@ def test_a_look_behind_one_request_reads_nothing_ahead() -> None:
     assert (broker.writes, broker.reads) == (0, 2)
 
 
-def test_after_a_fault_pairs_are_left_to_the_usual_pull() -> None:
+@pytest.mark.parametrize("fault", ["late", "messages of another queue", "messages of another topic"])
+def test_after_a_fault_pairs_are_left_to_the_usual_pull(fault: str) -> None:
     broker = StampedBroker(list(requests(random.Random(1), 20, own=True)))
+    late = RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "late")
+    # Messages of another queue may have any stamps: here those of an older batch, at which a look would end.
+    other = StampedBroker(stamps(Writer(SINK, 8, 5, "00000001"), 0, broker.end + 1))
+    other.change = {"queue_id": 4} if fault.endswith("queue") else {"topic": b"ordert"}
     broker.instead = {
-        offset: [RocketMQUnavailableError(UnavailableCondition.TIMEOUT, "late")] * 9 for offset in range(broker.end)
+        offset: [late if fault == "late" else other.found(offset, offset + 2)] * 9 for offset in range(broker.end)
     }
     boundaries = Boundaries(broker, QUEUE, SINK)  # type: ignore[arg-type]
     assert walked(broker, boundaries, 1) == walked(broker, None, 1)

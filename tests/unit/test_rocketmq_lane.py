@@ -71,7 +71,7 @@ def stored(request: RemotingCommand) -> bytes:
     """The answer of a queue of 9999 messages, whose bodies are their offsets."""
     begin = int(request.ext["queueOffset"])
     end = min(begin + min(32, int(request.ext["maxMsgNums"])), 9999)
-    messages = b"".join(Stored(offset=n, body=b"%d" % n).pack() for n in range(begin, end))
+    messages = b"".join(Stored(offset=n, body=b"%d" % n, topic=b"T", queue_id=0).pack() for n in range(begin, end))
     return answer(
         request, 0, messages, "FOUND", nextBeginOffset=str(end), minOffset="0", maxOffset="9999", suggestWhichBrokerId="0"
     )

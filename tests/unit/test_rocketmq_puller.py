@@ -7,6 +7,11 @@ import random
 import subprocess
 import sys
 import time
+import zlib
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,16 +20,17 @@ from hypothesis import strategies as st
 from orderedmq.conditions import RocketMQCondition, TopicCondition, UnavailableCondition
 from orderedmq.core.filters import Filter
 from orderedmq.core.pull_settings import PullSettings
-from orderedmq.errors import DataLossError, OrderedMQError, RocketMQError, RocketMQUnavailableError, TopicError
+from orderedmq.errors import DataLossError, OrderedMQError, ProtocolError, RocketMQError, RocketMQUnavailableError, TopicError
 from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.messages.fetch import IN_FLIGHT
 from orderedmq.rocketmq.messages.offset_search import find_first
 from orderedmq.rocketmq.messages.puller import Puller
+from orderedmq.rocketmq.messages.topic_anchor import position_of
 from orderedmq.rocketmq.net import lane
 from orderedmq.rocketmq.wire.message_requests import PullResult, PullStatus
-from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES
+from orderedmq.rocketmq.wire.namespaces import NO_NAMESPACES, Namespaces
 from orderedmq.rocketmq.wire.pull_frames import PullTemplate
-from tests.stored_messages import Stored
+from tests.stored_messages import V2, Stored, compress
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
 COLUMNS = ("queue_offset", "body")
@@ -81,6 +87,10 @@ class FakeBroker:
         self.suggested = 0
         #: Whether the route has no master, until somebody doubts it.
         self.away = False
+        self.names = NO_NAMESPACES
+        #: What is different in all messages, and in some.
+        self.change: dict[str, Any] = {}
+        self.changed: dict[int, dict[str, Any]] = {}
         self.random = None if seed is None else random.Random(seed)
         self.given_back: list[FakeLane] = []
 
@@ -121,8 +131,12 @@ class FakeBroker:
         return PullResult(status, next_offset, self.least, self.end, self.suggested, b"")
 
     def found(self, begin: int, end: int, *, without: int | None = None) -> PullResult:
-        messages = (Stored(offset=n, body=body_of(n, self.size)).pack() for n in range(begin, end) if n != without)
+        messages = (self.message(n).pack() for n in range(begin, end) if n != without)
         return PullResult(FOUND, end, self.least, self.end, self.suggested, b"".join(messages))
+
+    def message(self, number: int) -> Stored:
+        given = Stored(offset=number, body=body_of(number, self.size))
+        return replace(given, **self.change, **self.changed.get(number, {}))
 
 
 def body_of(number: int, size: int = 4) -> bytes:
@@ -571,11 +585,12 @@ class FilteringBroker(FakeBroker):
             if at in self.tags:
                 found.append(at)
             at += 1
-        body = b"".join(
-            Stored(offset=n, body=body_of(n), properties=f"TAGS\x01{self.tags[n]}\x02".encode()).pack() for n in found
-        )
+        body = b"".join(self.message(n).pack() for n in found)
         status = FOUND if found else NO_MATCHED
         return PullResult(status, at, self.least, self.end, self.suggested, body, filtered=not found)
+
+    def message(self, number: int) -> Stored:
+        return replace(super().message(number), properties=f"TAGS\x01{self.tags.get(number, 'none')}\x02".encode())
 
 
 A = Filter(tags=("a",))
@@ -637,3 +652,108 @@ def test_a_replica_that_finds_no_match_is_believed_when_it_says_so() -> None:
     broker.suggested = 1
     assert matching(puller_of(broker), 0, 2000, step=800) == []
     assert [replica for _, _, replica in broker.asked] == [0, 1, 1]
+
+
+# -- messages that are not the queue's, and bodies that are not what was stored ---------------------------------------------------
+
+
+#: What a message of another queue may look like at an offset that was requested.
+FOREIGN: dict[str, dict[str, Any]] = {
+    "another queue": {"queue_id": 4},
+    "no queue": {"queue_id": -1},
+    "another topic": {"topic": b"ordert"},
+    "a longer topic": {"topic": b"orders2"},
+    "a shorter topic": {"topic": b"order"},
+    "a topic of another namespace": {"topic": b"acme%orders"},
+    "the retry topic of a group": {"topic": b"%RETRY%orders"},
+    "a long topic": {"topic": b"g" * 300, "magic": V2},
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+@pytest.mark.parametrize("count", [1, 32, 320], ids=["one message", "one answer", "many answers"])
+def test_a_message_of_another_queue_is_an_error_and_never_a_row(count: int, what: str) -> None:
+    broker = FilteringBroker(dict.fromkeys(range(10, 330), "a"), 10, 330)
+    puller = puller_of(broker)
+    assert puller.pull(QUEUE, 10, 320, 1 << 40, COLUMNS).num_rows == 320
+    for place in {10, 10 + count // 2, 10 + count - 1}:
+        broker.changed = {place: FOREIGN[what]}
+        for pull in (
+            partial(puller.pull, QUEUE, 10, count, 1 << 40, COLUMNS),
+            partial(puller.pull, QUEUE, 10, count, 1 << 40, ("keys",)),
+            partial(puller.pull_matching, QUEUE, 10, count, 1 << 40, COLUMNS, A),
+        ):
+            with pytest.raises(ProtocolError) as caught:
+                pull()
+            assert caught.value.condition == "ORDEREDMQ_ROCKETMQ.PROTOCOL"
+            queue_id, topic = FOREIGN[what].get("queue_id", 3), FOREIGN[what].get("topic", b"orders").decode()
+            where = f"a pull of queue {QUEUE} with a message of queue {queue_id} of topic {topic!r}, at queue offset {place}"
+            assert where in caught.value.message
+    broker.changed = {}
+    assert everything(puller, 10) == list(range(10, 330))
+
+
+@pytest.mark.parametrize("offset", [9, 42])
+def test_a_message_of_another_queue_beyond_what_was_requested_is_an_error_as_well(broker: FakeBroker, offset: int) -> None:
+    """It would be taken for a message that is missing, which failOnDataLoss=false would skip."""
+    stranger = replace(broker.message(offset), queue_id=4).pack()
+    right = broker.found(10, 41)
+    body = bytes(right.body) + stranger if offset > 10 else stranger + bytes(right.body)
+    broker.instead[10] = [right._replace(body=body, next_begin_offset=42)]
+    with pytest.raises(ProtocolError, match=f"at queue offset {offset}"):
+        puller_of(broker).pull(QUEUE, 10, 32, 1 << 40, COLUMNS)
+
+
+def test_messages_are_stored_under_the_name_that_the_broker_knows(broker: FakeBroker) -> None:
+    broker.names = Namespaces("acme")
+    broker.change = {"topic": b"acme%orders"}
+    assert puller_of(broker).pull(QUEUE, 10, 320, 1 << 40, ("queue_offset", "topic")).num_rows == 320
+    broker.change = {"topic": b"orders"}
+    with pytest.raises(ProtocolError, match="pull of queue acme%orders/broker-a/3 with a message of queue 3 of topic 'orders'"):
+        puller_of(broker).pull(QUEUE, 10, 320, 1 << 40, COLUMNS)
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_a_message_of_another_queue_does_not_tell_whether_a_topic_is_the_same(broker: FakeBroker, what: str) -> None:
+    client: Any = SimpleNamespace(names=NO_NAMESPACES, call=lambda *given, **rest: broker.found(20, 21))
+    assert position_of(client, "g", QUEUE, 20) == 128
+    broker.change = FOREIGN[what]
+    with pytest.raises(ProtocolError, match="at queue offset 20"):
+        position_of(client, "g", QUEUE, 20)
+
+
+@pytest.mark.parametrize("sys_flag", [0, 1, 0x101, 0x201], ids=["plain", "zlib", "lz4", "zstd"])
+@pytest.mark.parametrize("count", [32, 320], ids=["one answer", "many answers"])
+def test_rows_end_before_a_body_whose_checksum_is_wrong_if_that_is_verified(count: int, sys_flag: int) -> None:
+    broker = FilteringBroker({n: "ab"[n % 2] for n in range(10, 330)}, 10, 330)
+    wrong = replace(broker.message(20), sys_flag=sys_flag)
+    stored = compress(wrong.body, sys_flag >> 8) if sys_flag else wrong.body
+    # The checksum of the plain body is as wrong, and so is one with a bit that is not stored.
+    for crc in {1, zlib.crc32(stored) ^ 1, *((zlib.crc32(wrong.body),) if sys_flag else ())}:
+        broker.changed = {20: {"sys_flag": sys_flag, "crc": crc & 0x7FFFFFFF}}
+        puller = Puller(broker, PullSettings(verify_body_crc=True))  # type: ignore[arg-type]
+
+        def rows(begin: int, columns: tuple[str, ...] = COLUMNS, puller: Puller = puller) -> list[int]:
+            found: list[int] = puller.pull(QUEUE, begin, count, 1 << 40, columns).column(0).to_pylist()
+            return found
+
+        assert rows(10) == list(range(10, 20))
+        with pytest.raises(DataLossError) as caught:
+            rows(20)
+        assert caught.value.condition == "ORDEREDMQ_DATA_LOSS.UNREADABLE"
+        assert caught.value.message == (
+            f"message 20 of queue {QUEUE} cannot be read: its body of {len(stored)} bytes does not have the checksum that was stored with "
+            "it; the broker's commit log is damaged, or what came from it; failOnDataLoss=false goes on without it, with a warning"
+        )
+        assert caught.value.behind == 21
+        assert rows(21) == list(range(21, min(21 + count, 330)))
+        # A pull without the body gets the row, and so does one with another tag.
+        assert rows(10, ("queue_offset",)) == list(range(10, 10 + count))
+        found, end = puller.pull_matching(QUEUE, 10, count, 1 << 40, COLUMNS, A)
+        assert (found.column(0).to_pylist(), end) == (list(range(10, 20, 2)), 20)
+        with pytest.raises(DataLossError, match="UNREADABLE.* message 20 "):
+            puller.pull_matching(QUEUE, 20, count, 1 << 40, COLUMNS, A)
+        found, end = puller.pull_matching(QUEUE, 10, count, 1 << 40, COLUMNS, Filter(tags=("b",)))
+        assert (found.column(0).to_pylist(), end) == (list(range(11, 10 + count, 2)), 10 + count)
+        # By default checksums are not verified.
+        assert puller_of(broker).pull(QUEUE, 10, count, 1 << 40, COLUMNS).num_rows == count

@@ -23,7 +23,7 @@ from orderedmq.rocketmq.codec.message_id import UniqueKeys, month_start, offset_
 from orderedmq.rocketmq.codec.properties import bad_property, parse_properties
 from orderedmq.rocketmq.codec.row_decoder import Unreadable, Wanted, decode_exactly
 from orderedmq.rocketmq.codec.stored_message import crc32, parse_all, parse_batch, parse_stored
-from tests.stored_messages import INNER, ODD, V2, Stored, compress, inner, text
+from tests.stored_messages import INNER, ODD, QUEUE, V2, Stored, compress, inner, text
 
 JAVA: dict[str, list[Any]] = json.loads((Path(__file__).parent / "java_messages.json").read_text())
 RELAXED = settings(deadline=None)
@@ -33,12 +33,12 @@ ALL = tuple(MESSAGE_SCHEMA.names)
 def wanted(
     *columns: str, begin: int = 0, end: int = 2**63 - 1, tags: frozenset[str] = frozenset(), verify_crc: bool = True
 ) -> Wanted:
-    return Wanted(columns or ALL, begin, end, tags, verify_crc)
+    return Wanted(QUEUE, columns or ALL, begin, end, tags, verify_crc)
 
 
 def decoded(data: bytes, asked: Wanted) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for piece in decode_exactly([data], "broker-a", asked):
+    for piece in decode_exactly([data], asked):
         rows.extend(piece.to_pylist(maps_as_pydicts="strict"))
     return rows
 
@@ -73,7 +73,9 @@ def _parts(key: str) -> KeyParts:
 @pytest.mark.parametrize("case", JAVA["records"])
 def test_records_are_read_as_java_reads_them(case: dict[str, Any]) -> None:
     data = bytes.fromhex(case["bytes"])
-    assert [shown(row) for row in decoded(data, wanted())] == case["messages"]
+    first, _ = parse_stored(data, 0)
+    queue = QUEUE._replace(topic=first.topic.decode(), queue_id=first.queue_id)
+    assert [shown(row) for row in decoded(data, wanted()._replace(queue=queue))] == case["messages"]
 
 
 def test_a_record_built_by_hand_has_its_fields_where_the_layout_says() -> None:
@@ -124,8 +126,9 @@ def test_trap_15_a_checksum_covers_the_compressed_body() -> None:
         good = Stored(body=bytes(500), sys_flag=1 | method)
         assert decoded(good.pack(), wanted("body")) == [{"body": bytes(500)}]
         of_the_plain_body = replace(good, crc=crc32(bytes(500)))
-        with pytest.raises(ProtocolError, match="checksum"):
+        with pytest.raises(Unreadable, match="checksum") as caught:
             decoded(of_the_plain_body.pack(), wanted("body"))
+        assert caught.value.offset == of_the_plain_body.offset
         assert decoded(of_the_plain_body.pack(), wanted("body", verify_crc=False)) == [{"body": bytes(500)}]
 
 
@@ -255,7 +258,7 @@ def test_a_compressed_body_cut_off_or_changed_is_refused_or_another_body(method:
 def test_rows_end_before_a_message_whose_body_cannot_be_read() -> None:
     broken = Stored(offset=5, packed=b"x", sys_flag=0x501).pack()
     given = Stored(offset=3, properties=text(("TAGS", "a"))).pack() + Stored(offset=4).pack() + broken + Stored(offset=6).pack()
-    pieces = decode_exactly([given], "broker-a", wanted("queue_offset", "body"))
+    pieces = decode_exactly([given], wanted("queue_offset", "body"))
     assert next(pieces).column(0).to_pylist() == [3, 4]
     with pytest.raises(Unreadable, match="unknown method 5") as caught:
         next(pieces)
@@ -278,7 +281,7 @@ def test_the_largest_body_is_no_bomb() -> None:
 
 def test_many_large_bodies_come_out_in_pieces() -> None:
     one = Stored(body=bytes(2**20), sys_flag=0x201).pack()
-    pieces = decode_exactly([one] * 9, "broker-a", wanted("body", verify_crc=False)._replace(piece_bytes=4 * 2**20))
+    pieces = decode_exactly([one] * 9, wanted("body", verify_crc=False)._replace(piece_bytes=4 * 2**20))
     assert [piece.num_rows for piece in pieces] == [4, 4, 1]
 
 

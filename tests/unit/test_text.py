@@ -32,6 +32,7 @@ from orderedmq.rocketmq.codec.decode import MAX_OFFSET
 from orderedmq.rocketmq.codec.row_decoder import Wanted, decode_exactly
 from orderedmq.text import is_text, text_of, valid
 from tests.raw_text import JAVAS, append_raw, pairs, strings
+from tests.stored_messages import QUEUE as STORED
 from tests.stored_messages import Stored, usual
 
 QUEUE = MessageQueue("in", "embedded", 0)
@@ -142,14 +143,14 @@ def test_records_by_columns_are_the_same_as_one_at_a_time() -> None:
         (named, COLUMNS, frozenset(), {3, 40, 41, 100}),
     ):
         responses = [b"".join(one.pack() for one in given_[at : at + 8]) for at in range(0, len(given_), 8)]
-        asked = Wanted(columns, 0, MAX_OFFSET, frozenset(tags), False)
-        expected = pa.concat_batches(list(decode_exactly(responses, "a", asked)))
+        asked = Wanted(STORED, columns, 0, MAX_OFFSET, frozenset(tags), False)
+        expected = pa.concat_batches(list(decode_exactly(responses, asked)))
         noted: list[int] = []
-        found, _ = decode.decode(responses, columns, "a", tags=frozenset(tags), malformed=noted.extend)
+        found, _ = decode.decode(responses, columns, STORED, tags=frozenset(tags), malformed=noted.extend)
         found.validate(full=True)
         assert found == expected
         assert noted == sorted(odd)
-        fast = decode._decode_columns(list(responses), "a", asked, expected.schema)
+        fast = decode._decode_columns(list(responses), asked, expected.schema)
         assert (fast is None) == (given_ is named)
 
 

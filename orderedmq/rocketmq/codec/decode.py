@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, select_schema
+from orderedmq.model import RETRY_PREFIX, TIMESTAMP_TYPE, MessageQueue, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.decode_properties import columns_of, find_entries, maps_of, strings
@@ -28,8 +28,7 @@ from orderedmq.rocketmq.codec.properties import VALUE_END
 from orderedmq.rocketmq.codec.property_template import cut_by_template
 from orderedmq.rocketmq.codec.record_scan import ScannedRecords, record_starts, scan_records
 from orderedmq.rocketmq.codec.row_decoder import MAX_TIME, MIN_TIME, PIECE_BYTES, Unreadable, Wanted, decode_exactly
-from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP
-from orderedmq.text import text_of
+from orderedmq.rocketmq.codec.stored_message import COMPRESSED, CRC_BITS, UNWRAP
 
 MIN_OFFSET: Final = 0
 MAX_OFFSET: Final = 2**63 - 1
@@ -49,7 +48,7 @@ _PROPERTY_OF: Final = {
 def decode(
     responses: Sequence[bytes | memoryview],
     columns: tuple[str, ...],
-    broker_name: str,
+    queue: MessageQueue,
     *,
     begin: int = MIN_OFFSET,
     end: int = MAX_OFFSET,
@@ -63,18 +62,18 @@ def decode(
     Its rows are the messages with offsets in [begin, end), in the responses' order. With ``tags``, only messages whose tag is
     one of these count, since a broker compares only hash codes of tags. The rows stop before ``end`` once their bodies have
     ``max_bytes`` (a few hundred bytes of zstd can expand to gigabytes), or once all columns exceed both that and PIECE_BYTES.
-    They also stop before a message that cannot be read. Both need queue_offset among ``columns``. ``broker_name`` fills its
-    column, since messages do not have it. ``malformed`` gets the offsets of rows with text that is not UTF-8 (text.py).
-    ``verify_crc`` verifies each body's checksum, which halves the speed; TCP and the broker have checksums of their own.
-    Raises Unreadable if the first requested message cannot be read, ProtocolError for bytes that are not messages, SchemaError
-    UNKNOWN_COLUMN.
+    They also stop before a message that cannot be read. Both need queue_offset among ``columns``. ``queue`` is the queue that was
+    pulled, with the topic's name as the broker knows it. ``malformed`` gets the offsets of rows with text that is not UTF-8
+    (text.py). ``verify_crc`` verifies the checksum of each body that is requested.
+    Raises Unreadable if the first requested message cannot be read, ProtocolError for bytes that are not messages and for a message
+    of another queue, SchemaError UNKNOWN_COLUMN.
     """
     odd: set[int] = set()
-    wanted = Wanted(columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)), odd.update)
+    wanted = Wanted(queue, columns, begin, end, tags, verify_crc, max(1, min(max_bytes, PIECE_BYTES)), odd.update)
     pieces: list[pa.RecordBatch] = []
     bodies, size, stop = 0, 0, end
     try:
-        for piece in decode_pieces(responses, broker_name, wanted):
+        for piece in decode_pieces(responses, wanted):
             pieces.append(piece)
             size += piece.nbytes
             bodies += total_bytes(piece.column("body")) if "body" in columns else 0
@@ -97,7 +96,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def decode_pieces(responses: Sequence[bytes | memoryview], broker_name: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def decode_pieces(responses: Sequence[bytes | memoryview], wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Yield the rows of `decode` in non-empty pieces. Raises ProtocolError or Unreadable, also after some pieces.
 
     A piece has at most the rows of one group of responses, and their compressed bodies expand to at most ``wanted.piece_bytes``
@@ -105,9 +104,9 @@ def decode_pieces(responses: Sequence[bytes | memoryview], broker_name: str, wan
     """
     schema = select_schema(wanted.columns)
     for group in _groups(responses):
-        batch = _decode_columns(group, broker_name, wanted, schema)
+        batch = _decode_columns(group, wanted, schema)
         if batch is None:
-            yield from decode_exactly(map(bytes, group), broker_name, wanted)
+            yield from decode_exactly(map(bytes, group), wanted)
         elif batch.num_rows:
             yield batch
 
@@ -130,9 +129,7 @@ def _groups(responses: Sequence[bytes | memoryview]) -> Iterator[list[bytes | me
         yield group
 
 
-def _decode_columns(
-    responses: list[bytes | memoryview], broker_name: str, wanted: Wanted, schema: pa.Schema
-) -> pa.RecordBatch | None:
+def _decode_columns(responses: list[bytes | memoryview], wanted: Wanted, schema: pa.Schema) -> pa.RecordBatch | None:
     """Return the requested rows; None if the exact path must decode them."""
     at = None
     for lay_out in (_in_place, _join):
@@ -144,7 +141,7 @@ def _decode_columns(
             break
     if at is None or len(at) < FEWEST:
         return None
-    records = scan_records(data, at)
+    records = scan_records(data, at, wanted.queue)
     if records is None or (records.heads["sys_flag"] & UNWRAP == UNWRAP).any():
         return None
     offsets = records.heads["queue_offset"].astype(np.int64)
@@ -152,10 +149,10 @@ def _decode_columns(
         records = records.take((offsets >= wanted.begin) & (offsets < wanted.end))
     if not len(records.heads):
         return _empty(schema)
-    if wanted.verify_crc and not _checksums_agree(data, records):
+    if wanted.verify_crc and "body" in wanted.columns and not _checksums_agree(data, records):
         return None
-    made = _Columns(data, records, broker_name)
-    found = made.build(wanted)
+    made = _Columns(data, records, wanted)
+    found = made.build()
     if found is None:
         return None
     batch = pa.RecordBatch.from_arrays([found[name] for name in wanted.columns], schema=schema)
@@ -207,28 +204,29 @@ def _join(responses: list[bytes | memoryview]) -> tuple[Bytes, Int64s, Int64s] |
 
 def _checksums_agree(data: Bytes, records: ScannedRecords) -> bool:
     view = memoryview(data.data)
-    bounds = zip(records.body_begins.tolist(), records.body_ends.tolist(), records.heads["body_crc"].tolist())
-    return all(zlib.crc32(view[begin:end]) & 0x7FFFFFFF == crc for begin, end, crc in bounds)
+    found = [zlib.crc32(view[begin:end]) for begin, end in zip(records.body_begins.tolist(), records.body_ends.tolist())]
+    return bool((np.array(found) & CRC_BITS == records.heads["body_crc"]).all())
 
 
 class _Columns:
     """Builds the columns of records that share one layout."""
 
-    def __init__(self, data: Bytes, records: ScannedRecords, broker_name: str) -> None:
+    def __init__(self, data: Bytes, records: ScannedRecords, wanted: Wanted) -> None:
         self._data = data
         self._buffer = pa.py_buffer(data)
         self._records = records
         self._heads = records.heads
         self._rows = len(records.heads)
         self._order = order_of(records.body_begins)
-        self._broker_name = broker_name
+        self._wanted = wanted
         #: Numbers of rows with text that is not UTF-8.
         self.malformed: set[int] = set()
 
-    def build(self, wanted: Wanted) -> dict[str, pa.Array] | None:
+    def build(self) -> dict[str, pa.Array] | None:
         """Return the requested columns, and ``tags`` if messages are selected by tag. None if the exact path must decode."""
+        wanted = self._wanted
         columns = dict.fromkeys((*wanted.columns, "tags") if wanted.tags else wanted.columns)
-        retried = "topic" in columns and self._records.topic.startswith(RETRY_PREFIX.encode())
+        retried = "topic" in columns and wanted.queue.topic.startswith(RETRY_PREFIX)
         properties = self._properties(columns, retried)
         if properties is None:
             return None
@@ -257,7 +255,7 @@ class _Columns:
         if "message_id" in found:
             found["message_id"] = self._message_id(found["message_id"])
         if retried:
-            found["topic"] = values[names.RETRY_TOPIC].fill_null(text_of(self._records.topic))
+            found["topic"] = values[names.RETRY_TOPIC].fill_null(self._wanted.queue.topic)
         if entries is not None and "properties" in columns:
             maps = maps_of(entries, self.malformed)
             if maps is None:
@@ -293,9 +291,9 @@ class _Columns:
     def _column(self, name: str, most_bytes: int) -> pa.Array | None:
         match name:
             case "topic":
-                return pa.repeat(pa.scalar(text_of(self._records.topic), pa.string()), self._rows)
+                return pa.repeat(pa.scalar(self._wanted.queue.topic, pa.string()), self._rows)
             case "broker_name":
-                return pa.repeat(pa.scalar(self._broker_name, pa.string()), self._rows)
+                return pa.repeat(pa.scalar(self._wanted.queue.broker_name, pa.string()), self._rows)
             case "body":
                 return self._body(most_bytes)
             case "queue_id" | "reconsume_times":

@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from orderedmq.rocketmq.codec.gather import Bytes, Int64s, at_every_byte, first_unequal
+from orderedmq.model import MessageQueue
+from orderedmq.rocketmq.codec.gather import Bytes, Int64s, all_equal_to, at_every_byte
 from orderedmq.rocketmq.codec.stored_message import (
     BORN_HOST_V6,
     IPV4_HOST,
@@ -40,13 +41,12 @@ _TAIL: Final = 3
 class ScannedRecords(NamedTuple):
     """Records of one layout: their fixed fields as a structured array (`head_type`), and the bounds of their variable fields.
 
-    Bounds are positions in the buffer. ``topic`` is the topic of all records.
+    Bounds are positions in the buffer.
     """
 
     heads: Records
     body_begins: Int64s
     body_ends: Int64s
-    topic: bytes
     properties_begins: Int64s
     properties_ends: Int64s
 
@@ -55,7 +55,6 @@ class ScannedRecords(NamedTuple):
             self.heads[rows],
             self.body_begins[rows],
             self.body_ends[rows],
-            self.topic,
             self.properties_begins[rows],
             self.properties_ends[rows],
         )
@@ -187,10 +186,10 @@ def _in_step(data: Bytes, sizes: npt.NDArray[Any], begins: Int64s, ends: Int64s)
     return np.concatenate([*steps, np.array(alone, dtype=np.int64)])
 
 
-def scan_records(data: Bytes, at: Int64s) -> ScannedRecords | None:
+def scan_records(data: Bytes, at: Int64s, queue: MessageQueue) -> ScannedRecords | None:
     """Return the records that begin at ``at`` (see `record_starts`, not empty); None if one is irregular.
 
-    Records are regular if they are V1, of one topic, and have the same kinds of hosts.
+    Records are regular if they are V1, belong to ``queue``, and have the same kinds of hosts.
     """
     (flags,) = _INT.unpack_from(data.data, int(at[0]) + SYS_FLAG_AT)
     kind = head_type(bool(flags & BORN_HOST_V6), bool(flags & STORE_HOST_V6))
@@ -203,21 +202,23 @@ def scan_records(data: Bytes, at: Int64s) -> ScannedRecords | None:
         return None
     if (heads["sys_flag"] & _HOSTS != flags & _HOSTS).any() or (heads["magic"] != MAGIC_V1).any():
         return None
+    if (heads["queue_id"] != queue.queue_id).any():
+        return None
     lengths = heads["body_length"].astype(np.int64)
     if lengths.min() < 0 or (lengths > sizes - (kind.itemsize + _TAIL)).any():
         return None
     ends = at + sizes
     body_begins = at + kind.itemsize
     body_ends = body_begins + lengths
-    width = int(data[body_ends[0]])
-    if width > 127:
+    topic = queue.topic.encode()
+    if len(topic) > 127:
         return None
-    topic_ends = body_ends + (1 + width)
+    topic = bytes([len(topic)]) + topic
+    topic_ends = body_ends + len(topic)
     if (topic_ends > ends - 2).any():
         return None
-    topic = data[body_ends[0] : topic_ends[0]].tobytes()
-    if first_unequal(data, body_ends, topic) is not None:
+    if not all_equal_to(data, body_ends, topic):
         return None
     if (at_every_byte(data, ">i2")[topic_ends] != ends - topic_ends - 2).any():
         return None
-    return ScannedRecords(heads, body_begins, body_ends, topic[1:], topic_ends + 2, ends)
+    return ScannedRecords(heads, body_begins, body_ends, topic_ends + 2, ends)

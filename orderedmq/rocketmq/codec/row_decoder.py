@@ -1,9 +1,9 @@
 """Decodes pull responses one message at a time: the reference for every column, and the exact path for irregular responses.
 
 It reads all that RocketMQ may store: V2 records, IPv6 hosts, compressed bodies, inner batches, irregular properties. It checks
-the structure of every record. It verifies checksums only of messages with a requested offset, and decompresses bodies only of
-those that have a requested tag, too. It decompresses an inner batch if some of its offsets may be requested. Memory is bounded:
-rows come in pieces.
+the structure of every record, and that the record belongs to the requested queue. It verifies the checksums of bodies and
+decompresses them only if bodies are requested, and only of messages with a requested offset and tag. It verifies and decompresses
+an inner batch if some of its offsets may be requested. Memory is bounded: rows come in pieces.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from orderedmq.model import LAST_MS, RETRY_PREFIX, select_schema
+from orderedmq.model import LAST_MS, RETRY_PREFIX, MessageQueue, select_schema
 from orderedmq.rocketmq.codec import properties as names
 from orderedmq.rocketmq.codec.compression import BodyError, decompress
 from orderedmq.rocketmq.codec.message_id import offset_message_id
 from orderedmq.rocketmq.codec.properties import parse_properties
-from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP, StoredMessage, crc32, malformed, parse_all, parse_batch
+from orderedmq.rocketmq.codec.stored_message import COMPRESSED, UNWRAP, StoredMessage, crc32, foreign, parse_all, parse_batch
 from orderedmq.text import TEXTS, is_text, text_of
 
 #: The most bytes of rows that are collected before a piece is yielded.
@@ -45,12 +45,14 @@ def _ignore(offsets: Iterable[int]) -> None:
 
 
 class Wanted(NamedTuple):
-    """A reader's request: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (none: all messages), checks of checksums.
+    """A reader's request: columns of MESSAGE_SCHEMA, offsets [begin, end), tags (none: all messages), whether to verify checksums.
 
+    ``queue`` is the queue that was pulled, with the topic's name as the broker knows it, since messages are stored under that name.
     Rows come in pieces of about ``piece_bytes``. ``malformed`` gets the offsets of messages whose requested text is not UTF-8,
     some perhaps twice.
     """
 
+    queue: MessageQueue
     columns: tuple[str, ...]
     begin: int
     end: int
@@ -68,24 +70,28 @@ class Wanted(NamedTuple):
         return self.begin <= offset < self.end
 
 
-def decode_exactly(responses: Iterable[bytes], broker_name: str, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+def decode_exactly(responses: Iterable[bytes], wanted: Wanted) -> Iterator[pa.RecordBatch]:
     """Yield the requested rows of pull responses in non-empty pieces. Raises ProtocolError; Unreadable after earlier rows."""
     schema = select_schema(wanted.columns)
+    place = wanted.queue.queue_id, wanted.queue.topic.encode()
     rows: list[tuple[Any, ...]] = []
     size = 0
     stop: Unreadable | None = None
     try:
         for stored in chain.from_iterable(map(parse_all, responses)):
+            if (stored.queue_id, stored.topic) != place:
+                raise foreign(stored, wanted.queue)
             for message, offset in _unwrap(stored, wanted):
                 properties = parse_properties(message.properties)
                 # The broker compares hash codes of tags only, so PullAPIWrapper.processPullResult compares the tags again.
                 if wanted.tags and properties.get(names.TAGS) not in wanted.tags:
                     continue
-                if "body" in wanted.columns:
-                    message = _plain(message, offset)
+                # An inner batch was verified and decompressed as a whole.
+                if "body" in wanted.columns and message.sys_flag & UNWRAP != UNWRAP:
+                    message = _plain(message, offset, wanted)
                 if wanted.texts and not is_text(message.properties):
                     wanted.malformed((offset,))
-                rows.append(_row(message, offset, properties, broker_name, wanted))
+                rows.append(_row(message, offset, properties, wanted))
                 size += ROW_BYTES + len(message.body)
                 if size >= wanted.piece_bytes:
                     yield _batch(rows, schema)
@@ -104,14 +110,21 @@ def _batch(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     )
 
 
-def _plain(message: StoredMessage, offset: int) -> StoredMessage:
-    """Return the message with its body decompressed. Raises Unreadable."""
+def _plain(message: StoredMessage, offset: int, wanted: Wanted) -> StoredMessage:
+    """Return the message with its body verified, if that is requested, and decompressed. Raises Unreadable."""
+    if wanted.verify_crc and crc32(message.body) != message.body_crc:
+        # The broker computed the checksum from what it had received, so it was not the producer.
+        raise Unreadable(
+            offset,
+            f"its body of {len(message.body)} bytes does not have the checksum that was stored with it; the broker's commit log is "
+            "damaged, or what came from it",
+        )
     if not message.sys_flag & COMPRESSED:
         return message
     try:
         return message._replace(body=decompress(message.body, message.sys_flag), sys_flag=message.sys_flag & ~COMPRESSED)
     except BodyError as error:
-        raise Unreadable(offset, str(error)) from error
+        raise Unreadable(offset, f"{error}; its producer sent it so, or the broker's commit log is damaged") from error
 
 
 def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessage, int]]:
@@ -120,12 +133,10 @@ def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessa
     # An inner batch has the offset of its first message; the number of messages is not known yet.
     if not (stored.queue_offset < wanted.end if inner else wanted.takes(stored.queue_offset)):
         return
-    if wanted.verify_crc and crc32(stored.body) != stored.body_crc:
-        raise malformed(f"the body of the message at queue offset {stored.queue_offset} fails its checksum")
     if not inner:
         yield stored, stored.queue_offset
         return
-    stored = _plain(stored, max(stored.queue_offset, wanted.begin))
+    stored = _plain(stored, max(stored.queue_offset, wanted.begin), wanted)
     for offset, message in enumerate(parse_batch(stored.body), stored.queue_offset):
         if offset >= wanted.end:
             return
@@ -134,7 +145,7 @@ def _unwrap(stored: StoredMessage, wanted: Wanted) -> Iterator[tuple[StoredMessa
             yield single, offset
 
 
-def _row(message: StoredMessage, offset: int, properties: dict[str, str], broker_name: str, wanted: Wanted) -> tuple[Any, ...]:
+def _row(message: StoredMessage, offset: int, properties: dict[str, str], wanted: Wanted) -> tuple[Any, ...]:
     """Return a row of the requested columns."""
     row = []
     for name in wanted.columns:
@@ -146,7 +157,7 @@ def _row(message: StoredMessage, offset: int, properties: dict[str, str], broker
                     # DefaultMQPushConsumerImpl.resetRetryAndNamespace: a retried message shows its original topic.
                     value = properties.get(names.RETRY_TOPIC, value)
             case "broker_name":
-                value = broker_name
+                value = wanted.queue.broker_name
             case "queue_id":
                 value = message.queue_id
             case "queue_offset":

@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 
 from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
+from orderedmq.model import MessageQueue
+from orderedmq.text import text_of
 
 MAGIC_V1: Final = -626843481
 #: V2 has two bytes for the topic's length: topics of more than 127 characters (``%RETRY%`` and a long group).
@@ -49,6 +51,8 @@ _LONG: Final = struct.Struct(">q")
 _RECONSUME: Final = struct.Struct(">iqi")
 _SHORT: Final = struct.Struct(">h")
 _INNER: Final = struct.Struct(">iiiii")
+#: The bits of a CRC-32 that are stored (``UtilAll.crc32``).
+CRC_BITS: Final = 0x7FFFFFFF
 #: Bytes of the smallest message of an inner batch.
 INNER_MIN_SIZE: Final = _INNER.size + 2
 
@@ -87,6 +91,16 @@ def malformed(what: str) -> ProtocolError:
         ProtocolCondition.PROTOCOL,
         f"a broker's answer cannot be read: {what}; the connection or the broker's commit log is damaged, or the server is not a "
         "RocketMQ broker: try again, and look at the broker's log if it fails again",
+    )
+
+
+def foreign(message: StoredMessage, queue: MessageQueue) -> ProtocolError:
+    """Return a ProtocolError for a message of another queue in the answer to a pull of ``queue``."""
+    return ProtocolError(
+        ProtocolCondition.PROTOCOL,
+        f"a broker answered a pull of queue {queue} with a message of queue {message.queue_id} of topic {text_of(message.topic)!r}, at "
+        f"queue offset {message.queue_offset}: the broker's consume queue or commit log is damaged, or something between here and the "
+        "broker mixes up answers; no row was delivered: try again, and look at the broker's log if it fails again",
     )
 
 
@@ -191,4 +205,4 @@ def parse_batch(data: bytes) -> Iterator[InnerMessage]:
 
 def crc32(body: bytes) -> int:
     """Return the checksum of a body as it is stored (compressed), cut to 31 bits: ``UtilAll.crc32``. 0 for an empty body."""
-    return zlib.crc32(body) & 0x7FFFFFFF
+    return zlib.crc32(body) & CRC_BITS

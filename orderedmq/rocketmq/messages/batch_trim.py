@@ -14,6 +14,7 @@ from orderedmq.model import MessageQueue
 from orderedmq.rocketmq.codec.decode import decode
 from orderedmq.rocketmq.codec.gather import total_bytes
 from orderedmq.rocketmq.codec.row_decoder import Unreadable
+from orderedmq.rocketmq.wire.namespaces import Namespaces
 
 #: Approximate bytes of a stored message besides its body.
 _OVERHEAD: Final = 300
@@ -31,14 +32,29 @@ def decode_rows(
     begin: int,
     end: int,
     max_bytes: int,
+    *,
     malformed: Callable[[MessageQueue, Sequence[int]], None],
+    names: Namespaces,
     tags: frozenset[str] = frozenset(),
+    verify_crc: bool = False,
 ) -> tuple[pa.RecordBatch, int]:
-    """Decode pull responses as `decode.decode` does, with queue_offset among the columns. Raises DataLossError UNREADABLE."""
-    note = partial(malformed, queue)
+    """Decode pull responses as `decode.decode` does, with queue_offset among the columns.
+
+    Raises DataLossError UNREADABLE, ProtocolError.
+    """
     asked = columns if "queue_offset" in columns else (*columns, "queue_offset")
     try:
-        return decode(parts, asked, queue.broker_name, begin=begin, end=end, max_bytes=max_bytes, tags=tags, malformed=note)
+        return decode(
+            parts,
+            asked,
+            names.spelled_queue(queue),
+            begin=begin,
+            end=end,
+            max_bytes=max_bytes,
+            tags=tags,
+            verify_crc=verify_crc,
+            malformed=partial(malformed, queue),
+        )
     except Unreadable as error:
         raise unreadable(queue, error.offset, str(error)) from error
 

@@ -1,6 +1,7 @@
 """Pulls one queue and decodes what comes, piece by piece, while the broker works on what follows (see `fetch`).
 
-Rules: rows come without a gap, or a DataLossError is raised, also for a message that cannot be read. With a filter, messages
+Rules: rows come without a gap, or a DataLossError is raised, also for a message that cannot be read. A message of another
+queue is a ProtocolError. With a filter, messages
 that are just being deleted look like messages that do not match, until the broker says that they are gone. After 120 s without
 progress, TIMEOUT is raised.
 """
@@ -8,8 +9,8 @@ progress, TIMEOUT is raised.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Final, TypeVar
 
 import pyarrow as pa
@@ -64,7 +65,8 @@ class Puller:
         self._known: dict[MessageQueue, Known] = {}
         #: What reads ahead, and since when: the next pull of the queue goes on with it.
         self._ahead: dict[MessageQueue, tuple[Fetch, float]] = {}
-        self._note = MalformedText().note
+        note = MalformedText().note
+        self._decode = partial(decode_rows, malformed=note, names=client.names, verify_crc=settings.verify_body_crc)
         keep_freed_pages()
 
     def ask_as_group(self, ask: Callable[[str], T]) -> T:
@@ -102,7 +104,7 @@ class Puller:
         until: int | None = None,
     ) -> pa.RecordBatch:
         """Pull rows; see `Log.pull`. Raises RocketMQUnavailableError TIMEOUT, too."""
-        rows = _Rows(queue, offset, max_bytes, columns, self._note)
+        rows = _Rows(queue, offset, max_bytes, columns, self._decode)
         known = self._fetch(queue, offset, max_messages, max_bytes, None, rows.add, until)
         if not rows.batches:
             return pa.RecordBatch.from_pylist([], schema=select_schema(columns))
@@ -124,7 +126,7 @@ class Puller:
             return True
 
         self._fetch(queue, offset, max_messages, max_bytes, matching, take)
-        batch, end = decode_rows(queue, parts, columns, offset, end, max_bytes, self._note, frozenset(matching.tags))
+        batch, end = self._decode(queue, parts, columns, offset, end, max_bytes, tags=frozenset(matching.tags))
         batch = drop_repeats(batch)
         rows = bounded(batch.select(list(columns)), max_bytes)
         if rows.num_rows < batch.num_rows:
@@ -203,15 +205,16 @@ class _Rows:
         offset: int,
         max_bytes: int,
         columns: tuple[str, ...],
-        malformed: Callable[[MessageQueue, Sequence[int]], None],
+        decode: Callable[..., tuple[pa.RecordBatch, int]],
     ) -> None:
+        """``decode``: see `decode_rows`."""
         self.batches: list[pa.RecordBatch] = []
         #: Bytes of the answers with these rows.
         self.received = 0
         self._queue = queue
         self._next = offset
         self._columns = columns
-        self._malformed = malformed
+        self._decode = decode
         self._left = max_bytes
         self._room = max(max_bytes, PIECE_BYTES)
 
@@ -219,7 +222,7 @@ class _Rows:
         """Decode a piece; return whether the next one continues it and may be added. Raises DataLossError before any rows."""
         queue, next_ = self._queue, self._next
         try:
-            batch, end = decode_rows(queue, piece.parts, self._columns, next_, piece.end, self._left, self._malformed)
+            batch, end = self._decode(queue, piece.parts, self._columns, next_, piece.end, self._left)
             batch = cut_at_gap(batch, queue, next_, end)
         except DataLossError:
             # The next pull begins with what is lost, and says so.

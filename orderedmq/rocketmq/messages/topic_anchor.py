@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from orderedmq.conditions import ProtocolCondition
 from orderedmq.errors import ProtocolError
 from orderedmq.model import MessageQueue
-from orderedmq.rocketmq.codec.stored_message import parse_stored
+from orderedmq.rocketmq.codec.stored_message import foreign, parse_stored
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.rocketmq.net.deadline import REQUEST_TIMEOUT, Deadline
 from orderedmq.rocketmq.wire import message_requests
@@ -67,6 +67,9 @@ def position_of(client: Client, group: str, queue: MessageQueue, offset: int) ->
     result = client.call(request, Deadline.after(REQUEST_TIMEOUT), topic=queue.topic, broker_name=queue.broker_name)
     if result.status is PullStatus.FOUND:
         message, _ = parse_stored(bytes(result.body), 0)
+        stored_in = client.names.spelled_queue(queue)
+        if (message.queue_id, message.topic) != (stored_in.queue_id, stored_in.topic.encode()):
+            raise foreign(message, stored_in)
         if message.queue_offset != offset:
             raise ProtocolError(
                 ProtocolCondition.PROTOCOL, f"queue {queue}: a pull at offset {offset} begins with {message.queue_offset}"

@@ -88,7 +88,8 @@ class Boundaries:
                     raise result
                 if result.status is PullStatus.FOUND:
                     bodies[offset] = result.body
-        batch, _ = decode([memoryview(bodies[offset]) for offset in sorted(bodies)], COLUMNS, self._queue.broker_name)
+        parts = [memoryview(bodies[offset]) for offset in sorted(bodies)]
+        batch, _ = decode(parts, COLUMNS, lane.names.spelled_queue(self._queue))
         offsets = batch.column("queue_offset").to_pylist()
         for row in range(len(offsets) - 1):
             if offsets[row + 1] == offsets[row] + 1:

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from orderedmq.conditions import GroupCondition
 from orderedmq.errors import GroupError
-from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from orderedmq.model import DEAD_LETTER_PREFIX, RETRY_PREFIX, MessageQueue
 from orderedmq.rocketmq.wire.codes import RequestCode, ResponseCode
 from orderedmq.rocketmq.wire.fastjson import loads_object
 from orderedmq.rocketmq.wire.frame import RemotingCommand
@@ -78,6 +78,10 @@ class Namespaces:
                 f"{_MOST + 7} for a topic",
             )
         return made
+
+    def spelled_queue(self, queue: MessageQueue) -> MessageQueue:
+        """Return a queue with its topic's name as servers know it, under which they also store its messages."""
+        return queue if self.prefix is None else queue._replace(topic=self.spelled(queue.topic))
 
     def bare(self, name: str) -> str:
         """Return a name without this namespace."""
