@@ -9,12 +9,12 @@ import typer
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.keys import KeyTypeOption, SelectorOption, chosen_keying
-from orderedmq.cli.shell import Column, Shell, command, commands
+from orderedmq.cli.shell import WHOLE, Column, Full, Shell, command, commands
 from orderedmq.conditions import OffsetCondition, OptionCondition
 from orderedmq.errors import OffsetError, OptionError, no_such_offset
 from orderedmq.model import check_group
 from orderedmq.tools.dead_letters import DeadLetter, Replayed, dead_letter_queue, read, replay, replayed_to
-from orderedmq.tools.readable import body_fields, body_text, moment, preview, short_moment
+from orderedmq.tools.readable import body_fields, body_text, moment, one_line, short_moment, shortened
 
 app = commands("Dead letters: messages that a listener gave up. List and replay.")
 
@@ -43,6 +43,10 @@ def _row(letter: DeadLetter, replayed: int) -> dict[str, Any]:
     }
 
 
+def _beginning(text: str) -> str:
+    return one_line(shortened(text, _PREVIEW, WHOLE))
+
+
 @command(app, "list")
 def list_letters(
     shell: Shell,
@@ -51,11 +55,12 @@ def list_letters(
         int | None, typer.Option(min=0, help="Begin at this dead letter (default: the first).", show_default=False)
     ] = None,
     count: Annotated[int, typer.Option("-n", "--count", min=1, help="Maximum number of letters.")] = 20,
+    full: Full = False,
 ) -> None:
     """Show the dead letters of a group: where each came from, its key, the error, how often it was retried, its body.
 
-    OFFSET is the letter's number for dlq replay. REPLAYED is yes for letters before the one where replay --all goes on. JSON
-    has whole bodies, and the message's own properties.
+    OFFSET is the letter's number for dlq replay. REPLAYED is yes for letters before the one where replay --all goes on. A table has the
+    beginnings of bodies and errors; --full shows them whole. JSON has them whole, and the message's own properties.
     """
     check_group(group)
     rows: list[dict[str, Any]] = []
@@ -70,22 +75,19 @@ def list_letters(
             for piece in read(broker.log, queue, begin, min(end, begin + count)):
                 rows += [_row(letter, replayed) for letter in piece]
     if not shell.json:
-        rows = [
-            {**row, "body": preview(body_text(row), _PREVIEW), "error": row["error"] and preview(row["error"], _PREVIEW)}
-            for row in rows
-        ]
+        rows = [{**row, "body": body_text(row)} for row in rows]
     columns = (
         Column("offset", "offset", right=True),
         *queue_names.columns(rows),
         Column("origin_offset", "its offset", right=True),
         Column("sharding_key", "key"),
-        Column("error", "error"),
+        Column("error", "error", str if full else _beginning),
         Column("retries", "retries", right=True),
         Column("stored", "stored (UTC)", short_moment),
         Column("replayed", "replayed", lambda done: "yes" if done else ""),
-        Column("body", "body"),
+        Column("body", "body", str if full else _beginning),
     )
-    shell.show(rows, columns, none=f"no dead letters of group {group}")
+    shell.show(rows, columns, none=f"no dead letters of group {group}", full=full)
     if rows and rows[-1]["offset"] + 1 < end:
         shell.note(f"{end - rows[-1]['offset'] - 1:,} more follow: --offset {rows[-1]['offset'] + 1}")
 

@@ -10,11 +10,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from orderedmq.broker import Log
-from orderedmq.cli.shell import Shell, console
+from orderedmq.cli.shell import WHOLE, Shell, screenful
 from orderedmq.conditions import DataLossCondition
 from orderedmq.errors import DataLossError
 from orderedmq.model import EMBEDDED_BROKER, MessageQueue
-from orderedmq.tools.readable import escaped
+from orderedmq.tools.readable import one_line, shortened
 
 #: Seconds between two polls of a broker that has no cheap sign of a change, and of one that has.
 _LOOK: Final = 0.5
@@ -67,17 +67,19 @@ def arrivals(
 
 
 class Lines:
-    """Prints messages, one line each. The column widths of a table would depend on messages that have not arrived yet."""
+    """Prints messages, one line each. The column widths of a table would depend on messages that have not arrived yet.
 
-    def __init__(self, shell: Shell) -> None:
+    ``full``: values that are longer than a screen are not cut.
+    """
+
+    def __init__(self, shell: Shell, full: bool) -> None:
         self._shell = shell
-        self._console = console()
+        self._full = full
         self._queue_width = 0
 
     def show(self, rows: Sequence[dict[str, Any]], text: Callable[[dict[str, Any]], str]) -> None:
         """Print and flush messages: as JSON lines, or as lines of queue, offset, time, key, tag and body."""
-        from rich.text import Text
-
+        most = screenful()
         for row in rows:
             if self._shell.json:
                 self._shell.emit(row)
@@ -92,5 +94,6 @@ class Lines:
                 row["tags"],
                 text(row),
             )
-            self._console.print(Text("  ".join(" ".join(escaped(part or "-").splitlines()) for part in said)), soft_wrap=True)
+            parts = [part or "-" for part in said]
+            self._shell.say("  ".join(one_line(part if self._full else shortened(part, most, WHOLE)) for part in parts))
         sys.stdout.flush()

@@ -14,7 +14,7 @@ import typer
 from orderedmq.broker import Log, QueueBounds
 from orderedmq.cli import queue_names
 from orderedmq.cli.follow import Lines, arrivals
-from orderedmq.cli.shell import Column, Shell, command
+from orderedmq.cli.shell import Column, Full, Shell, command
 from orderedmq.cli.topics import Name
 from orderedmq.conditions import OptionCondition
 from orderedmq.errors import OptionError, no_such_offset
@@ -73,10 +73,12 @@ def peek(
             "--follow", "-f", help="Show new messages as they arrive, until Ctrl-C; with --last or --offset, earlier ones, too."
         ),
     ] = False,
+    full: Full = False,
 ) -> None:
     """Show the first or last messages of a topic, or those from an offset on. Several queues: in the order of arrival.
 
-    A body is shown as text if it is UTF-8, else in hexadecimal digits.
+    A body is shown as text if it is UTF-8, else in hexadecimal digits. On a terminal, a value that is longer than a screen is cut and says
+    how long it is; --full shows it whole. JSON always has it whole.
     """
     if offset is not None and (queue is None or last is not None):
         raise OptionError(OptionCondition.CONFLICT, "option --offset needs --queue, and excludes --last")
@@ -90,7 +92,7 @@ def peek(
         most = last or count or 10
         look = Look(broker.log, (*_COLUMNS, "properties") if shell.json else _COLUMNS, key)
         if follow:
-            _follow(shell, look, topic, None if queue is None else queues[0], offset, last, count)
+            _follow(shell, look, topic, None if queue is None else queues[0], offset, last, count, full)
             return
         bounds = broker.log.bounds(queues)
         found = [part for one, at in bounds.items() for part in look.some(one, at, offset, most, backwards=last is not None)]
@@ -107,11 +109,18 @@ def peek(
         rows = [{**row, "body": body_text(row)} for row in rows]
     if not any(row["tags"] for row in rows):
         columns = tuple(column for column in columns if column.field != "tags")
-    shell.show(rows[-most:] if last else rows[:most], columns, none="no messages")
+    shell.show(rows[-most:] if last else rows[:most], columns, none="no messages", full=full)
 
 
 def _follow(
-    shell: Shell, look: Look, topic: str, queue: MessageQueue | None, offset: int | None, last: int | None, count: int | None
+    shell: Shell,
+    look: Look,
+    topic: str,
+    queue: MessageQueue | None,
+    offset: int | None,
+    last: int | None,
+    count: int | None,
+    full: bool,
 ) -> None:
     """Show messages as they arrive, until Ctrl-C or until ``count`` messages were shown."""
 
@@ -121,7 +130,7 @@ def _follow(
 
     bounds = look.log.bounds(there())
     positions = {one: at.max_offset if offset is None else _begin(one, at, offset) for one, at in bounds.items()}
-    shown, lines = 0, Lines(shell)
+    shown, lines = 0, Lines(shell, full)
     if sys.stdout.isatty():
         shell.note("waiting for messages; Ctrl-C ends")
     try:

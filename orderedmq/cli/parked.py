@@ -12,17 +12,17 @@ from orderedmq.broker import Broker
 from orderedmq.cli import completion, queue_names
 from orderedmq.cli.groups import Group
 from orderedmq.cli.queue_names import queue_fields
-from orderedmq.cli.shell import Column, Shell, command, commands
+from orderedmq.cli.shell import WHOLE, Column, Full, Shell, command, commands
 from orderedmq.cli.topics import Yes
 from orderedmq.core.parking import OrderAction
 from orderedmq.model import MessageQueue, check_group
 from orderedmq.tools.parked import ParkedKey, chosen, give, owned, parked_keys
-from orderedmq.tools.readable import duration, escaped, moment, number, preview
+from orderedmq.tools.readable import duration, moment, number, one_line, shortened
 
 app = commands("Parked messages: keys that wait because a message of them failed. List, retry, drop and hold.")
 
 #: Maximum characters of an error in a table.
-_PREVIEW: Final = 48
+_PREVIEW: Final = 80
 
 Where = Annotated[
     str | None,
@@ -73,7 +73,6 @@ def _shown(row: dict[str, Any], one: ParkedKey, now: float) -> dict[str, Any]:
         "sharding_key": key,
         "due": _due(row),
         "oldest": age,
-        "error": row["error"] and preview(row["error"], _PREVIEW),
     }
 
 
@@ -84,10 +83,11 @@ def _due(row: dict[str, Any]) -> str:
 
 
 @command(app, "list")
-def list_parked(shell: Shell, group: Group, topic: Where = None) -> None:
+def list_parked(shell: Shell, group: Group, topic: Where = None, full: Full = False) -> None:
     """Show the parked keys of a group: how many messages of each wait, when it is tried again, and why its first message failed.
 
-    A key that is held waits for parked retry. A message without a key is a key of its own, known by its offset.
+    A key that is held waits for parked retry. A message without a key is a key of its own, known by its offset. A table has one line per
+    key and cuts what is longer; --full shows keys and errors whole.
     """
     check_group(group)
     with shell.broker() as broker:
@@ -103,9 +103,9 @@ def list_parked(shell: Shell, group: Group, topic: Where = None) -> None:
         Column("due", "due", right=True),
         Column("attempts", "tries", number, right=True),
         Column("oldest", "oldest", right=True, spare=1),
-        Column("error", "error"),
+        Column("error", "error", str if full else lambda error: one_line(shortened(error, _PREVIEW, WHOLE))),
     )
-    shell.show(rows, columns, none=f"nothing is parked in group {group}", one_line=True)
+    shell.show(rows, columns, none=f"nothing is parked in group {group}", one_line=True, full=full)
 
 
 @command(app, "retry")
@@ -203,7 +203,7 @@ def _count(those: list[ParkedKey]) -> str:
     said = f"{messages:,} parked message{'' if messages == 1 else 's'}"
     keys = [one for one in those if one.key is not None]
     if len(those) == 1:
-        return f"{said} of key {escaped(repr(those[0].key))}" if keys else f"{said} without a key"
+        return f"{said} of key {those[0].key!r}" if keys else f"{said} without a key"
     return f"{said} of {len(those):,} keys"
 
 

@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from orderedmq.options.declared import DEFAULT_DIRECTORY, Given
 from orderedmq.options.endpoint import ACCOUNT, account, parse_endpoint
 from orderedmq.options.values import parse_path
 from orderedmq.tools.failures import Kind, kind_of
-from orderedmq.tools.readable import CONTROL, escaped, number
+from orderedmq.tools.readable import CONTROL, escaped, number, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,6 +55,15 @@ _CODES: Final[Mapping[Kind, int]] = {"usage": USAGE, "missing": MISSING, "refuse
 #: The command's flags and variables in place of options of the source and the sink. Only option names that are not plain words.
 _TYPED: Final = {"namesrvAddr": "--namesrv", "topicQueueNums": "--queues", **ACCOUNT}
 _OPTION: Final = re.compile(rf"\b(?:options? )?({'|'.join(_TYPED)})\b")
+
+
+#: Where all of a value is to be seen that was cut.
+WHOLE: Final = "--full shows all"
+#: The option of commands that show messages.
+Full = Annotated[
+    bool,
+    typer.Option("--full", help="Show bodies, keys and errors whole on a terminal, where longer ones than a screen are cut."),
+]
 
 
 class Column(NamedTuple):
@@ -110,10 +120,12 @@ class Shell:
         title: str = "",
         none: str = "nothing",
         one_line: bool = False,
+        full: bool = False,
     ) -> None:
         """Print rows as a table of ``columns``, or whole as JSON lines.
 
-        ``none``: the text in place of a table without rows. ``one_line``: see `table`.
+        ``none``: the text in place of a table without rows. ``one_line``: see `table`. ``full``: print each row as lines of a title and
+        a whole value, because a table of values with millions of characters takes a minute to draw.
         """
         if self.json:
             for row in rows:
@@ -121,6 +133,12 @@ class Shell:
             return
         if not rows:
             self.say(none)
+            return
+        if full:
+            for row in rows:
+                for column in columns:
+                    self.say(f"{column.title}: {cell(row, column)}")
+                self.say("")
             return
         shown = console()
         shown.print(table(rows, columns, title, one_line=one_line, width=shown.width))
@@ -132,18 +150,18 @@ class Shell:
     def say(self, text: str) -> None:
         """Print a line for people, unless the output is JSON."""
         if not self.json:
-            typer.echo(text)
+            typer.echo(escaped(text))
 
     def done(self, row: Mapping[str, Any], text: str) -> None:
         """Print the outcome of a command that changes something: ``row`` as JSON, or ``text``."""
         if self.json:
             self.emit(row)
         else:
-            typer.echo(text)
+            self.say(text)
 
     def note(self, text: str) -> None:
         """Print a line to standard error, apart from the results."""
-        typer.echo(text, err=True)
+        typer.echo(escaped(text), err=True)
 
     def ask(self, question: str, yes: bool) -> None:
         """Ask the user to agree, unless ``yes``; exit otherwise.
@@ -156,7 +174,7 @@ class Shell:
             raise OptionError(
                 OptionCondition.MISSING, f"{question} Standard input is no terminal, so nobody can answer; give --yes"
             )
-        if not typer.confirm(question, err=True):
+        if not typer.confirm(escaped(question), err=True):
             self.note("nothing was changed")
             raise typer.Exit(REFUSED)
 
@@ -254,11 +272,22 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], title: 
             # Rich narrows columns that may be wrapped first. Their texts are cut nevertheless, by the no_wrap below.
             no_wrap=one_line and column.right,
         )
+    most = screenful()
     for row in rows:
-        texts = ["-" if row.get(column.field) is None else column.text(row[column.field]) for column in columns]
         # Text, not markup: a body may have brackets.
-        made.add_row(*(Text(escaped(text), no_wrap=one_line) for text in texts))
+        made.add_row(*(Text(shortened(cell(row, column), most, WHOLE), no_wrap=one_line) for column in columns))
     return made
+
+
+def cell(row: Mapping[str, Any], column: Column) -> str:
+    """Return the text of a row in a column."""
+    return "-" if row.get(column.field) is None else column.text(row[column.field])
+
+
+def screenful() -> int:
+    """Return how many characters the terminal shows at a time. No value of a row gets more of them, unless somebody asks for it whole."""
+    columns, lines = shutil.get_terminal_size()
+    return columns * lines
 
 
 # Commands.
@@ -347,5 +376,5 @@ def code_of(error: OrderedMQError) -> int:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    typer.echo(f"orderedmq: {text}", err=True)
+    typer.echo(f"orderedmq: {escaped(text)}", err=True)
     raise typer.Exit(code)

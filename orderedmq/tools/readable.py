@@ -1,17 +1,36 @@
-"""Values as people read them: numbers, sizes, times, bodies of messages, and texts whose control characters are shown."""
+"""Values as people read them: numbers, sizes, times, bodies of messages, and texts with their invisible characters shown.
+
+Rule: a text that somebody else wrote (a body, key, tag, property, error or name) passes `escaped` before a terminal or a web page gets
+it, and `shortened` before it is a cell of a table.
+"""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, Final
 
-CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\r(?!\n)")
+#: Characters that a reader does not see and a terminal or browser obeys: control characters but tabs and line ends, line and paragraph
+#: separators, Unicode's property Bidi_Control (which reorders the text around it), and surrogates, which have no encoding.
+_OBEYED: Final = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+CONTROL: Final = re.compile(rf"[{_OBEYED}]|\r(?!\n)")
+_LONE_RETURN: Final = re.compile(r"\r(?!\n)")
+
+
+@cache
+def _escapes() -> dict[int, str]:
+    """Return what stands for each of them. A carriage return is not there, because only a lone one is escaped."""
+    every = "".join(map(chr, range(1 << 16)))
+    return {ord(found): repr(found)[1:-1] for found in re.findall(f"[{_OBEYED}]", every)}
 
 
 def escaped(text: str) -> str:
-    r"""Return text with control characters as ``\x1b``, because a terminal obeys those in a message. Line ends and tabs stay."""
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    r"""Return text with invisible characters as ``\x1b`` or ``\u202e``. Line ends and tabs stay."""
+    if not CONTROL.search(text):
+        return text
+    # A table, not a function for each character: a body may be 4 MiB of NULs.
+    return _LONE_RETURN.sub(r"\\r", text).translate(_escapes())
 
 
 def number(value: float) -> str:
@@ -50,9 +69,27 @@ def short_moment(text: str) -> str:
     return f"{text[:10]} {text[11:19]}"
 
 
+def shortened(text: str, most: int, whole: str) -> str:
+    """Return a text with its invisible characters escaped, of at most ``most`` characters.
+
+    A longer one ends with its length and ``whole``, which says where all of it is to be seen.
+    """
+    # Cut first: to escape millions of characters that nobody sees takes seconds.
+    said = escaped(text[: most + 1])
+    if len(said) <= most:
+        return said
+    end = f"… ({number(len(text))} characters, {whole})"
+    return said[: max(0, most - len(end))] + end
+
+
+def one_line(text: str) -> str:
+    """Return an escaped text without its line ends."""
+    return " ".join(escaped(text).splitlines())
+
+
 def preview(text: str, most: int) -> str:
     """Return a text as one line of at most ``most`` characters; a longer one ends with an ellipsis."""
-    line = " ".join(escaped(text[: most + 1]).splitlines())
+    line = one_line(text[: most + 1])
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 

@@ -28,6 +28,7 @@ from orderedmq.broker import Broker
 from orderedmq.cli import app, completion
 from orderedmq.cli.topics import parse_retention
 from orderedmq.errors import OptionError, RocketMQUnavailableError
+from orderedmq.model import MAX_BODY_BYTES, PRODUCER_SCHEMA
 from orderedmq.options.declared import SINK_OPTIONS, SOURCE_OPTIONS
 from orderedmq.rocketmq.net.client import Client
 from orderedmq.tools import readable
@@ -628,17 +629,52 @@ def test_follow_ends_after_a_count_and_says_when_the_topic_is_another(store: Pat
 def test_a_message_gives_a_terminal_no_orders(run: Run, text: Run, store: Path, broker: Broker) -> None:
     """Escape sequences set the terminal's title or clear its screen, or make it answer as if the user had typed."""
     broker.admin.create_topic("a", 1)
-    body, key = "\x1b]0;title\x07\tend\x9b2J\r\nnext", "k\x1b[2J\r"
+    body, key = "\x1b]0;title\x07\tend\x9b2J\r\nnext\u202egnp.exe\u2066\u200f", "k\x1b[2J\r"
     broker.log.append(broker.log.queues("a")[0], pa.record_batch({"body": [body], "sharding_key": [key], "tags": ["\x7f"]}))
     (row,) = run("peek", "a")
     assert (row["body"], row["sharding_key"], row["tags"]) == (body, key, "\x7f")
     followed = CliRunner().invoke(app, ["peek", "a", "-f", "--last", "1", "-n", "1", "--no-json", "--path", str(store)]).stdout
     json_lines = CliRunner().invoke(app, ["peek", "a", "--json", "--path", str(store)]).stdout
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", json_lines)
-    for shown in (text("peek", "a"), followed):
-        for said in (r"\x1b]0;title\x07", r"end\x9b2J", "next", r"k\x1b[2J\r", r"\x7f"):
-            assert said in shown
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+    obeyed = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+    assert not obeyed.search(json_lines)
+    for shown in (text("peek", "a"), text("peek", "a", "--full"), followed):
+        for said in (r"\x1b]0;title\x07", r"end\x9b2J", r"next\u202egnp.exe\u2066\u200f", r"k\x1b[2J\r", r"\x7f"):
+            # A cell is folded.
+            assert said in re.sub(r"\s", "", shown)
+        assert not obeyed.search(shown)
+
+
+def test_a_terminal_gets_a_screen_of_a_long_value_its_length_and_how_to_see_all_of_it(
+    run: Run, text: Run, store: Path, broker: Broker
+) -> None:
+    """4 MiB of NULs are 16 million characters when they are escaped: rich takes a minute to fold them."""
+    broker.admin.create_topic("a", 1)
+    [queue] = broker.log.queues("a")
+    for row in (
+        {"body": b"\0" * MAX_BODY_BYTES},
+        {"body": b"\xff" * 5000},
+        {"body": "\u202e".encode() * 1500},
+        {"body": b"x", "sharding_key": "k" * 4000},
+        {"body": b"x", "tags": "t" * 3000},
+    ):
+        broker.log.append(queue, pa.RecordBatch.from_pylist([row], schema=PRODUCER_SCHEMA))
+    followed = ("peek", "a", "-f", "--last", "5", "-n", "5")
+    for shown in (text("peek", "a"), text(*followed)):
+        # A screen has 80 times 24 characters. A table adds what it takes to fold a value.
+        assert len(shown) < 10 * 5 * 1920
+        # A cell is folded.
+        said = re.sub(r"\s", "", shown)
+        for length in ("4,194,304", "10,002", "1,500", "4,000", "3,000"):
+            assert said.count(f"…({length}characters,--fullshowsall)") == 1
+    for whole in (text("peek", "a", "--full"), text(*followed, "--full")):
+        assert whole.count(r"\x00") == MAX_BODY_BYTES
+        assert "0x" + "ff" * 5000 in whole
+        assert r"\u202e" * 1500 in whole
+        assert "k" * 4000 in whole
+        assert "t" * 3000 in whole
+        assert "--full" not in whole
+    bodies = [row["body"] or row["body_hex"] for row in run("peek", "a")]
+    assert bodies == ["\0" * MAX_BODY_BYTES, "ff" * 5000, "\u202e" * 1500, "x", "x"]
 
 
 def test_follow_on_a_terminal(store: Path, broker: Broker) -> None:

@@ -235,14 +235,17 @@ def test_other_groups_have_lots_of_their_own(run: Callable[..., Ran], broker: Br
 def test_an_error_gives_a_terminal_no_orders_and_is_cut(
     run: Callable[..., Ran], text: Run, owner: Owner, queues: Sequence[MessageQueue]
 ) -> None:
-    error = "ValueError: \x1b[1m two\nlines " + "long " * 30
+    error = "ValueError: \x1b[1m two\u202e\nlines " + "long " * 30
     owner.park(queues[0], Ticket(0, 1, 1, HELD, error))
     assert run("parked", "list", "g").rows[0]["error"] == error
     said = text("parked", "list", "g")
-    assert r"\x1b[1m two lines" in said
-    assert "…" in said
+    assert r"\x1b[1m two\u202e lines" in said
+    assert f"… ({len(error)} characters, --full shows all)" in said
     assert "\nlines" not in said
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said)
+    whole = text("parked", "list", "g", "--full")
+    assert "error: ValueError: \\x1b[1m two\\u202e\nlines " + "long " * 30 in whole
+    for shown in (said, whole):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
 
 
 def test_what_the_owner_has_done_meanwhile_is_read_again(
